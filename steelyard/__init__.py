@@ -1,0 +1,88 @@
+"""Steelyard: adaptive aggregation for federated learning.
+
+    out = steelyard.aggregate("fedawa", base, clients, metrics={"num_examples": sizes})
+    out.params, out.weights, out.state, out.report
+"""
+
+from steelyard._version import __version__
+from steelyard.api import Aggregate, aggregate, parse_optimizer, parse_rule
+from steelyard.core.errors import NoValidClients, SteelyardError
+from steelyard.core.state import load_state, save_state
+from steelyard.server.optimizers import SGD as sgd
+from steelyard.server.optimizers import Adagrad as adagrad
+from steelyard.server.optimizers import Adam as adam
+from steelyard.server.optimizers import Momentum as momentum
+from steelyard.server.optimizers import Yogi as yogi
+from steelyard.stores.memory import MemoryStore
+from steelyard.weightings.bulyan import Bulyan as bulyan
+from steelyard.weightings.centered_clipping import CenteredClipping as centered_clipping
+from steelyard.weightings.chain import chain
+from steelyard.weightings.coordinate import Median as median
+from steelyard.weightings.coordinate import TrimmedMean as trimmed_mean
+from steelyard.weightings.detectors import Eq6 as eq6
+from steelyard.weightings.detectors import Window as window
+from steelyard.weightings.fedadp import FedAdp as fedadp
+from steelyard.weightings.fedavg import FedAvg as fedavg
+from steelyard.weightings.fedavg import Uniform as uniform
+from steelyard.weightings.fedawa import FedAWA as fedawa
+from steelyard.weightings.fedawa import FedAWACos as fedawa_cos
+from steelyard.weightings.fedawa import fedawa_l
+from steelyard.weightings.feddisco import FedDisco as feddisco
+from steelyard.weightings.fednova import FedNova as fednova
+from steelyard.weightings.gate import Gate as gate
+from steelyard.weightings.geometric_median import GeometricMedian as geometric_median
+from steelyard.weightings.guard import Guard as guard
+from steelyard.weightings.if_finite import IfFinite as if_finite
+from steelyard.weightings.krum import Krum as krum
+from steelyard.weightings.krum import MultiKrum as multikrum
+from steelyard.weightings.ldawa import LDAWA as ldawa
+from steelyard.weightings.modifiers import cap, ema, shrink
+from steelyard.weightings.nnm import NNM as nnm
+from steelyard.weightings.pa3fed import PA3Fed as pa3fed
+from steelyard.weightings.per_layer import PerLayer as per_layer
+
+__all__ = [
+    "Aggregate",
+    "MemoryStore",
+    "NoValidClients",
+    "SteelyardError",
+    "__version__",
+    "adagrad",
+    "adam",
+    "aggregate",
+    "bulyan",
+    "cap",
+    "centered_clipping",
+    "chain",
+    "ema",
+    "eq6",
+    "fedadp",
+    "fedavg",
+    "fedawa",
+    "fedawa_cos",
+    "fedawa_l",
+    "feddisco",
+    "fednova",
+    "gate",
+    "geometric_median",
+    "guard",
+    "if_finite",
+    "krum",
+    "ldawa",
+    "load_state",
+    "median",
+    "momentum",
+    "multikrum",
+    "nnm",
+    "pa3fed",
+    "parse_optimizer",
+    "parse_rule",
+    "per_layer",
+    "save_state",
+    "sgd",
+    "shrink",
+    "trimmed_mean",
+    "uniform",
+    "window",
+    "yogi",
+]

@@ -1,0 +1,172 @@
+"""The call: `steelyard.aggregate(rule, base, clients, ...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import steelyard.server.optimizers
+import steelyard.weightings  # noqa: F401 - registers every rule
+from steelyard.core import round as rounds
+from steelyard.core.errors import NoValidClients, SteelyardError
+from steelyard.core.layout import Kind, Params
+from steelyard.core.optimizer import ServerOptimizer
+from steelyard.core.registry import OPTIMIZERS, RULES
+from steelyard.core.report import Report
+from steelyard.core.store import UpdateStore
+from steelyard.core.table import ClientId, State
+from steelyard.core.text import parse
+from steelyard.core.weighting import Weighting
+from steelyard.metrics import metric_table, refused_by_metrics
+from steelyard.stores.memory import MemorySink, MemoryStore
+from steelyard.weightings.chain import chain, rooted
+from steelyard.weightings.guard import Guard
+
+Clients = torch.Tensor | Sequence[Params] | Mapping[ClientId, Params] | UpdateStore
+Metrics = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The outcome of one call.
+
+    Attributes:
+        params: the new global model, in the form of `base`.
+        weights: float64 `[K]`, or `[L, K]` for a rule that works layer by layer: coefficients on the clients' updates,
+            in the order the clients were given; 0 for a quarantined client.
+        base: float64 `[1]` or `[L]`: coefficient on the global model.
+        state: plain data keyed by client id; hand it to the next round's call.
+        report: plain data: effective number of clients, cosines, coherence, norms, quarantined clients, ...
+    """
+
+    params: Params
+    weights: torch.Tensor
+    base: torch.Tensor
+    state: dict[str, Any]
+    report: Report
+
+
+def parse_rule(spec: str | Weighting) -> Weighting:
+    """A rule from its text form (`"feddisco|fedawa:steps=10"`); a rule object is returned as it is."""
+    made = parse(spec, RULES, chain) if isinstance(spec, str) else spec
+    if not isinstance(made, Weighting):
+        raise SteelyardError(f"{spec!r} is a {type(made).__name__}, not a rule: detectors go inside gate(...) or pa3fed")
+    return made
+
+
+def parse_optimizer(spec: str | ServerOptimizer) -> ServerOptimizer:
+    """A server optimizer from its text form (`"momentum:beta=0.9"`)."""
+    made: ServerOptimizer = parse(spec, OPTIMIZERS) if isinstance(spec, str) else spec
+    return made
+
+
+def aggregate(
+    rule: str | Weighting,
+    base: Params | None,
+    clients: Clients,
+    *,
+    ids: Sequence[ClientId] | None = None,
+    metrics: Metrics | None = None,
+    state: State | None = None,
+    round: int = 1,
+    server: str | ServerOptimizer | None = None,
+    kinds: Mapping[str, Kind] | None = None,
+    diagnose: bool = False,
+    chunk: int | None = None,
+) -> Aggregate:
+    """Aggregates client models into a new global model.
+
+    Args:
+        rule: an object (`steelyard.fedawa(steps=10)`) or its text form (`"fedawa:steps=10"`, `"feddisco|fedawa"`).
+        base: the global model the clients started from: a 1-D tensor or a state dict. It is not changed. May be None
+            if `clients` is a store, which holds it.
+        clients: client models: a `[K, d]` tensor, a list of tensors or state dicts, a dict of them by id, or a store.
+        ids: logical client ids, text or numbers; positions if left out. State is keyed by them, and results do not
+            depend on the order in which identified clients come in.
+        metrics: what clients report: `{"num_examples": [600, 120], ...}` (lists in the order of the clients, or dicts
+            by id), or one dict per client.
+        state: `out.state` of the previous round.
+        round: number of this round, from 1.
+        server: a server optimizer, or its text form.
+        kinds: overrides what leaves are, by name pattern: `"param"`, `"stat"` or `"count"`.
+        diagnose: compute the Gram even if the rule needs none, so that the report has coherence, cosines and norms.
+        chunk: coordinates per read of the clients; any value gives the same bits.
+
+    A client that does not fit (keys, shapes, dtypes, NaN, invalid metrics) is quarantined: it is left out, and named with
+    the reason in `out.report["quarantined"]`. If none is left, `NoValidClients` is raised; under `guard(...)` the round
+    is void instead: `out.params` is the base model and `out.report["void"]` says why.
+    """
+    root = rooted(parse_rule(rule))
+    optimizer = None if server is None else parse_optimizer(server)
+    if isinstance(clients, UpdateStore):
+        store, given = clients, clients.given
+        if ids is not None or kinds is not None:
+            raise SteelyardError("ids and kinds belong to the store: give them where the store is made")
+        if base is not None and not _same_model(base, store.base):
+            raise SteelyardError("base is not the model the store's updates start from: pass base=None, or that model")
+        table = metric_table(metrics, given)
+        store = store.without(refused_by_metrics(root, table, store.ids))
+    else:
+        if base is None:
+            raise SteelyardError("base=None: pass the global model the clients started from")
+        models = _by_id(clients, ids)
+        given = tuple(models)
+        table = metric_table(metrics, given)
+        store = MemoryStore.of(base, models, refused_by_metrics(root, table, given), kinds)
+
+    sink = MemorySink(store.layout)
+    job = rounds.Round(table, state or {}, round, optimizer, diagnose, chunk)
+    try:
+        outcome = rounds.run(root, store, job, sink)
+    except NoValidClients as error:
+        if not isinstance(root.rules[0], Guard):
+            raise
+        outcome = rounds.nothing(store, job, str(error))
+    weights = np.zeros((outcome.weights.shape[0], len(given)))
+    where = {client: position for position, client in enumerate(given)}
+    weights[:, [where[client] for client in outcome.store.ids]] = outcome.weights
+    return Aggregate(
+        params=store.base if outcome.void else sink.params(store.base),
+        weights=torch.from_numpy(weights if root.needs.per_layer is not None else weights[0]),
+        base=torch.from_numpy(outcome.base),
+        state=dict(outcome.state),
+        report=outcome.report,
+    )
+
+
+def _by_id(clients: Any, ids: Sequence[ClientId] | None) -> dict[ClientId, Params]:
+    if isinstance(clients, Mapping):
+        if ids is not None:
+            raise SteelyardError("clients is a dict, its keys are the ids: leave ids out")
+        ids, clients = list(clients), list(clients.values())
+    if isinstance(clients, torch.Tensor) and clients.ndim != 2:
+        raise SteelyardError(f"clients has shape {tuple(clients.shape)}: a tensor of clients is [K, d]")
+    names = list(range(len(clients))) if ids is None else [_id(client) for client in ids]
+    if len(names) != len(clients):
+        raise SteelyardError(f"ids has {len(names)} entries for {len(clients)} clients")
+    if len(set(names)) < len(names):
+        twice = next(client for client in names if names.count(client) > 1)
+        raise SteelyardError(f"ids: {twice!r} occurs more than once; one model per client and round")
+    if not names:
+        raise SteelyardError("clients is empty: there is nothing to aggregate")
+    return dict(zip(names, clients, strict=True))
+
+
+def _id(client: Any) -> ClientId:
+    if isinstance(client, np.integer):
+        return int(client)
+    if isinstance(client, (str, int)) and not isinstance(client, bool):
+        return client
+    raise SteelyardError(f"ids: {client!r} is a {type(client).__name__}; use text or whole numbers")
+
+
+def _same_model(a: Params, b: Params) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and torch.equal(a, b)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

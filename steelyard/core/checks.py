@@ -1,0 +1,28 @@
+"""Checks of options: one line each in a rule, one wording everywhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from steelyard.core.errors import SteelyardError
+
+
+def one_of(name: str, value: Any, *allowed: Any) -> None:
+    """The option must be one of these."""
+    if value not in allowed:
+        raise SteelyardError(f"{name}={value!r}: use one of {', '.join(repr(a) for a in allowed)}")
+
+
+def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> None:
+    """The option must be a finite number in `[low, high]` (`(low, high]` if `open_low`)."""
+    fine = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not fine or not low <= value <= high or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise SteelyardError(f"{name}={value!r}: use a number in {bracket}{low}, {high}]")
+
+
+def whole(name: str, value: Any, low: int = 0) -> None:
+    """The option must be a whole number, at least `low`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise SteelyardError(f"{name}={value!r}: use a whole number >= {low}")

@@ -1,0 +1,27 @@
+"""Errors. Each message names the parameter, the value found, and the cure."""
+
+
+class SteelyardError(ValueError):
+    """Base class of every error this library raises on purpose."""
+
+
+class NoValidClients(SteelyardError):
+    """Every client was quarantined: there is nothing to aggregate and the base model stays as it was."""
+
+    def __init__(self, quarantined: dict[str | int, str]) -> None:
+        self.quarantined = quarantined
+        shown = "; ".join(f"{client!r}: {reason}" for client, reason in list(quarantined.items())[:5])
+        more = f"; and {len(quarantined) - 5} more" if len(quarantined) > 5 else ""
+        super().__init__(f"no valid client is left, the base model stays as it was ({shown}{more})")
+
+
+class UndeclaredNeed(SteelyardError):
+    """A rule looked at something its `needs` do not declare."""
+
+
+class NonFiniteUpdate(SteelyardError):
+    """Some clients' updates hold NaN or infinity; `rows` are their positions in the store."""
+
+    def __init__(self, rows: tuple[int, ...]) -> None:
+        self.rows = rows
+        super().__init__(f"rows {rows} hold NaN or infinity")

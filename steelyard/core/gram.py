@@ -1,0 +1,119 @@
+"""The Gram matrix of a round's updates: the only home of cosines, norms and distances.
+
+Every direction-based rule sees the updates only through their inner products, so it works on this small float64
+object, whatever the model's size. The leading axis `g` is 1 for whole-model rules and one per layer otherwise;
+rules are written for `[g, K]` and do not know which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Squared distances below this share of the squared norms they are made of are rounding noise of the Gram.
+_NOISE = 4e-15
+
+
+@dataclass(frozen=True)
+class Gram:
+    """Inner products of K updates `d_k` and the global parameters `theta`, in float64.
+
+    Attributes:
+        dots: `<d_i, d_j>`, `[g, K, K]`.
+        theta_dots: `<theta, d_k>`, `[g, K]`.
+        theta_sq: `|theta|^2`, `[g]`.
+        dims: number of coordinates, `[g]`.
+    """
+
+    dots: Array
+    theta_dots: Array
+    theta_sq: Array
+    dims: Array
+
+    @staticmethod
+    def of_rows(products: Array, dims: Array) -> Gram:
+        """From the products `[g, K+1, K+1]` of a store's rows: the updates first, `theta` last."""
+        return Gram(products[:, :-1, :-1], products[:, -1, :-1], products[:, -1, -1], dims)
+
+    @cached_property
+    def sq_norms(self) -> Array:
+        """`|d_k|^2`, `[g, K]`."""
+        return np.maximum(np.diagonal(self.dots, axis1=1, axis2=2), 0.0)
+
+    @cached_property
+    def norms(self) -> Array:
+        """`|d_k|`, `[g, K]`."""
+        return np.sqrt(self.sq_norms)
+
+    @cached_property
+    def model_sq_norms(self) -> Array:
+        """`|theta_k|^2 = |theta + d_k|^2`, `[g, K]`."""
+        return np.maximum(self.theta_sq[:, None] + 2 * self.theta_dots + self.sq_norms, 0.0)
+
+    def apply(self, weights: Array) -> Array:
+        """`<d_k, m>` for the mixture `m = sum_j w_j d_j`, `[g, K]`."""
+        return np.matmul(self.dots, weights[:, :, None])[:, :, 0]
+
+    def mixture_sq_norm(self, weights: Array) -> Array:
+        """`|sum_k w_k d_k|^2`, `[g]`."""
+        return np.maximum((weights * self.apply(weights)).sum(axis=1), 0.0)
+
+    def cosines(self) -> Array:
+        """Pairwise `cos(d_i, d_j)`, `[g, K, K]`; 0 where an update is zero."""
+        return _cosine(self.dots, self.norms[:, :, None] * self.norms[:, None, :])
+
+    def cosines_to(self, weights: Array) -> Array:
+        """`cos(d_k, sum_j w_j d_j)`, `[g, K]`; 0 where either is zero."""
+        norm = np.sqrt(self.mixture_sq_norm(weights))
+        return _cosine(self.apply(weights), self.norms * norm[:, None])
+
+    def model_cosines(self, eps: float = 0.0) -> Array:
+        """`cos(theta_k, theta)`, `[g, K]`; norms are floored at `eps`, as torch does; 0 where either is zero."""
+        lengths = np.maximum(np.sqrt(self.model_sq_norms), eps) * np.maximum(np.sqrt(self.theta_sq), eps)[:, None]
+        return _cosine(self.theta_sq[:, None] + self.theta_dots, lengths)
+
+    def sq_distances(self) -> Array:
+        """Pairwise `|d_i - d_j|^2`, `[g, K, K]`: never negative, exactly zero between identical updates."""
+        squares = self.sq_norms[:, :, None] + self.sq_norms[:, None, :]
+        return _clamped(squares - 2 * self.dots, squares)
+
+    def sq_distances_to(self, weights: Array) -> Array:
+        """`|d_k - sum_j w_j d_j|^2`, `[g, K]`."""
+        dots = self.apply(weights)
+        square = np.maximum((weights * dots).sum(axis=1), 0.0)[:, None]
+        return _clamped(self.sq_norms - 2 * dots + square, self.sq_norms + square)
+
+    def transformed(self, rows: Array) -> Gram:
+        """The Gram of the updates `rows @ D` (`rows` is `[K, K]`): clipping and neighbour mixing, for free."""
+        dots = rows @ self.dots @ rows.T
+        return Gram((dots + dots.transpose(0, 2, 1)) / 2, self.theta_dots @ rows.T, self.theta_sq, self.dims)
+
+    def whole(self) -> Gram:
+        """All layers as one."""
+        if self.dots.shape[0] == 1:
+            return self
+        return self.grouped(np.zeros(self.dots.shape[0], dtype=np.intp), 1)
+
+    def grouped(self, index: NDArray[np.intp], groups: int) -> Gram:
+        """Blocks added up by group: `index[i]` is the group of block `i`."""
+
+        def add(blocks: Array) -> Array:
+            out = np.zeros((groups, *blocks.shape[1:]))
+            np.add.at(out, index, blocks)
+            return out
+
+        return Gram(add(self.dots), add(self.theta_dots), add(self.theta_sq), add(self.dims))
+
+
+def _cosine(dots: Array, lengths: Array) -> Array:
+    positive = lengths > 0
+    return np.clip(np.divide(dots, lengths, out=np.zeros_like(dots), where=positive), -1.0, 1.0)
+
+
+def _clamped(distances: Array, squares: Array) -> Array:
+    return np.where(distances > _NOISE * squares, distances, 0.0)

@@ -1,0 +1,71 @@
+"""Names of parts, so that command line, configuration files and Flower share one syntax.
+
+Parts are found here and nowhere else: a text never imports code.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.weighting import Card
+
+Make = TypeVar("Make", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named constructor: a class, or a function that composes classes."""
+
+    name: str
+    make: Callable[..., Any]
+    card: Card
+
+    @property
+    def options(self) -> dict[str, inspect.Parameter]:
+        """The options by name, without the rules it wraps."""
+        parameters = inspect.signature(self.make).parameters
+        return {name: p for name, p in parameters.items() if name not in ("rule", "rules", "detector")}
+
+    @property
+    def wraps(self) -> bool:
+        """Whether it is made around other parts."""
+        return len(self.options) < len(inspect.signature(self.make).parameters)
+
+
+class Registry:
+    """Constructors by name; `kind` is the word for them in messages."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, make: Make) -> Make:
+        """Class decorator: enters the class under its `name`."""
+        self.alias(make.name, make.card, make)  # type: ignore[attr-defined]
+        return make
+
+    def alias(self, name: str, card: Card, make: Make) -> Make:
+        """Enters a function that composes parts."""
+        if name in self._entries:
+            raise SteelyardError(f"{self.kind} {name!r} is registered twice")
+        self._entries[name] = Entry(name, make, card)
+        return make
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(sorted(self._entries.values(), key=lambda entry: entry.name))
+
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._entries:
+            near = difflib.get_close_matches(name, self._entries, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self._entries))}"
+            raise SteelyardError(f"unknown {self.kind} {name!r}: {hint}")
+        return self._entries[name]
+
+
+RULES = Registry("rule")
+OPTIMIZERS = Registry("server optimizer")

@@ -1,0 +1,260 @@
+"""One round: a rule weighs a store's updates, a sink receives the new model, a report says what happened."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from steelyard import kernels
+from steelyard.core.errors import NonFiniteUpdate, NoValidClients, SteelyardError
+from steelyard.core.gram import Array, Gram
+from steelyard.core.layout import Granularity, Layers, Layout, Leaf
+from steelyard.core.mixture import Mixture
+from steelyard.core.optimizer import ServerOptimizer
+from steelyard.core.report import Report, describe
+from steelyard.core.store import UpdateStore
+from steelyard.core.table import ClientId, State
+from steelyard.core.view import View
+from steelyard.core.weighting import Weighting
+
+
+NOT_FINITE = "NaN or infinity in its parameters"
+
+
+class Sink(Protocol):
+    """Receives the new model, chunk by chunk, possibly from several threads."""
+
+    def put(self, leaf: Leaf, start: int, values: torch.Tensor) -> None:
+        """Values of a leaf from position `start` of it on, in the leaf's dtype."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round is made of, beside the rule.
+
+    Attributes:
+        metrics: what clients reported: by name, then by client id.
+        state: what the last round's outcome said to hand on.
+        number: 1 for the first round.
+        server: the server optimizer, if any.
+        diagnose: compute the Gram even for a rule that needs none, so that the report is whole.
+        chunk: coordinates per read; any value gives the same bits.
+    """
+
+    metrics: Mapping[str, Mapping[ClientId, Any]] = field(default_factory=dict)
+    state: State = field(default_factory=dict)
+    number: int = 1
+    server: ServerOptimizer | None = None
+    diagnose: bool = False
+    chunk: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round decided: weights and base by client id order of the store, state, report."""
+
+    store: UpdateStore
+    weights: Array
+    base: Array
+    state: State
+    report: Report
+    void: bool
+
+
+def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
+    """Weighs and combines; a client found non-finite on the way is quarantined and the round starts over."""
+    while True:
+        if not store.ids:
+            raise NoValidClients(dict(store.quarantined))
+        try:
+            return _attempt(rule, store, job, sink)
+        except NonFiniteUpdate as found:
+            if len(store.ids) in found.rows:
+                raise SteelyardError("the base model itself holds NaN or infinity: nothing can be aggregated onto it") from None
+            store = store.without({store.ids[row]: NOT_FINITE for row in found.rows})
+
+
+def nothing(store: UpdateStore, job: Round, reason: str) -> Outcome:
+    """The outcome of a round in which no client was valid: the model and the state stay as they were."""
+    cut = store.layout.layers(None)
+    weights = np.zeros((1, len(store.ids)))
+    mixture = Mixture(weights, np.ones(1), void=reason)
+    return Outcome(store, weights, np.ones(1), job.state, describe(store, mixture, weights, cut, None, job.number), True)
+
+
+def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
+    layout, ids = store.layout, store.ids
+
+    @cache
+    def products(layers: Granularity | None) -> Gram:
+        cut = layout.layers(layers)
+        spans = [(start, stop) for start, stop, _ in cut.spans]
+        blocks = kernels.gram(store, len(ids) + 1, spans, job.chunk)
+        bad = np.flatnonzero(~np.isfinite(np.diagonal(blocks.sum(axis=0))))
+        if bad.size:
+            raise NonFiniteUpdate(tuple(int(row) for row in bad))
+        gram = Gram.of_rows(blocks, np.array([stop - start for start, stop in spans], dtype=np.float64))
+        return gram.grouped(cut.index, len(cut.names))
+
+    def grams(layers: Granularity | None) -> Gram:
+        if layers is None and rule.needs.per_layer is not None:
+            return products(rule.needs.per_layer).whole()  # no second pass over the updates
+        return products(layers)
+
+    metrics = {name: np.array([job.metrics[name][client] for client in ids], dtype=np.float64) for name in rule.needs.metrics}
+    view = View(ids, job.number, rule.needs, metrics, grams, lambda layers: len(layout.layers(layers).names))
+    start = Mixture.convex(np.ones((1, len(ids))))
+    mixture, after = rule.apply(start, view, job.state)
+    if mixture.layers is None and rule.needs.per_layer is not None:  # a layer-wise rule that is still warming up
+        mixture = mixture.in_layers(rule.needs.per_layer, len(layout.layers(rule.needs.per_layer).names))
+
+    cut = layout.layers(mixture.layers)
+    if mixture.void is not None:
+        weights, base = np.zeros((len(cut.names), len(ids))), np.ones(len(cut.names))
+        return Outcome(store, weights, base, job.state, describe(store, mixture, weights, cut, None, job.number), True)
+    weights = mixture.client_weights
+    state = dict(after)
+    used = _combine(store, mixture, cut, job, state, sink)
+    if used is not None:
+        share = used / used.sum()
+        weights = mixture.weights.sum(axis=1, keepdims=True) * (share if mixture.rows is None else share @ mixture.rows)
+    _mix_stats(store, mixture, cut, sink)
+    counts = store.counts()
+    for leaf in layout.counts:
+        sink.put(leaf, 0, counts[leaf.name].reshape(-1).to(leaf.dtype))
+    gram = grams(mixture.layers) if rule.needs.gram or job.diagnose else None
+    report = describe(store, mixture, weights, cut, gram, job.number)
+    return Outcome(store, weights, np.array(mixture.base), state, report, False)
+
+
+def _combine(
+    store: UpdateStore, mixture: Mixture, cut: Layers, job: Round, state: dict[str, Any], sink: Sink
+) -> Array | None:
+    """The second pass. Returns how often a reducer used each row, if there is one."""
+    layout = store.layout
+    pieces = [
+        (leaf, layer, max(start, leaf.start), min(stop, leaf.stop))
+        for leaf, start, stop, layer in _overlaps(layout, cut)
+    ]
+    server = _ServerStep(job.server, layout, state, job.state) if job.server is not None else None
+    reduction = _Reduction(mixture, layout.row_dtype) if mixture.reduce is not None else None
+    mix = reduction or _WeightedSum(mixture, layout.row_dtype)
+
+    def emit(piece: kernels.Piece, rows: torch.Tensor) -> None:
+        leaf, layer, _, _ = pieces[piece.span]
+        values = mix(rows, layer)
+        if server is not None:
+            values = server(rows[-1], values, piece.start, piece.stop)
+        narrow = values.to(leaf.dtype)
+        if not bool(torch.isfinite(narrow.sum())) and not bool(torch.isfinite(narrow).all()):
+            _refuse_non_finite(rows)
+            raise SteelyardError(f"the aggregated {leaf.name!r} overflows {leaf.dtype}: the base model stays as it was")
+        sink.put(leaf, piece.start - leaf.start, narrow)
+
+    kernels.combine(store, len(store.ids) + 1, [(start, stop) for _, _, start, stop in pieces], emit, job.chunk)
+    return None if reduction is None else reduction.used.numpy().astype(np.float64)
+
+
+def _overlaps(layout: Layout, cut: Layers) -> list[tuple[Leaf, int, int, int]]:
+    """Every pair of a leaf and a layer's span that share coordinates, in order."""
+    pairs = []
+    spans = iter(sorted(cut.spans))
+    span = next(spans, None)
+    for leaf in layout.params:
+        while span is not None and span[0] < leaf.stop:
+            if span[1] > leaf.start and leaf.size:
+                pairs.append((leaf, *span))
+            if span[1] > leaf.stop:
+                break
+            span = next(spans, None)
+    return pairs
+
+
+def _refuse_non_finite(rows: torch.Tensor) -> None:
+    bad = torch.nonzero(~torch.isfinite(rows).all(dim=1)).flatten().tolist()
+    if bad:
+        raise NonFiniteUpdate(tuple(bad))
+
+
+class _WeightedSum:
+    """`base * theta + sum_k w_k d_k`: one matrix-vector product, since `theta` is the last row."""
+
+    def __init__(self, mixture: Mixture, dtype: torch.dtype) -> None:
+        self.coefficients = torch.from_numpy(np.column_stack([mixture.weights, mixture.base])).to(dtype)  # [g, K+1]
+
+    def __call__(self, rows: torch.Tensor, layer: int) -> torch.Tensor:
+        return torch.mv(rows.T, self.coefficients[layer])
+
+
+class _ServerStep:
+    """Applies a server optimizer to chunks; its slots are flat vectors under `state["server"]`."""
+
+    def __init__(self, optimizer: ServerOptimizer, layout: Layout, state: dict[str, Any], before: State) -> None:
+        held = before.get("server", {})
+        if held and held.get("name") != optimizer.name:
+            raise SteelyardError(
+                f"state is of server optimizer {held.get('name')!r}, not {optimizer.name!r}: start from state=None"
+            )
+        self.optimizer = optimizer
+        self.t = int(held.get("rounds", 0)) + 1
+        self.slots = {
+            name: held[name].clone() if name in held else torch.zeros(layout.dim, dtype=layout.row_dtype)
+            for name in optimizer.slots
+        }
+        state["server"] = {"name": optimizer.name, "rounds": self.t, **self.slots}
+
+    def __call__(self, theta: torch.Tensor, target: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        slots = {name: slot[start:stop] for name, slot in self.slots.items()}
+        return self.optimizer.update(theta, target - theta, slots, self.t)
+
+
+class _Reduction:
+    """Runs a mixture's reducer on chunks and counts whom it used."""
+
+    def __init__(self, mixture: Mixture, dtype: torch.dtype) -> None:
+        assert mixture.reduce is not None
+        self.reduce = mixture.reduce
+        self.map = None if mixture.rows is None else torch.from_numpy(mixture.rows).to(dtype)
+        self.chosen = torch.from_numpy(np.flatnonzero((mixture.weights != 0).any(axis=0)))
+        self.total = mixture.weights.sum(axis=1).tolist()
+        self.base = mixture.base.tolist()
+        self.lock = threading.Lock()
+        self.used = torch.zeros(mixture.weights.shape[1], dtype=torch.int64)
+
+    def __call__(self, rows: torch.Tensor, layer: int) -> torch.Tensor:
+        if not bool(torch.isfinite(rows.sum())):  # sorting would trim NaN away instead of showing it
+            _refuse_non_finite(rows)
+        updates = rows[:-1] if self.map is None else self.map @ rows[:-1]
+        values, used = self.reduce(updates[self.chosen])
+        with self.lock:
+            self.used.index_add_(0, self.chosen, used)
+        return self.base[layer] * rows[-1] + self.total[layer] * values
+
+
+def _mix_stats(store: UpdateStore, mixture: Mixture, cut: Layers, sink: Sink) -> None:
+    """Running statistics: a convex combination of the clients', whatever base and sign the weights have."""
+    layout = store.layout
+    if not layout.stats:
+        return
+    clients, base = (tensor.numpy() for tensor in store.stats())
+    if mixture.stat_clip is not None:
+        away = clients - base
+        norms = np.linalg.norm(away, axis=1)
+        limit = mixture.stat_clip * float(np.median(norms))
+        clients = base + away * np.minimum(1.0, limit / np.where(norms > 0, norms, 1.0))[:, None]
+    positive = np.maximum(mixture.client_weights, 0.0)
+    total = positive.sum(axis=1, keepdims=True)
+    shares = np.where(total > 0, positive / np.where(total > 0, total, 1.0), 1 / positive.shape[1])  # [g, K]
+    for leaf in layout.stats:
+        layer = layout.stat_layer(leaf, cut)
+        share = shares.mean(axis=0) if layer is None else shares[layer]
+        values = mixture.stat_scale * (share @ clients[:, leaf.start : leaf.stop])
+        if leaf.name.endswith("running_var"):
+            values = np.maximum(values, 0.0)
+        sink.put(leaf, 0, torch.from_numpy(values).to(leaf.dtype))

@@ -1,0 +1,72 @@
+"""State on disk: one safetensors file, no pickle.
+
+Tensors are stored as tensors; everything else as JSON in the file's metadata. Numbers come back bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.table import State
+
+_KEY = "steelyard.state"
+
+
+def save_state(path: str | os.PathLike[str], state: State) -> None:
+    """Writes a state atomically."""
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(_encode(state, tensors), allow_nan=True)
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata={_KEY: text})
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def load_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads what `save_state` wrote."""
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        if _KEY not in metadata:
+            raise SteelyardError(f"{os.fspath(path)}: not a steelyard state file")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    decoded: dict[str, Any] = _decode(json.loads(metadata[_KEY]), tensors)
+    return decoded
+
+
+def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        name = f"t{len(tensors)}"
+        tensors[name] = value.detach().contiguous()
+        return {"tensor": name}
+    if isinstance(value, Mapping):  # as pairs: client ids may be numbers, which JSON's objects cannot hold as keys
+        return {"map": [[key, _encode(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return [_encode(item, tensors) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise SteelyardError(f"state holds a {type(value).__name__}: only numbers, text, lists, dicts and tensors are plain data")
+
+
+def _decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if isinstance(value, dict):
+        if "tensor" in value:
+            return tensors[value["tensor"]]
+        return {key: _decode(item, tensors) for key, item in value["map"]}
+    return value

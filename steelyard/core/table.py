@@ -1,0 +1,51 @@
+"""Client memory, keyed by client id: the cohort changes every round, positions mean nothing.
+
+A table is plain data: `{client id: number}` or `{client id: [one number per layer]}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.gram import Array
+
+ClientId = str | int
+Table = Mapping[ClientId, float | list[float]]
+State = Mapping[str, Any]
+
+
+def sort_key(client: ClientId) -> tuple[bool, int, str]:
+    """A total order over ids: numbers first, by value, then text."""
+    return (True, 0, client) if isinstance(client, str) else (False, client, "")
+
+
+def known(table: Table, ids: Sequence[ClientId]) -> NDArray[np.bool_]:
+    """Which of these clients the table has a row for, `[K]`."""
+    return np.fromiter((client in table for client in ids), dtype=np.bool_, count=len(ids))
+
+
+def gather(table: Table, ids: Sequence[ClientId], default: Array) -> Array:
+    """The rows of these clients as `[g, K]`; `default` (same shape) where a client is new."""
+    out = default.copy()
+    for column, client in enumerate(ids):
+        row = table.get(client)
+        if row is not None:
+            layers = len(row) if isinstance(row, list) else 1
+            if layers != out.shape[0]:
+                raise SteelyardError(
+                    f"state of client {client!r} has {layers} layers, this round has {out.shape[0]}: "
+                    "start from state=None after changing the layers"
+                )
+            out[:, column] = row
+    return out
+
+
+def scatter(table: Table, ids: Sequence[ClientId], rows: Array) -> dict[ClientId, float | list[float]]:
+    """A new table in which these clients have these rows `[g, K]`; the others keep theirs."""
+    values: list[Any] = rows[0].tolist() if rows.shape[0] == 1 else rows.T.tolist()
+    return {**table, **dict(zip(ids, values, strict=True))}

@@ -1,0 +1,166 @@
+"""The text form of parts: `fedawa:steps=10,preset=official`, `feddisco|fedawa`, `guard(fedadp):clip=2`.
+
+    rule    part | part | ...                     a chain
+    part    name(rule, ...):option=value,...      brackets and options may be left out
+    value   number, true, false, none, text, [value, value, ...]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable
+from typing import Any
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.registry import Entry, Registry
+
+_TOKEN = re.compile(r"\s*([|():,=\[\]]|[^|():,=\[\]\s]+)")
+_WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
+_DEPTH = 20
+
+
+def parse(text: str, registry: Registry, chain: Callable[..., Any] | None = None) -> Any:
+    """Builds what the text describes; `chain` joins parts, where parts can be joined."""
+    return _Parser(text, registry, chain).parse()
+
+
+class _Parser:
+    def __init__(self, text: str, registry: Registry, chain: Callable[..., Any] | None) -> None:
+        self.text, self.registry, self.chain = text, registry, chain
+        self.tokens: list[str] = []
+        at = 0
+        while at < len(text.rstrip()):
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise self.error(f"cannot read {text[at:]!r}")
+            self.tokens.append(match.group(1))
+            at = match.end()
+        self.at = 0
+
+    def error(self, message: str) -> SteelyardError:
+        return SteelyardError(f"{self.registry.kind} {self.text!r}: {message}")
+
+    def peek(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else ""
+
+    def take(self, wanted: str = "") -> str:
+        token = self.peek()
+        if not token or (wanted and token != wanted) or (not wanted and token in "|():,=[]"):
+            raise self.error(f"expected {wanted or 'a name or value'!r}, found {token or 'the end'!r}")
+        self.at += 1
+        return token
+
+    def parse(self) -> Any:
+        made = self.rule(0)
+        if self.peek():
+            raise self.error(f"unexpected {self.peek()!r}")
+        return made
+
+    def rule(self, depth: int) -> Any:
+        if depth > _DEPTH:
+            raise self.error(f"more than {_DEPTH} brackets inside one another")
+        parts = [self.part(depth)]
+        while self.peek() == "|":
+            self.take("|")
+            parts.append(self.part(depth))
+        if len(parts) == 1:
+            return parts[0]
+        if self.chain is None:
+            raise self.error("these parts cannot be chained")
+        return self.chain(*parts)
+
+    def part(self, depth: int) -> Any:
+        entry = self.registry[self.take()]
+        inner = []
+        if self.peek() == "(":
+            self.take("(")
+            inner.append(self.rule(depth + 1))
+            while self.peek() == ",":
+                self.take(",")
+                inner.append(self.rule(depth + 1))
+            self.take(")")
+        options: dict[str, Any] = {}
+        if self.peek() == ":":
+            self.take(":")
+            self.option(entry, options)
+            while self.peek() == "," and self.peek(2) == "=":
+                self.take(",")
+                self.option(entry, options)
+        return self.make(entry, inner, options)
+
+    def make(self, entry: Entry, inner: list[Any], options: dict[str, Any]) -> Any:
+        try:
+            if inner and not entry.wraps:  # shrink(fedavg):gamma=0.9 is fedavg|shrink:gamma=0.9
+                if len(inner) > 1 or self.chain is None:
+                    raise self.error(f"{entry.name} takes no rules in brackets")
+                return self.chain(inner[0], entry.make(**options))
+            return entry.make(*inner, **options)
+        except TypeError as error:
+            raise self.error(f"{entry.name}: {error}") from error
+
+    def option(self, entry: Entry, options: dict[str, Any]) -> None:
+        name = self.take()
+        if name not in entry.options:
+            near = difflib.get_close_matches(name, entry.options, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(entry.options) or 'none'}"
+            raise self.error(f"{entry.name} has no option {name!r}: {hint}")
+        if name in options:
+            raise self.error(f"option {name!r} of {entry.name} is given twice")
+        self.take("=")
+        options[name] = self.value(0)
+
+    def value(self, depth: int) -> Any:
+        if self.peek() == "[" and depth < _DEPTH:
+            self.take("[")
+            items = [self.value(depth + 1)]
+            while self.peek() == ",":
+                self.take(",")
+                items.append(self.value(depth + 1))
+            self.take("]")
+            return tuple(items)
+        word = self.take()
+        if word.lower() in _WORDS:
+            return _WORDS[word.lower()]
+        for number in (int, float):
+            try:
+                return number(word)
+            except ValueError:
+                continue
+        return word
+
+
+def to_text(part: Any, separator: str = "|") -> str:
+    """The shortest text that builds this part again."""
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    if part.name == "chain":
+        return separator.join(to_text(rule) for rule in fields["rules"])
+    inner = [value for value in fields.values() if hasattr(value, "name") and dataclasses.is_dataclass(value)]
+    plain = _plain(part, fields)
+    options = {name: value for name, value in fields.items() if value not in inner and value != plain.get(name, part)}
+    text: str = part.name
+    if inner:
+        text += "(" + ",".join(to_text(value) for value in inner) + ")"
+    return text + (":" + ",".join(f"{name}={_value(value)}" for name, value in options.items()) if options else "")
+
+
+def _plain(part: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    """The options this part would have if none but its preset had been given."""
+    given = {
+        name: fields[name]
+        for name, field in ((f.name, f) for f in dataclasses.fields(part))
+        if name == "preset" or field.default is dataclasses.MISSING
+    }
+    plain = type(part)(**given)
+    required = {f.name for f in dataclasses.fields(part) if f.default is dataclasses.MISSING}
+    values = {name: getattr(plain, name) for name in fields if name not in required}
+    if "preset" in values:
+        values["preset"] = next(f.default for f in dataclasses.fields(part) if f.name == "preset")
+    return values
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ",".join(_value(item) for item in value) + "]"
+    return {True: "true", False: "false", None: "none"}[value] if value is None or isinstance(value, bool) else str(value)

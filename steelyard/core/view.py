@@ -1,0 +1,80 @@
+"""All that a rule may look at: declared, lazy, and checked on touch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from steelyard.core.errors import UndeclaredNeed
+from steelyard.core.gram import Array, Gram
+from steelyard.core.layout import Granularity
+from steelyard.core.needs import Needs
+from steelyard.core.table import ClientId
+
+
+@dataclass(frozen=True)
+class View:
+    """One round as a rule sees it.
+
+    The Gram is computed on first touch, so a gate that stays closed costs no pass over the updates.
+    """
+
+    ids: tuple[ClientId, ...]
+    round: int
+    needs: Needs
+    metrics: Mapping[str, Array]
+    grams: Callable[[Granularity | None], Gram]
+    layer_counts: Callable[[Granularity | None], int]
+    layers: Granularity | None = None
+    rows: Array | None = None
+
+    def metric(self, name: str) -> Array:
+        """What clients reported under this name, float64 `[K]` (`[K, C]` for histograms)."""
+        if name not in self.needs.metrics:
+            raise UndeclaredNeed(f"the rule reads metric {name!r} but declares only {sorted(self.needs.metrics)}")
+        return self.metrics[name]
+
+    @property
+    def gram(self) -> Gram:
+        """Inner products of the updates, whole or per layer."""
+        return self._gram(self.layers)
+
+    @property
+    def whole_gram(self) -> Gram:
+        """The whole model's Gram, also inside `per_layer`."""
+        return self._gram(None)
+
+    def _gram(self, layers: Granularity | None) -> Gram:
+        if not self.needs.gram:
+            raise UndeclaredNeed("the rule reads the Gram but declares gram=False")
+        gram = self.grams(layers)
+        return gram if self.rows is None else gram.transformed(self.rows)
+
+    @property
+    def layer_count(self) -> int:
+        """Length of the leading axis `g`."""
+        return self.layer_counts(self.layers)
+
+    def restricted(self, needs: Needs) -> View:
+        """The same round for a part that declared these needs."""
+        return replace(self, needs=needs)
+
+    def layered(self, layers: Granularity) -> View:
+        """The same round seen layer by layer."""
+        return replace(self, layers=layers)
+
+    def transformed(self, rows: Array) -> View:
+        """The same round with the updates replaced by `rows @ D`, `rows` `[K, K]`."""
+        return replace(self, rows=rows if self.rows is None else rows @ self.rows)
+
+    def only(self, keep: Sequence[int]) -> View:
+        """The same round with these clients alone."""
+        select = np.eye(len(self.ids))[list(keep)]
+        metrics = {name: values[list(keep)] for name, values in self.metrics.items()}
+        return replace(self.transformed(select), ids=tuple(self.ids[k] for k in keep), metrics=metrics)
+
+    def with_metrics(self, metrics: Mapping[str, Array]) -> View:
+        """The same round with some reported numbers replaced."""
+        return replace(self, metrics={**self.metrics, **metrics})

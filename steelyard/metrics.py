@@ -1,0 +1,105 @@
+"""What clients report, brought into one form and checked one by one: a liar is quarantined, the round goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.table import ClientId
+from steelyard.core.weighting import Weighting
+
+Table = dict[str, dict[ClientId, Any]]
+
+MEANING = {
+    "num_examples": "size of the local data set",
+    "num_steps": "number of local optimizer steps",
+    "normalizer": "FedNova's a_i: the number of steps for plain SGD",
+    "label_hist": "number of examples of each class",
+    "loss": "mean loss on the local data",
+    "accuracy": "accuracy on the local data",
+    "grad_norm": "eta |g|^2, summed over the steps of an epoch",
+}
+
+
+def metric_table(metrics: Any, given: Sequence[ClientId]) -> Table:
+    """Any accepted form as `{name: {client id: value}}`; values are not looked at yet."""
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        rows = list(metrics)
+        if len(rows) != len(given) or not all(isinstance(row, Mapping) for row in rows):
+            raise SteelyardError(f"metrics: a list must hold one dict for each of the {len(given)} clients")
+        names = {name for row in rows for name in row}
+        return {name: {c: row[name] for c, row in zip(given, rows, strict=True) if name in row} for name in names}
+    table: Table = {}
+    for name, values in metrics.items():
+        if isinstance(values, Mapping):
+            table[name] = dict(values)
+        else:
+            if len(values) != len(given):
+                raise SteelyardError(f"metrics[{name!r}] has {len(values)} values for {len(given)} clients")
+            table[name] = dict(zip(given, values, strict=True))
+    return table
+
+
+def refused_by_metrics(rule: Weighting, table: Table, ids: Sequence[ClientId]) -> dict[ClientId, str]:
+    """Clients whose reports the rule cannot use, with the reason. Valid values are replaced by plain numbers in `table`."""
+    refused: dict[ClientId, str] = {}
+    for name in sorted(rule.needs.metrics):
+        if name not in table:
+            cure = ' (or start the chain with "uniform|")' if name == "num_examples" else ""
+            meaning = f", the {MEANING[name]}" if name in MEANING else ""
+            raise SteelyardError(f"the rule needs {name!r}{meaning}: pass metrics={{{name!r}: [...]}}{cure}")
+        column = table[name]
+        length = _common_length(column, ids) if name == "label_hist" else 0
+        for client in ids:
+            if client not in column:
+                refused.setdefault(client, f"did not report {name!r}")
+                continue
+            value = _histogram(column[client], length) if name == "label_hist" else _number(name, column[client])
+            if value is None:
+                refused.setdefault(client, f"invalid {name}={_shown(column[client])}")
+            else:
+                column[client] = value
+    return refused
+
+
+def _number(name: str, value: Any) -> float | None:
+    if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return None
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    if name in ("num_examples", "num_steps"):
+        return number if number >= 1 and number == int(number) else None
+    if name == "normalizer":
+        return number if number > 0 else None
+    return number
+
+
+def _histogram(value: Any, length: int) -> list[float] | None:
+    try:
+        counts = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+    if counts.shape != (length,) or not np.isfinite(counts).all() or (counts < 0).any() or counts.sum() <= 0:
+        return None
+    return [float(count) for count in counts]
+
+
+def _common_length(column: Mapping[ClientId, Any], ids: Sequence[ClientId]) -> int:
+    """Most clients agree on the number of classes; ties go to the larger."""
+    lengths = [len(column[client]) for client in ids if client in column and hasattr(column[client], "__len__")]
+    return max(set(lengths), key=lambda length: (lengths.count(length), length), default=0)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,1 @@
+"""What the server does after the weighted sum."""

@@ -1,0 +1,1 @@
+"""Where client models live: in memory, or in safetensors files."""

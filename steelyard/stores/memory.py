@@ -1,0 +1,171 @@
+"""Updates in memory: one matrix, written once, read in place by the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from steelyard.core.layout import FLAT, Kind, Layout, Leaf, Params
+from steelyard.core.round import NOT_FINITE
+from steelyard.core.table import ClientId, sort_key
+
+
+@dataclass(frozen=True)
+class MemoryStore:
+    """K client models, held as updates `[K+1, d]` with the global model in the last row.
+
+    Build it with `MemoryStore.of(base, {id: model, ...})`. It copies what it takes in and validates it: a client with a
+    wrong key, shape or dtype, or with NaN or infinity anywhere, is quarantined with the reason.
+    """
+
+    layout: Layout
+    base: Params
+    given: tuple[ClientId, ...]
+    ids: tuple[ClientId, ...]
+    quarantined: Mapping[ClientId, str]
+    matrix: torch.Tensor
+    client_stats: torch.Tensor
+    base_stats: torch.Tensor
+    client_counts: Mapping[str, torch.Tensor]
+
+    @staticmethod
+    def of(
+        base: Params,
+        clients: Mapping[ClientId, Params],
+        refused: Mapping[ClientId, str] | None = None,
+        kinds: Mapping[str, Kind] | None = None,
+    ) -> MemoryStore:
+        """Takes in client models by id; those in `refused` are not looked at."""
+        layout = Layout.of(base, kinds)
+        quarantined = dict(refused or {})
+        leaves: dict[ClientId, Mapping[str, torch.Tensor]] = {}
+        for client in sorted(clients, key=sort_key):
+            if client not in quarantined:
+                leaves[client] = _leaves(clients[client])
+                reason = _unfit(layout, leaves[client])
+                if reason is not None:
+                    quarantined[client] = reason
+        fit = [client for client in leaves if client not in quarantined]
+
+        matrix = torch.empty(len(fit) + 1, layout.dim, dtype=layout.row_dtype)
+        stats = torch.empty(len(fit) + 1, layout.stat_dim, dtype=torch.float64)
+        _flatten(layout.params, _leaves(base), matrix[-1])
+        _flatten(layout.stats, _leaves(base), stats[-1])
+        kept: list[ClientId] = []
+        for client in fit:
+            row, stat = matrix[len(kept)], stats[len(kept)]
+            _flatten(layout.params, leaves[client], row)
+            _flatten(layout.stats, leaves[client], stat)
+            row.sub_(matrix[-1])
+            if finite(row) and finite(stat):
+                kept.append(client)
+            else:
+                quarantined[client] = NOT_FINITE
+        matrix[len(kept)].copy_(matrix[-1])
+        counts = {
+            leaf.name: torch.stack([leaves[client][leaf.name].detach().cpu() for client in kept])
+            for leaf in (layout.counts if kept else ())
+        }
+        rows = slice(0, len(kept))
+        return MemoryStore(
+            layout=layout,
+            base=base,
+            given=tuple(clients),
+            ids=tuple(kept),
+            quarantined=quarantined,
+            matrix=matrix[: len(kept) + 1],
+            client_stats=stats[rows],
+            base_stats=stats[-1],
+            client_counts=counts,
+        )
+
+    def scratch(self, length: int) -> None:
+        """None: rows are served in place."""
+
+    def rows(self, start: int, stop: int, scratch: torch.Tensor | None) -> torch.Tensor:
+        """A view of the matrix."""
+        del scratch
+        return self.matrix[:, start:stop]
+
+    def stats(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Running statistics of the clients and of the global model."""
+        return self.client_stats, self.base_stats
+
+    def counts(self) -> Mapping[str, torch.Tensor]:
+        """Each counter's maximum over the clients."""
+        return {name: stacked.amax(dim=0) for name, stacked in self.client_counts.items()}
+
+    def without(self, refused: Mapping[ClientId, str]) -> MemoryStore:
+        """The same store less these clients (copies the rows that stay)."""
+        refused = {client: reason for client, reason in refused.items() if client in self.ids}
+        if not refused:
+            return self
+        keep = [i for i, client in enumerate(self.ids) if client not in refused]
+        return replace(
+            self,
+            ids=tuple(self.ids[i] for i in keep),
+            quarantined={**self.quarantined, **refused},
+            matrix=self.matrix[[*keep, len(self.ids)]],
+            client_stats=self.client_stats[keep],
+            client_counts={name: stacked[keep] for name, stacked in self.client_counts.items()},
+        )
+
+
+class MemorySink:
+    """Takes in the new model, chunk by chunk, into tensors of its own."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.flat = {leaf.name: torch.empty(leaf.size, dtype=leaf.dtype) for leaf in layout.leaves if leaf.tied is None}
+
+    def put(self, leaf: Leaf, start: int, values: torch.Tensor) -> None:
+        """Copies a chunk into place."""
+        self.flat[leaf.name][start : start + values.numel()].copy_(values)
+
+    def params(self, base: Params) -> Params:
+        """The new model in the form, and on the devices, of the old."""
+        if isinstance(base, torch.Tensor):
+            return self.flat[FLAT].to(base.device)
+        made: dict[str, torch.Tensor] = {}
+        for leaf in self.layout.leaves:
+            if leaf.tied is None:
+                made[leaf.name] = self.flat[leaf.name].view(leaf.shape).to(base[leaf.name].device)
+            else:
+                made[leaf.name] = made[leaf.tied]  # tied before, tied after
+        return made
+
+
+def _leaves(params: Params) -> Mapping[str, torch.Tensor]:
+    return {FLAT: params} if isinstance(params, torch.Tensor) else params
+
+
+def _unfit(layout: Layout, leaves: object) -> str | None:
+    if not isinstance(leaves, Mapping):
+        return f"a {type(leaves).__name__}, expected a tensor or a state dict"
+    shapes = {}
+    for name, tensor in leaves.items():
+        if not isinstance(tensor, torch.Tensor):
+            return f"{name!r} is a {type(tensor).__name__}, expected a tensor"
+        shapes[name] = (tuple(tensor.shape), tensor.dtype)
+    reason = layout.mismatch(shapes)
+    if reason is None:
+        for leaf in layout.leaves:
+            if leaf.tied in leaves and leaf.name in leaves and not _same(leaves[leaf.name], leaves[leaf.tied]):
+                return f"{leaf.name!r} is tied to {leaf.tied!r} in the base model but differs from it"
+    return reason
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() or torch.equal(a, b)
+
+
+def _flatten(leaves: Sequence[Leaf], source: Mapping[str, torch.Tensor], row: torch.Tensor) -> None:
+    for leaf in leaves:
+        row[leaf.start : leaf.stop].copy_(source[leaf.name].detach().reshape(-1))
+
+
+def finite(row: torch.Tensor) -> bool:
+    """A sum of finite numbers may overflow, but NaN and infinity never leave it: only a bad sum needs a closer look."""
+    return bool(torch.isfinite(row.sum())) or bool(torch.isfinite(row).all())

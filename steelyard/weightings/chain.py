@@ -1,0 +1,81 @@
+"""chain: the mixture of each rule is the prior of the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.mixture import Mixture
+from steelyard.core.needs import Needs
+from steelyard.core.table import State
+from steelyard.core.view import View
+from steelyard.core.weighting import Card, Weighting
+from steelyard.weightings.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Chain(Weighting):
+    """Rules in a row. Build it with `chain(...)`, which flattens nested chains and refuses senseless ones."""
+
+    rules: tuple[Weighting, ...]
+
+    name = "chain"
+    modifies = True  # of an instance: whether its first rule does
+    card = Card("rules in a row, each starting from the one before")
+
+    def __post_init__(self) -> None:
+        if not self.rules:
+            raise SteelyardError("chain() needs at least one rule")
+        layered: Weighting | None = None
+        for rule in self.rules[1:]:
+            if not rule.modifies:
+                raise SteelyardError(
+                    f"{rule.name} ignores what comes before it in a chain: put it first, or leave out the rules before it"
+                )
+        for rule in self.rules:
+            if layered is not None and rule.needs.gram and rule.needs.per_layer is None:
+                raise SteelyardError(
+                    f"{rule.name} looks at the whole model after {layered.name} weighed it layer by layer: "
+                    f"use per_layer({rule.name}), or put {rule.name} first"
+                )
+            layered = layered if rule.needs.per_layer is None else rule
+        object.__setattr__(self, "modifies", self.rules[0].modifies)
+
+    @property
+    def needs(self) -> Needs:
+        """Those of all its rules."""
+        return reduce(Needs.__or__, (rule.needs for rule in self.rules))
+
+    @property
+    def parts(self) -> tuple[Weighting, ...]:
+        """The rules, in order."""
+        return self.rules
+
+    def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
+        """Folds the mixture through the rules; each sees only what it declared and owns its named state."""
+        after: dict[str, Any] = {}
+        for key, rule in zip(keys(self.rules), self.rules, strict=True):
+            prior, kept = rule.apply(prior, view.restricted(rule.needs), state.get(key, {}))
+            if kept:
+                after[key] = kept
+        return prior, after
+
+
+def chain(*rules: Weighting) -> Weighting:
+    """The rules in a row, as one rule: `chain(fedavg(), feddisco(), fedawa())`."""
+    flat = [part for rule in rules for part in (rule.rules if isinstance(rule, Chain) else (rule,))]
+    return flat[0] if len(flat) == 1 else Chain(tuple(flat))
+
+
+def rooted(rule: Weighting) -> Chain:
+    """The rule as a chain that starts at a source: rules that modify start from weights by number of examples."""
+    parts = rule.rules if isinstance(rule, Chain) else (rule,)
+    return Chain((FedAvg(), *parts) if parts[0].modifies else parts)
+
+
+def keys(rules: tuple[Weighting, ...]) -> list[str]:
+    """The state key of each rule: its name, numbered from the second use on."""
+    names = [rule.name for rule in rules]
+    return [name if names[:i].count(name) == 0 else f"{name}#{names[:i].count(name) + 1}" for i, name in enumerate(names)]
