@@ -6,7 +6,8 @@ Leaves of a state dict are not all alike:
     stat    BatchNorm running mean and variance: averaged with the weights, not in the Gram, never shrunk
     count   `num_batches_tracked` and every integer or boolean leaf: the maximum over clients, in its own dtype
 
-Parameters are thought of as one flat vector, in the order of the state dict; statistics as another.
+Parameters are thought of as one flat vector, in the order of their names, statistics as another: files and state dicts hold
+the same tensors in different orders, and the order of a sum is part of its bits.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class Layout:
-    """The leaves of a model in the order of its state dict; `flat` if the model is one 1-D tensor."""
+    """The leaves of a model, listed in the order of its state dict; `flat` if the model is one 1-D tensor."""
 
     leaves: tuple[Leaf, ...]
     flat: bool
@@ -82,37 +83,34 @@ class Layout:
                 )
             return Layout((Leaf(FLAT, "param", tuple(base.shape), base.dtype, 0, base.numel()),), flat=True)
         offsets: dict[Kind, int] = {"param": 0, "stat": 0, "count": 0}
-        seen: dict[tuple[object, ...], str] = {}
-        leaves = []
-        for name, tensor in base.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise SteelyardError(f"base[{name!r}] is a {type(tensor).__name__}, not a tensor: leave it out of the state dict")
-            if tensor.is_complex():
-                raise SteelyardError(f"base[{name!r}] is {tensor.dtype}: store real and imaginary parts as two tensors")
+        tied = _ties(base)
+        leaves: dict[str, Leaf] = {}
+        for name in sorted(base):
+            tensor = base[name]
             kind = _kind(name, tensor, kinds or {})
-            identity = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-            tied = seen.setdefault(identity, name) if tensor.numel() else name
-            size = tensor.numel() if tied == name else 0
-            leaves.append(
-                Leaf(name, kind, tuple(tensor.shape), tensor.dtype, offsets[kind], size, None if tied == name else tied)
-            )
+            size = 0 if name in tied else tensor.numel()
+            leaves[name] = Leaf(name, kind, tuple(tensor.shape), tensor.dtype, offsets[kind], size, tied.get(name))
             offsets[kind] += size
-        return Layout(tuple(leaves), flat=False)
+        return Layout(tuple(leaves[name] for name in base), flat=False)
 
     @cached_property
     def params(self) -> tuple[Leaf, ...]:
-        """The leaves that are parameters, tied ones once."""
-        return tuple(leaf for leaf in self.leaves if leaf.kind == "param" and leaf.tied is None)
+        """The leaves that are parameters, tied ones once, in the order of the flat vector."""
+        return self._of_kind("param")
 
     @cached_property
     def stats(self) -> tuple[Leaf, ...]:
         """The leaves that are running statistics."""
-        return tuple(leaf for leaf in self.leaves if leaf.kind == "stat" and leaf.tied is None)
+        return self._of_kind("stat")
 
     @cached_property
     def counts(self) -> tuple[Leaf, ...]:
         """The leaves that are counters, masks or other integers."""
-        return tuple(leaf for leaf in self.leaves if leaf.kind == "count" and leaf.tied is None)
+        return self._of_kind("count")
+
+    def _of_kind(self, kind: Kind) -> tuple[Leaf, ...]:
+        own = [leaf for leaf in self.leaves if leaf.kind == kind and leaf.tied is None]
+        return tuple(sorted(own, key=lambda leaf: leaf.name))
 
     @cached_property
     def dim(self) -> int:
@@ -179,12 +177,31 @@ class Layout:
         return None if sibling is None else layers.layer_at(sibling.start)
 
     def _by_sizes(self, sizes: tuple[int, ...]) -> Layers:
+        if not self.flat:
+            raise SteelyardError(f"layers={sizes}: sizes cut a flat tensor; for a state dict use names or \"tensor\"")
         if sum(sizes) != self.dim or min(sizes) < 1:
             raise SteelyardError(f"layers={sizes}: sizes must be positive and add up to the {self.dim} parameters")
         stops = np.cumsum(sizes).tolist()
         starts = [0, *stops[:-1]]
         spans = tuple((start, stop, i) for i, (start, stop) in enumerate(zip(starts, stops, strict=True)))
         return Layers(tuple(f"{start}:{stop}" for start, stop, _ in spans), spans)
+
+
+def _ties(base: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Leaves that share all their memory with one of an earlier name, and that name."""
+    seen: dict[tuple[object, ...], str] = {}
+    tied: dict[str, str] = {}
+    for name in sorted(base):
+        tensor = base[name]
+        if not isinstance(tensor, torch.Tensor):
+            raise SteelyardError(f"base[{name!r}] is a {type(tensor).__name__}, not a tensor: leave it out of the state dict")
+        if tensor.is_complex():
+            raise SteelyardError(f"base[{name!r}] is {tensor.dtype}: store real and imaginary parts as two tensors")
+        # Tensors without memory (empty, or on the meta device) all have the address 0: they are not tied.
+        first = seen.setdefault((tensor.data_ptr(), tuple(tensor.shape), tensor.stride()), name) if tensor.data_ptr() else name
+        if first != name:
+            tied[name] = first
+    return tied
 
 
 def _kind(name: str, tensor: torch.Tensor, kinds: Mapping[str, Kind]) -> Kind:

@@ -132,9 +132,8 @@ class MemorySink:
         for leaf in self.layout.leaves:
             if leaf.tied is None:
                 made[leaf.name] = self.flat[leaf.name].view(leaf.shape).to(base[leaf.name].device)
-            else:
-                made[leaf.name] = made[leaf.tied]  # tied before, tied after
-        return made
+        # Tied before, tied after.
+        return {leaf.name: made[leaf.tied or leaf.name] for leaf in self.layout.leaves}
 
 
 def _leaves(params: Params) -> Mapping[str, torch.Tensor]:

@@ -2,7 +2,9 @@
 
 Pillutla, Kakade, Harchaoui, "Robust Aggregation for Federated Learning" (RFA), IEEE TSP 2022.
 
-    z_0 = mean ,  b_k = 1 / max(nu, |d_k - z|) ,  z <- sum_k b_k d_k / sum_k b_k        (`steps` times)
+    z_0 = 0 ,  b_k = 1 / max(nu, |d_k - z|) ,  z <- sum_k b_k d_k / sum_k b_k        (`steps` times)
+
+starting at the unchanged global model, as ByzFL's code does (three steps from there are not three steps from the mean).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from steelyard.core.weighting import Card, Weighting
 @RULES.register
 @dataclass(frozen=True)
 class GeometricMedian(Weighting):
-    """Starts at the plain mean; sizes play no part."""
+    """Sizes play no part."""
 
     steps: int = 3
     nu: float = 0.1
@@ -46,9 +48,9 @@ class GeometricMedian(Weighting):
         return Needs.of(gram=True)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """The iterate is a convex combination of the updates throughout."""
+        """The iterate is a combination of the updates throughout."""
         gram = view.gram
-        weights = np.full((gram.dots.shape[0], len(view.ids)), 1 / len(view.ids))
+        weights = np.zeros((gram.dots.shape[0], len(view.ids)))
         for _ in range(self.steps):
             pull = 1 / np.maximum(self.nu, np.sqrt(gram.sq_distances_to(weights)))
             weights = pull / pull.sum(axis=1, keepdims=True)

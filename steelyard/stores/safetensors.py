@@ -1,0 +1,278 @@
+"""Client models in safetensors files, read by slices.
+
+Files are read with `pread` into buffers of the store's own: a memory map would count every page it touches as resident,
+and the point of this store is to merge more than memory holds. The header is parsed here, strictly (the format is eight
+bytes of length, that much JSON, then raw tensors); no other format is read, nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.layout import Kind, Layout, Leaf
+from steelyard.core.round import NOT_FINITE
+from steelyard.core.table import ClientId, sort_key
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+INDEX = "model.safetensors.index.json"
+_MAX_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file: `offset` is its first byte."""
+
+    file: int
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+class Checkpoint:
+    """A model on disk: one safetensors file, or a directory of shards with an index."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.files = _files(self.path)
+        self.metadata: dict[str, str] = {}
+        self.entries: dict[str, Entry] = {}
+        self._handles: list[int] = []
+        for number, file in enumerate(self.files):
+            self._handles.append(os.open(file, os.O_RDONLY))
+            entries, metadata = _header(file, self._handles[-1], number)
+            twice = self.entries.keys() & entries.keys()
+            if twice:
+                raise SteelyardError(f"{self.path}: {min(twice)!r} is in more than one shard")
+            self.entries.update(entries)
+            self.metadata.update(metadata)
+
+    def __del__(self) -> None:
+        for handle in getattr(self, "_handles", []):
+            os.close(handle)
+
+    @property
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of every tensor."""
+        return {name: (entry.shape, entry.dtype) for name, entry in self.entries.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensors."""
+        return sum(entry.size * entry.dtype.itemsize for entry in self.entries.values())
+
+    def read(self, name: str, start: int, out: torch.Tensor) -> None:
+        """Elements of a tensor from position `start` on into `out`, cast to its dtype."""
+        entry = self.entries[name]
+        raw = out if out.dtype == entry.dtype else torch.empty(out.numel(), dtype=entry.dtype)
+        view = memoryview(raw.view(torch.uint8).numpy()) if raw.numel() else memoryview(b"")
+        position = entry.offset + start * entry.dtype.itemsize
+        done = 0
+        while done < len(view):
+            count = os.preadv(self._handles[entry.file], [view[done:]], position + done)
+            if count == 0:
+                raise SteelyardError(f"{self.files[entry.file]}: ends inside {name!r}; the file changed while it was read")
+            done += count
+        if raw is not out:
+            out.copy_(raw)
+
+    def load(self, name: str) -> torch.Tensor:
+        """One whole tensor."""
+        entry = self.entries[name]
+        out = torch.empty(entry.size, dtype=entry.dtype)
+        self.read(name, 0, out)
+        return out.view(entry.shape)
+
+
+@dataclass(frozen=True)
+class SafetensorsStore:
+    """K checkpoints and the global one. Build it with `SafetensorsStore.open(base, {id: path, ...})`.
+
+    Headers are validated on opening; NaN and infinity are found in the first pass over the data. Either way a bad client is
+    quarantined with the reason. Running statistics and counters are small and read at once.
+    """
+
+    layout: Layout
+    source: Checkpoint
+    given: tuple[ClientId, ...]
+    ids: tuple[ClientId, ...]
+    quarantined: Mapping[ClientId, str]
+    clients: Mapping[ClientId, Checkpoint]
+
+    @staticmethod
+    def open(
+        base: str | os.PathLike[str],
+        clients: Mapping[ClientId, str | os.PathLike[str]],
+        refused: Mapping[ClientId, str] | None = None,
+        kinds: Mapping[str, Kind] | None = None,
+    ) -> SafetensorsStore:
+        """Opens the global checkpoint and every client's; those in `refused` are not looked at."""
+        source = Checkpoint(base)
+        empty = {name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in source.entries.items()}
+        layout = Layout.of(empty, kinds)
+        quarantined = dict(refused or {})
+        opened: dict[ClientId, Checkpoint] = {}
+        for client in sorted(clients, key=sort_key):
+            if client in quarantined:
+                continue
+            try:
+                checkpoint = Checkpoint(clients[client])
+                reason = layout.mismatch(checkpoint.shapes)
+            except (SteelyardError, OSError) as error:
+                reason = str(error)
+            if reason is None:
+                opened[client] = checkpoint
+            else:
+                quarantined[client] = reason
+        store = SafetensorsStore(layout, source, tuple(clients), tuple(opened), quarantined, opened)
+        statistics, _ = store.stats()
+        wrong = torch.nonzero(~torch.isfinite(statistics).all(dim=1)).flatten().tolist()
+        return store.without({store.ids[row]: NOT_FINITE for row in wrong})
+
+    @cached_property
+    def base(self) -> dict[str, torch.Tensor]:
+        """The global model, loaded whole."""
+        return {name: self.source.load(name) for name in self.source.entries}
+
+    def scratch(self, length: int) -> torch.Tensor:
+        """Room for `length` coordinates of every row."""
+        return torch.empty(len(self.ids) + 1, length, dtype=self.layout.row_dtype)
+
+    def rows(self, start: int, stop: int, scratch: torch.Tensor | None) -> torch.Tensor:
+        """Reads the slices and takes the global model off the clients'."""
+        assert scratch is not None
+        rows = scratch[:, : stop - start]
+        parts = _overlapping(self.layout.params, start, stop)
+        for row, checkpoint in enumerate([*(self.clients[client] for client in self.ids), self.source]):
+            for leaf, left, right in parts:
+                checkpoint.read(leaf.name, left - leaf.start, rows[row, left - start : right - start])
+        rows[:-1].sub_(rows[-1])
+        return rows
+
+    def stats(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Running statistics of the clients and of the global model."""
+        out = torch.empty(len(self.ids) + 1, self.layout.stat_dim, dtype=torch.float64)
+        for row, checkpoint in enumerate([*(self.clients[client] for client in self.ids), self.source]):
+            for leaf in self.layout.stats:
+                checkpoint.read(leaf.name, 0, out[row, leaf.start : leaf.stop])
+        return out[:-1], out[-1]
+
+    def counts(self) -> Mapping[str, torch.Tensor]:
+        """Each counter's maximum over the clients."""
+        return {
+            leaf.name: torch.stack([self.clients[client].load(leaf.name) for client in self.ids]).amax(dim=0)
+            for leaf in self.layout.counts
+        }
+
+    def without(self, refused: Mapping[ClientId, str]) -> SafetensorsStore:
+        """The same store less these clients."""
+        refused = {client: reason for client, reason in refused.items() if client in self.ids}
+        if not refused:
+            return self
+        ids = tuple(client for client in self.ids if client not in refused)
+        return replace(self, ids=ids, quarantined={**self.quarantined, **refused})
+
+
+def _overlapping(leaves: Sequence[Leaf], start: int, stop: int) -> list[tuple[Leaf, int, int]]:
+    return [
+        (leaf, max(start, leaf.start), min(stop, leaf.stop))
+        for leaf in leaves
+        if leaf.size and leaf.start < stop and leaf.stop > start
+    ]
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise SteelyardError(f"{path}: no such file or directory")
+    if path.is_file():
+        return _shards(path) if path.name.endswith(".json") else [path]
+    index = path / INDEX
+    if index.exists():
+        return _shards(index)
+    files = sorted(path.glob("*.safetensors"))
+    if len(files) != 1:
+        raise SteelyardError(f"{path}: expected one .safetensors file or {INDEX}, found {len(files)} files and no index")
+    return files
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SteelyardError(f"{index}: not an index of shards ({error})") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise SteelyardError(f"{index}: shard {name!r} is not a plain file name")
+    return [index.parent / name for name in names]
+
+
+def _header(file: Path, handle: int, number: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The table of contents, checked: known dtypes, sizes that fit shapes, tensors that fill the file without overlap."""
+    total = os.fstat(handle).st_size
+    length = int.from_bytes(os.pread(handle, 8, 0), "little") if total >= 8 else -1
+    if not 2 <= length <= min(_MAX_HEADER, total - 8):
+        raise SteelyardError(f"{file}: not a safetensors file (header of {length} bytes in a file of {total})")
+    try:
+        header = json.loads(os.pread(handle, length, 8), object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise SteelyardError(f"{file}: header is not valid JSON ({error})") from None
+    if not isinstance(header, dict):
+        raise SteelyardError(f"{file}: header is not a JSON object")
+    metadata = header.pop("__metadata__", {})
+    entries: dict[str, Entry] = {}
+    spans = []
+    for name, item in header.items():
+        entry, begin, end = _entry(file, name, item, number, 8 + length)
+        entries[name] = entry
+        spans.append((begin, end))
+    at = 0
+    for begin, end in sorted(spans):
+        if begin != at:
+            raise SteelyardError(f"{file}: tensors overlap or leave a hole at byte {at}")
+        at = end
+    if at != total - 8 - length:
+        raise SteelyardError(f"{file}: holds {total - 8 - length} bytes of tensors, its header says {at}: truncated?")
+    return entries, {str(key): str(value) for key, value in metadata.items()} if isinstance(metadata, dict) else {}
+
+
+def _entry(file: Path, name: str, item: Any, number: int, data: int) -> tuple[Entry, int, int]:
+    try:
+        dtype, shape, (begin, end) = DTYPES[item["dtype"]], tuple(item["shape"]), item["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise SteelyardError(f"{file}: {name!r} has an unknown dtype or a malformed entry") from None
+    whole = all(type(n) is int and 0 <= n < 1 << 62 for n in (*shape, begin, end))
+    if not whole or end - begin != math.prod(shape) * dtype.itemsize:
+        raise SteelyardError(f"{file}: {name!r} has {shape=} that does not fit its bytes {begin}:{end}")
+    return Entry(number, data + begin, dtype, shape), begin, end
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("duplicate keys")
+    return made
