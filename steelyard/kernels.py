@@ -13,15 +13,19 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-BLOCK = 65536  # coordinates: the unit of reading and of the weighted sum
-PANEL = 16384  # coordinates whose products are one term of the Gram's float64 sum
-_MULTIPLY = 262144  # multiply-adds of one BLAS call: few enough that BLAS itself stays on one thread
+BLOCK = 131072  # coordinates: the unit of reading and of the weighted sum
+EXACT = 2048  # spans of so few coordinates are multiplied in float64
+_TILE = 1200  # products of one BLAS call, and its multiply-adds: few enough for OpenBLAS's kernels for small matrices,
+_MULTIPLY = 1_000_000  # which neither copy their operands nor start threads of their own
+_ALONE = 262144  # multiply-adds up to which every BLAS stays on one thread whatever the shapes
 _SMALL = 1 << 21  # row elements below which handing work to threads costs more than it saves
 _TINY = 1e-24  # squared norms below this have lost bits to underflow in float32
 
@@ -61,21 +65,24 @@ def gram(store: Rows, count: int, spans: Sequence[Span], chunk: int | None = Non
 
 
 def _gram(store: Rows, count: int, spans: Sequence[Span], chunk: int | None, wide: bool) -> NDArray[np.float64]:
+    panel = 65536 if count <= 48 else 32768  # coordinates whose products are one term of the sum
+
     def work(pieces: list[Piece], rows: torch.Tensor) -> list[tuple[int, NDArray[np.float64]]]:
         first = pieces[0].start
         terms = []
         for span, start, stop in pieces:
-            exact = wide or spans[span][1] - spans[span][0] <= PANEL
-            for left in range(start, stop, PANEL):
-                panel = rows[:, left - first : min(left + PANEL, stop) - first]
-                terms.append((span, _products((panel.double() if exact else panel).numpy())))
+            exact = wide or spans[span][1] - spans[span][0] <= EXACT
+            for left in range(start, stop, panel):
+                part = rows[:, left - first : min(left + panel, stop) - first]
+                terms.append((span, _upper_products((part.double() if exact else part).numpy())))
         return terms
 
     out = np.zeros((len(spans), count, count))
-    for terms in _run(store, spans, work, count, chunk):
+    for terms in _run(store, spans, work, count, panel, chunk):
         for span, term in terms:
             out[span] += term
-    return out
+    upper = np.triu(out)
+    return upper + np.triu(out, 1).transpose(0, 2, 1)
 
 
 def combine(store: Rows, count: int, spans: Sequence[Span], emit: Emit, chunk: int | None = None) -> None:
@@ -88,27 +95,39 @@ def combine(store: Rows, count: int, spans: Sequence[Span], emit: Emit, chunk: i
                 right = min(left + BLOCK, stop)
                 emit(Piece(span, left, right), rows[:, left - first : right - first])
 
-    for _ in _run(store, spans, work, count, chunk):
+    for _ in _run(store, spans, work, count, BLOCK, chunk):
         pass
 
 
-def _products(panel: Floats) -> NDArray[np.float64]:
-    """`panel @ panel.T` for `[R, n]`, in short runs of coordinates, the upper triangle by groups of rows.
-
-    Groups keep the two factors of different shape: equal ones would send numpy to BLAS's slower symmetric routine.
-    """
+def _upper_products(panel: Floats) -> NDArray[np.float64]:
+    """The upper triangle of `panel @ panel.T` for `[R, n]`, tile by tile, in short runs of coordinates."""
     count, n = panel.shape
-    group = min(10, (count + 1) // 2)
-    run = max(64, 1 << ((_MULTIPLY // (group * count)).bit_length() - 1))
+    if count * count * n <= _ALONE:
+        return np.asarray(panel @ panel.T, dtype=np.float64)
+    tiles, run = _tiles(count)
     out = np.zeros((count, count))
     for runs in _runs(panel, n, run):
-        for low in range(0, count, group):
-            high = min(low + group, count)
-            start = low if high < count else max(0, low - 1)
-            products = np.matmul(runs[:, low:high], runs[:, start:].transpose(0, 2, 1))
-            out[low:high, start:] += products.sum(axis=0, dtype=np.float64)
-    upper = np.triu(out, 1)
-    return upper + upper.T + np.diag(np.diagonal(out))
+        for low, high, left, right in tiles:
+            products = np.matmul(runs[:, low:high], runs[:, left:right].transpose(0, 2, 1))
+            out[low:high, left:right] += products.sum(axis=0, dtype=np.float64)
+    return out
+
+
+@cache
+def _tiles(count: int) -> tuple[list[tuple[int, int, int, int]], int]:
+    """Tiles `(rows low:high, columns left:right)` that cover the upper triangle, and the length of a run.
+
+    No tile has the same rows on both sides: numpy would send that one to BLAS's slower symmetric routine.
+    """
+    tiles = []
+    groups = max(2, count // 8)
+    for low, high in pairwise(count * i // groups for i in range(groups + 1)):
+        first = low if high < count else low - 1
+        parts = -(-(count - first) * (high - low) // _TILE)
+        edges = [first + (count - first) * i // parts for i in range(parts + 1)]
+        tiles += [(low, high, left, right) for left, right in pairwise(edges)]
+    largest = max((high - low) * (right - left) for low, high, left, right in tiles)
+    return tiles, max(64, 1 << ((_MULTIPLY // largest).bit_length() - 1))
 
 
 def _runs(panel: Floats, n: int, run: int) -> Iterator[Floats]:
@@ -121,7 +140,7 @@ def _runs(panel: Floats, n: int, run: int) -> Iterator[Floats]:
 
 def _left_range(store: Rows, product: NDArray[np.float64], span: Span) -> bool:
     """Whether squares over- or underflowed in float32 here, so that the span must be done again in float64."""
-    if span[1] - span[0] <= PANEL:
+    if span[1] - span[0] <= EXACT:
         return False
     if not np.isfinite(product).all():
         return True
@@ -138,12 +157,16 @@ def _run(
     spans: Sequence[Span],
     work: Callable[[list[Piece], torch.Tensor], Result],
     count: int,
+    unit: int,
     chunk: int | None,
 ) -> Iterator[Result]:
-    """Cuts the spans into tasks, reads each task's rows and yields the results of `work` in order."""
+    """Cuts the spans into tasks, reads each task's rows and yields the results of `work` in order.
+
+    A task is `chunk` coordinates, rounded up to whole units; by default, enough tasks to share out evenly.
+    """
     dim = sum(stop - start for start, stop in spans)
     threads = torch.get_num_threads()
-    length = _task_length(count, dim, threads, chunk)
+    length = max(1, -(-(chunk or min(dim // (8 * threads), (1 << 23) // count)) // unit)) * unit
     buffers: dict[int, torch.Tensor | None] = {}
 
     def task(pieces: list[Piece]) -> Result:
@@ -156,12 +179,6 @@ def _run(
     if min(threads, len(tasks)) <= 1 or dim * count < _SMALL:
         return map(task, tasks)
     return _pool(threads).map(task, tasks)
-
-
-def _task_length(count: int, dim: int, threads: int, chunk: int | None) -> int:
-    """Coordinates per task, in whole blocks: what the caller asked for, or enough tasks to share out evenly."""
-    wanted = chunk or min(dim // (8 * threads), (1 << 23) // count)
-    return max(1, -(-wanted // BLOCK)) * BLOCK
 
 
 def _tasks(spans: Sequence[Span], length: int) -> list[list[Piece]]:

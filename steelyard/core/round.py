@@ -28,10 +28,16 @@ NOT_FINITE = "NaN or infinity in its parameters"
 
 
 class Sink(Protocol):
-    """Receives the new model, chunk by chunk, possibly from several threads."""
+    """Receives the new model: parameters by position in the flat vector, from several threads, and other leaves whole."""
 
-    def put(self, leaf: Leaf, start: int, values: torch.Tensor) -> None:
-        """Values of a leaf from position `start` of it on, in the leaf's dtype."""
+    def room(self, start: int, stop: int) -> torch.Tensor | None:
+        """Where to put coordinates `start:stop` in the rows' dtype, or None to have them handed to `write`."""
+
+    def write(self, start: int, values: torch.Tensor) -> None:
+        """Parameters from position `start` on."""
+
+    def put(self, leaf: Leaf, values: torch.Tensor) -> None:
+        """A statistic or a counter, in the leaf's dtype."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     _mix_stats(store, mixture, cut, sink)
     counts = store.counts()
     for leaf in layout.counts:
-        sink.put(leaf, 0, counts[leaf.name].reshape(-1).to(leaf.dtype))
+        sink.put(leaf, counts[leaf.name].to(leaf.dtype))
     gram = grams(mixture.layers) if rule.needs.gram or job.diagnose else None
     report = describe(store, mixture, weights, cut, gram, job.number)
     return Outcome(store, weights, np.array(mixture.base), state, report, False)
@@ -138,42 +144,23 @@ def _combine(
 ) -> Array | None:
     """The second pass. Returns how often a reducer used each row, if there is one."""
     layout = store.layout
-    pieces = [
-        (leaf, layer, max(start, leaf.start), min(stop, leaf.stop))
-        for leaf, start, stop, layer in _overlaps(layout, cut)
-    ]
     server = _ServerStep(job.server, layout, state, job.state) if job.server is not None else None
     reduction = _Reduction(mixture, layout.row_dtype) if mixture.reduce is not None else None
     mix = reduction or _WeightedSum(mixture, layout.row_dtype)
 
     def emit(piece: kernels.Piece, rows: torch.Tensor) -> None:
-        leaf, layer, _, _ = pieces[piece.span]
-        values = mix(rows, layer)
+        room = sink.room(piece.start, piece.stop)
+        values = mix(rows, cut.spans[piece.span][2], room)
         if server is not None:
             values = server(rows[-1], values, piece.start, piece.stop)
-        narrow = values.to(leaf.dtype)
-        if not bool(torch.isfinite(narrow.sum())) and not bool(torch.isfinite(narrow).all()):
+        if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
             _refuse_non_finite(rows)
-            raise SteelyardError(f"the aggregated {leaf.name!r} overflows {leaf.dtype}: the base model stays as it was")
-        sink.put(leaf, piece.start - leaf.start, narrow)
+            raise SteelyardError(f"the aggregated model overflows {layout.row_dtype}: the base model stays as it was")
+        if values is not room:
+            sink.write(piece.start, values)
 
-    kernels.combine(store, len(store.ids) + 1, [(start, stop) for _, _, start, stop in pieces], emit, job.chunk)
+    kernels.combine(store, len(store.ids) + 1, [(start, stop) for start, stop, _ in cut.spans], emit, job.chunk)
     return None if reduction is None else reduction.used.numpy().astype(np.float64)
-
-
-def _overlaps(layout: Layout, cut: Layers) -> list[tuple[Leaf, int, int, int]]:
-    """Every pair of a leaf and a layer's span that share coordinates, in order."""
-    pairs = []
-    spans = iter(sorted(cut.spans))
-    span = next(spans, None)
-    for leaf in layout.params:
-        while span is not None and span[0] < leaf.stop:
-            if span[1] > leaf.start and leaf.size:
-                pairs.append((leaf, *span))
-            if span[1] > leaf.stop:
-                break
-            span = next(spans, None)
-    return pairs
 
 
 def _refuse_non_finite(rows: torch.Tensor) -> None:
@@ -188,8 +175,8 @@ class _WeightedSum:
     def __init__(self, mixture: Mixture, dtype: torch.dtype) -> None:
         self.coefficients = torch.from_numpy(np.column_stack([mixture.weights, mixture.base])).to(dtype)  # [g, K+1]
 
-    def __call__(self, rows: torch.Tensor, layer: int) -> torch.Tensor:
-        return torch.mv(rows.T, self.coefficients[layer])
+    def __call__(self, rows: torch.Tensor, layer: int, out: torch.Tensor | None) -> torch.Tensor:
+        return torch.mv(rows.T, self.coefficients[layer], out=out)
 
 
 class _ServerStep:
@@ -227,7 +214,8 @@ class _Reduction:
         self.lock = threading.Lock()
         self.used = torch.zeros(mixture.weights.shape[1], dtype=torch.int64)
 
-    def __call__(self, rows: torch.Tensor, layer: int) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, layer: int, out: torch.Tensor | None) -> torch.Tensor:
+        del out
         if not bool(torch.isfinite(rows.sum())):  # sorting would trim NaN away instead of showing it
             _refuse_non_finite(rows)
         updates = rows[:-1] if self.map is None else self.map @ rows[:-1]
@@ -257,4 +245,4 @@ def _mix_stats(store: UpdateStore, mixture: Mixture, cut: Layers, sink: Sink) ->
         values = mixture.stat_scale * (share @ clients[:, leaf.start : leaf.stop])
         if leaf.name.endswith("running_var"):
             values = np.maximum(values, 0.0)
-        sink.put(leaf, 0, torch.from_numpy(values).to(leaf.dtype))
+        sink.put(leaf, torch.from_numpy(values).to(leaf.dtype).view(leaf.shape))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
+from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import FLAT, Kind, Layout, Leaf, Params
 from steelyard.core.round import NOT_FINITE
 from steelyard.core.table import ClientId, sort_key
@@ -49,7 +51,7 @@ class MemoryStore:
                     quarantined[client] = reason
         fit = [client for client in leaves if client not in quarantined]
 
-        matrix = torch.empty(len(fit) + 1, layout.dim, dtype=layout.row_dtype)
+        matrix = allocate((len(fit) + 1) * layout.dim, layout.row_dtype).view(len(fit) + 1, layout.dim)
         stats = torch.empty(len(fit) + 1, layout.stat_dim, dtype=torch.float64)
         _flatten(layout.params, _leaves(base), matrix[-1])
         _flatten(layout.stats, _leaves(base), stats[-1])
@@ -114,26 +116,46 @@ class MemoryStore:
 
 
 class MemorySink:
-    """Takes in the new model, chunk by chunk, into tensors of its own."""
+    """Takes in the new model. Parameters of the rows' own dtype are written in place, as views of one flat vector."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.flat = {leaf.name: torch.empty(leaf.size, dtype=leaf.dtype) for leaf in layout.leaves if leaf.tied is None}
+        self.flat = allocate(layout.dim, layout.row_dtype)
+        self.others: dict[str, torch.Tensor] = {}
 
-    def put(self, leaf: Leaf, start: int, values: torch.Tensor) -> None:
+    def room(self, start: int, stop: int) -> torch.Tensor:
+        """A view of the flat vector."""
+        return self.flat[start:stop]
+
+    def write(self, start: int, values: torch.Tensor) -> None:
         """Copies a chunk into place."""
-        self.flat[leaf.name][start : start + values.numel()].copy_(values)
+        self.flat[start : start + values.numel()].copy_(values)
+
+    def put(self, leaf: Leaf, values: torch.Tensor) -> None:
+        """Keeps a statistic or a counter."""
+        self.others[leaf.name] = values
 
     def params(self, base: Params) -> Params:
         """The new model in the form, and on the devices, of the old."""
+        made = {leaf.name: narrowed(self.flat[leaf.start : leaf.stop], leaf).view(leaf.shape) for leaf in self.layout.params}
+        made.update(self.others)
         if isinstance(base, torch.Tensor):
-            return self.flat[FLAT].to(base.device)
-        made: dict[str, torch.Tensor] = {}
-        for leaf in self.layout.leaves:
-            if leaf.tied is None:
-                made[leaf.name] = self.flat[leaf.name].view(leaf.shape).to(base[leaf.name].device)
+            return made[FLAT].to(base.device)
         # Tied before, tied after.
-        return {leaf.name: made[leaf.tied or leaf.name] for leaf in self.layout.leaves}
+        return {leaf.name: made[leaf.tied or leaf.name].to(base[leaf.name].device) for leaf in self.layout.leaves}
+
+
+def narrowed(values: torch.Tensor, leaf: Leaf) -> torch.Tensor:
+    """The values in the leaf's dtype, if they fit."""
+    cast = values.to(leaf.dtype)
+    if cast is not values and not bool(torch.isfinite(cast).all()):
+        raise SteelyardError(f"the aggregated {leaf.name!r} overflows {leaf.dtype}: the base model stays as it was")
+    return cast
+
+
+def allocate(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor whose memory numpy takes from the system: it asks for huge pages, which torch does not."""
+    return torch.from_numpy(np.empty(size * dtype.itemsize, dtype=np.uint8)).view(dtype)
 
 
 def _leaves(params: Params) -> Mapping[str, torch.Tensor]:

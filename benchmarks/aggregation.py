@@ -1,0 +1,104 @@
+"""What a rule costs beyond FedAvg's weighted sum, in one run on the same tensors: `make bench`.
+
+Updates are in the store before the clock starts. Every round of measurement calls each rule once, in turn, and the best of
+all rounds counts: the machine is shared, and noise only adds time.
+"""
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import steelyard
+from benchmarks.models import Shapes, eleven_million, mcmahan_cnn, random_model, resnet20
+
+RULES = {
+    "FedAvg": "fedavg",
+    "FedAdp": "fedadp",
+    "L-DAWA": "ldawa:warmup=0",
+    "FedAWA": "fedawa:steps=10",
+    "FedAWA-L": "fedawa_l:steps=10",
+}
+CASES: dict[str, tuple[int, Callable[[], Shapes], dict[str, float]]] = {
+    "K=20, d=11,000,000": (20, eleven_million, {"FedAdp": 4, "L-DAWA": 4, "FedAWA": 4, "FedAWA-L": 4}),
+    "K=20, d=272,474 in 65 tensors": (20, resnet20, {"FedAdp": 8, "L-DAWA": 8, "FedAWA": 10, "FedAWA-L": 15}),
+    "K=100, d=1,663,370": (100, mcmahan_cnn, {"FedAdp": 10, "L-DAWA": 10, "FedAWA": 10, "FedAWA-L": 10}),
+}
+
+
+def best_times(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Seconds of the fastest of `rounds` calls of each, called in turn."""
+    times = {name: float("inf") for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            times[name] = min(times[name], time.perf_counter() - begin)
+    return times
+
+
+def flower_call(base: dict[str, torch.Tensor], clients: list[dict[str, torch.Tensor]], sizes: list[int]) -> Callable[[], Any]:
+    """Flower's own aggregation of the same data."""
+    from flwr.app import ArrayRecord, MetricRecord, RecordDict
+    from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
+
+    records = [
+        RecordDict({"arrays": ArrayRecord(client), "metrics": MetricRecord({"num-examples": size})})
+        for client, size in zip(clients, sizes, strict=True)
+    ]
+    return lambda: aggregate_arrayrecords(records, "num-examples")
+
+
+def measure(name: str, rounds: int, flower: bool) -> dict[str, Any]:
+    clients_count, shapes, bars = CASES[name]
+    base = random_model(shapes(), 0)
+    clients = {k: random_model(shapes(), 1 + k, base) for k in range(clients_count)}
+    sizes = [100 + 7 * k for k in range(clients_count)]
+    store = steelyard.MemoryStore.of(base, clients)
+    metrics = {"num_examples": sizes}
+    calls: dict[str, Callable[[], Any]] = {
+        rule: lambda text=text: steelyard.aggregate(text, base, store, metrics=metrics) for rule, text in RULES.items()
+    }
+    calls["plain read"] = lambda: store.matrix.sum()
+    times = best_times(calls, rounds)
+    if flower:
+        times["Flower"] = best_times({"Flower": flower_call(base, list(clients.values()), sizes)}, max(2, rounds // 5))["Flower"]
+    ratios = {rule: times[rule] / times["FedAvg"] for rule in RULES}
+    ratios["FedAvg / plain read (speed)"] = times["plain read"] / times["FedAvg"]
+    if flower:
+        ratios["Flower / FedAvg"] = times["Flower"] / times["FedAvg"]
+    return {"case": name, "milliseconds": {k: 1e3 * v for k, v in times.items()}, "ratios": ratios, "bars": bars}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("out/bench-aggregation.json"))
+    parser.add_argument("--no-flower", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    results = [measure(name, arguments.rounds, not arguments.no_flower) for name in CASES]
+    for result in results:
+        print(f"\n{result['case']}  ({arguments.threads} threads)")
+        for rule, milliseconds in result["milliseconds"].items():
+            ratio = result["ratios"].get(rule)
+            bar = result["bars"].get(rule)
+            verdict = "" if bar is None else f"bar {bar:g}x  {'ok' if ratio <= bar else 'MISSED'}"
+            print(f"  {rule:12s} {milliseconds:9.2f} ms  {'' if ratio is None else f'{ratio:6.2f}x FedAvg':14s} {verdict}")
+        print(f"  FedAvg runs at {result['ratios']['FedAvg / plain read (speed)']:.0%} of the speed of a plain read")
+        if "Flower / FedAvg" in result["ratios"]:
+            print(f"  Flower's aggregate_arrayrecords takes {result['ratios']['Flower / FedAvg']:.1f}x FedAvg")
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"processor": platform.processor(), "python": platform.python_version(), "torch": torch.__version__}
+    arguments.out.write_text(json.dumps({"machine": machine, "threads": arguments.threads, "results": results}, indent=1))
+    print(f"\nwritten to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
