@@ -1,7 +1,7 @@
 """What a rule costs beyond FedAvg's weighted sum, in one run on the same tensors: `make bench`.
 
-Updates are in the store before the clock starts. Every round of measurement calls each rule once, in turn, and the best of
-all rounds counts: the machine is shared, and noise only adds time.
+Updates are in the store before the clock starts. Every round of measurement calls each rule once, in turn, and the
+best of all rounds counts: the machine is shared, and noise only adds time.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def best_times(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, fl
     return times
 
 
-def flower_call(base: dict[str, torch.Tensor], clients: list[dict[str, torch.Tensor]], sizes: list[int]) -> Callable[[], Any]:
+def flower_call(clients: list[dict[str, torch.Tensor]], sizes: list[int]) -> Callable[[], Any]:
     """Flower's own aggregation of the same data."""
     from flwr.app import ArrayRecord, MetricRecord, RecordDict
     from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
@@ -67,12 +67,19 @@ def measure(name: str, rounds: int, flower: bool) -> dict[str, Any]:
     calls["plain read"] = lambda: store.matrix.sum()
     times = best_times(calls, rounds)
     if flower:
-        times["Flower"] = best_times({"Flower": flower_call(base, list(clients.values()), sizes)}, max(2, rounds // 5))["Flower"]
+        times["Flower"] = best_times({"Flower": flower_call(list(clients.values()), sizes)}, max(2, rounds // 5))[
+            "Flower"
+        ]
     ratios = {rule: times[rule] / times["FedAvg"] for rule in RULES}
     ratios["FedAvg / plain read (speed)"] = times["plain read"] / times["FedAvg"]
     if flower:
         ratios["Flower / FedAvg"] = times["Flower"] / times["FedAvg"]
-    return {"case": name, "milliseconds": {k: 1e3 * v for k, v in times.items()}, "ratios": ratios, "bars": bars}
+    return {
+        "case": name,
+        "milliseconds": {k: 1e3 * v for k, v in times.items()},
+        "ratios": ratios,
+        "bars": bars,
+    }
 
 
 def main() -> None:
@@ -90,13 +97,21 @@ def main() -> None:
             ratio = result["ratios"].get(rule)
             bar = result["bars"].get(rule)
             verdict = "" if bar is None else f"bar {bar:g}x  {'ok' if ratio <= bar else 'MISSED'}"
-            print(f"  {rule:12s} {milliseconds:9.2f} ms  {'' if ratio is None else f'{ratio:6.2f}x FedAvg':14s} {verdict}")
+            print(
+                f"  {rule:12s} {milliseconds:9.2f} ms  {'' if ratio is None else f'{ratio:6.2f}x FedAvg':14s} {verdict}"
+            )
         print(f"  FedAvg runs at {result['ratios']['FedAvg / plain read (speed)']:.0%} of the speed of a plain read")
         if "Flower / FedAvg" in result["ratios"]:
             print(f"  Flower's aggregate_arrayrecords takes {result['ratios']['Flower / FedAvg']:.1f}x FedAvg")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"processor": platform.processor(), "python": platform.python_version(), "torch": torch.__version__}
-    arguments.out.write_text(json.dumps({"machine": machine, "threads": arguments.threads, "results": results}, indent=1))
+    machine = {
+        "processor": platform.processor(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    arguments.out.write_text(
+        json.dumps({"machine": machine, "threads": arguments.threads, "results": results}, indent=1)
+    )
     print(f"\nwritten to {arguments.out}")
 
 

@@ -1,7 +1,7 @@
 """Steelyard: adaptive aggregation for federated learning.
 
-    out = steelyard.aggregate("fedawa", base, clients, metrics={"num_examples": sizes})
-    out.params, out.weights, out.state, out.report
+out = steelyard.aggregate("fedawa", base, clients, metrics={"num_examples": sizes})
+out.params, out.weights, out.state, out.report
 """
 
 from steelyard._version import __version__

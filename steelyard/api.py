@@ -54,7 +54,9 @@ def parse_rule(spec: str | Weighting) -> Weighting:
     """A rule from its text form (`"feddisco|fedawa:steps=10"`); a rule object is returned as it is."""
     made = parse(spec, RULES, chain) if isinstance(spec, str) else spec
     if not isinstance(made, Weighting):
-        raise SteelyardError(f"{spec!r} is a {type(made).__name__}, not a rule: detectors go inside gate(...) or pa3fed")
+        raise SteelyardError(
+            f"{spec!r} is a {type(made).__name__}, not a rule: detectors go inside gate(...) or pa3fed"
+        )
     return made
 
 
@@ -96,9 +98,9 @@ def aggregate(
         diagnose: compute the Gram even if the rule needs none, so that the report has coherence, cosines and norms.
         chunk: coordinates per read of the clients; any value gives the same bits.
 
-    A client that does not fit (keys, shapes, dtypes, NaN, invalid metrics) is quarantined: it is left out, and named with
-    the reason in `out.report["quarantined"]`. If none is left, `NoValidClients` is raised; under `guard(...)` the round
-    is void instead: `out.params` is the base model and `out.report["void"]` says why.
+    A client that does not fit (keys, shapes, dtypes, NaN, invalid metrics) is quarantined: it is left out, and named
+    with the reason in `out.report["quarantined"]`. If none is left, `NoValidClients` is raised; under `guard(...)`
+    the round is void instead: `out.params` is the base model and `out.report["void"]` says why.
     """
     root = rooted(parse_rule(rule))
     optimizer = None if server is None else parse_optimizer(server)
@@ -145,7 +147,7 @@ def _by_id(clients: Any, ids: Sequence[ClientId] | None) -> dict[ClientId, Param
         ids, clients = list(clients), list(clients.values())
     if isinstance(clients, torch.Tensor) and clients.ndim != 2:
         raise SteelyardError(f"clients has shape {tuple(clients.shape)}: a tensor of clients is [K, d]")
-    names = list(range(len(clients))) if ids is None else [_id(client) for client in ids]
+    names: list[ClientId] = list(range(len(clients))) if ids is None else [_id(client) for client in ids]
     if len(names) != len(clients):
         raise SteelyardError(f"ids has {len(names)} entries for {len(clients)} clients")
     if len(set(names)) < len(names):

@@ -160,13 +160,10 @@ def _run(
     unit: int,
     chunk: int | None,
 ) -> Iterator[Result]:
-    """Cuts the spans into tasks, reads each task's rows and yields the results of `work` in order.
-
-    A task is `chunk` coordinates, rounded up to whole units; by default, enough tasks to share out evenly.
-    """
+    """Cuts the spans into tasks, reads each task's rows and yields the results of `work` in order."""
     dim = sum(stop - start for start, stop in spans)
     threads = torch.get_num_threads()
-    length = max(1, -(-(chunk or min(dim // (8 * threads), (1 << 23) // count)) // unit)) * unit
+    length = task_length(count, dim, unit, chunk)
     buffers: dict[int, torch.Tensor | None] = {}
 
     def task(pieces: list[Piece]) -> Result:
@@ -179,6 +176,12 @@ def _run(
     if min(threads, len(tasks)) <= 1 or dim * count < _SMALL:
         return map(task, tasks)
     return _pool(threads).map(task, tasks)
+
+
+def task_length(count: int, dim: int, unit: int, chunk: int | None) -> int:
+    """Coordinates of one task: `chunk`, rounded up to whole units; by default, enough tasks to share out evenly."""
+    wanted = chunk or min(dim // (8 * torch.get_num_threads()), (1 << 21) // count)
+    return max(1, -(-wanted // unit)) * unit
 
 
 def _tasks(spans: Sequence[Span], length: int) -> list[list[Piece]]:

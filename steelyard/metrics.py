@@ -48,7 +48,7 @@ def metric_table(metrics: Any, given: Sequence[ClientId]) -> Table:
 
 
 def refused_by_metrics(rule: Weighting, table: Table, ids: Sequence[ClientId]) -> dict[ClientId, str]:
-    """Clients whose reports the rule cannot use, with the reason. Valid values are replaced by plain numbers in `table`."""
+    """Clients whose reports the rule cannot use, with the reason; valid reports become plain numbers in `table`."""
     refused: dict[ClientId, str] = {}
     for name in sorted(rule.needs.metrics):
         if name not in table:

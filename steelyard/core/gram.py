@@ -57,11 +57,13 @@ class Gram:
 
     def apply(self, weights: Array) -> Array:
         """`<d_k, m>` for the mixture `m = sum_j w_j d_j`, `[g, K]`."""
-        return np.matmul(self.dots, weights[:, :, None])[:, :, 0]
+        dots: Array = np.matmul(self.dots, weights[:, :, None])[:, :, 0]
+        return dots
 
     def mixture_sq_norm(self, weights: Array) -> Array:
         """`|sum_k w_k d_k|^2`, `[g]`."""
-        return np.maximum((weights * self.apply(weights)).sum(axis=1), 0.0)
+        square: Array = np.maximum((weights * self.apply(weights)).sum(axis=1), 0.0)
+        return square
 
     def cosines(self) -> Array:
         """Pairwise `cos(d_i, d_j)`, `[g, K, K]`; 0 where an update is zero."""

@@ -6,8 +6,8 @@ Leaves of a state dict are not all alike:
     stat    BatchNorm running mean and variance: averaged with the weights, not in the Gram, never shrunk
     count   `num_batches_tracked` and every integer or boolean leaf: the maximum over clients, in its own dtype
 
-Parameters are thought of as one flat vector, in the order of their names, statistics as another: files and state dicts hold
-the same tensors in different orders, and the order of a sum is part of its bits.
+Parameters are thought of as one flat vector, in the order of their names, statistics as another: files and state
+dicts hold the same tensors in different orders, and the order of a sum is part of its bits.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Layout:
 
     def _by_sizes(self, sizes: tuple[int, ...]) -> Layers:
         if not self.flat:
-            raise SteelyardError(f"layers={sizes}: sizes cut a flat tensor; for a state dict use names or \"tensor\"")
+            raise SteelyardError(f'layers={sizes}: sizes cut a flat tensor; for a state dict use names or "tensor"')
         if sum(sizes) != self.dim or min(sizes) < 1:
             raise SteelyardError(f"layers={sizes}: sizes must be positive and add up to the {self.dim} parameters")
         stops = np.cumsum(sizes).tolist()
@@ -194,11 +194,17 @@ def _ties(base: Mapping[str, torch.Tensor]) -> dict[str, str]:
     for name in sorted(base):
         tensor = base[name]
         if not isinstance(tensor, torch.Tensor):
-            raise SteelyardError(f"base[{name!r}] is a {type(tensor).__name__}, not a tensor: leave it out of the state dict")
+            raise SteelyardError(
+                f"base[{name!r}] is a {type(tensor).__name__}, not a tensor: leave it out of the state dict"
+            )
         if tensor.is_complex():
             raise SteelyardError(f"base[{name!r}] is {tensor.dtype}: store real and imaginary parts as two tensors")
         # Tensors without memory (empty, or on the meta device) all have the address 0: they are not tied.
-        first = seen.setdefault((tensor.data_ptr(), tuple(tensor.shape), tensor.stride()), name) if tensor.data_ptr() else name
+        first = (
+            seen.setdefault((tensor.data_ptr(), tuple(tensor.shape), tensor.stride()), name)
+            if tensor.data_ptr()
+            else name
+        )
         if first != name:
             tied[name] = first
     return tied
@@ -210,7 +216,9 @@ def _kind(name: str, tensor: torch.Tensor, kinds: Mapping[str, Kind]) -> Kind:
             if kind not in ("param", "stat", "count"):
                 raise SteelyardError(f'kinds[{pattern!r}] is {kind!r}: use "param", "stat" or "count"')
             if kind != "count" and not tensor.is_floating_point():
-                raise SteelyardError(f"kinds[{pattern!r}] = {kind!r}, but {name!r} is {tensor.dtype}: only floats can be averaged")
+                raise SteelyardError(
+                    f"kinds[{pattern!r}] = {kind!r}, but {name!r} is {tensor.dtype}: only floats can be averaged"
+                )
             return kind
     last = name.rpartition(".")[2]
     if not tensor.is_floating_point() or last == "num_batches_tracked":

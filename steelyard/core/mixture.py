@@ -58,8 +58,8 @@ class Mixture:
     @property
     def shares(self) -> Array:
         """The weights as a distribution over clients, `[g, K]`."""
-        total = self.weights.sum(axis=1, keepdims=True)
-        return self.weights / total
+        shares: Array = self.weights / self.weights.sum(axis=1, keepdims=True)
+        return shares
 
     def reweighted(self, shares: Array, **notes: Any) -> Mixture:
         """The same total and base, divided anew among the clients: how every modifier passes its result on."""

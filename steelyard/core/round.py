@@ -23,12 +23,11 @@ from steelyard.core.table import ClientId, State
 from steelyard.core.view import View
 from steelyard.core.weighting import Weighting
 
-
 NOT_FINITE = "NaN or infinity in its parameters"
 
 
 class Sink(Protocol):
-    """Receives the new model: parameters by position in the flat vector, from several threads, and other leaves whole."""
+    """Receives the new model: parameters by position, from several threads, and other leaves whole."""
 
     def room(self, start: int, stop: int) -> torch.Tensor | None:
         """Where to put coordinates `start:stop` in the rows' dtype, or None to have them handed to `write`."""
@@ -82,7 +81,9 @@ def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
             return _attempt(rule, store, job, sink)
         except NonFiniteUpdate as found:
             if len(store.ids) in found.rows:
-                raise SteelyardError("the base model itself holds NaN or infinity: nothing can be aggregated onto it") from None
+                raise SteelyardError(
+                    "the base model itself holds NaN or infinity: nothing can be aggregated onto it"
+                ) from None
             store = store.without({store.ids[row]: NOT_FINITE for row in found.rows})
 
 
@@ -91,7 +92,9 @@ def nothing(store: UpdateStore, job: Round, reason: str) -> Outcome:
     cut = store.layout.layers(None)
     weights = np.zeros((1, len(store.ids)))
     mixture = Mixture(weights, np.ones(1), void=reason)
-    return Outcome(store, weights, np.ones(1), job.state, describe(store, mixture, weights, cut, None, job.number), True)
+    return Outcome(
+        store, weights, np.ones(1), job.state, describe(store, mixture, weights, cut, None, job.number), True
+    )
 
 
 def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
@@ -113,7 +116,9 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
             return products(rule.needs.per_layer).whole()  # no second pass over the updates
         return products(layers)
 
-    metrics = {name: np.array([job.metrics[name][client] for client in ids], dtype=np.float64) for name in rule.needs.metrics}
+    metrics = {
+        name: np.array([job.metrics[name][client] for client in ids], dtype=np.float64) for name in rule.needs.metrics
+    }
     view = View(ids, job.number, rule.needs, metrics, grams, lambda layers: len(layout.layers(layers).names))
     start = Mixture.convex(np.ones((1, len(ids))))
     mixture, after = rule.apply(start, view, job.state)
@@ -222,7 +227,8 @@ class _Reduction:
         values, used = self.reduce(updates[self.chosen])
         with self.lock:
             self.used.index_add_(0, self.chosen, used)
-        return self.base[layer] * rows[-1] + self.total[layer] * values
+        mixed: torch.Tensor = self.base[layer] * rows[-1] + self.total[layer] * values
+        return mixed
 
 
 def _mix_stats(store: UpdateStore, mixture: Mixture, cut: Layers, sink: Sink) -> None:

@@ -59,7 +59,9 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return [_encode(item, tensors) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise SteelyardError(f"state holds a {type(value).__name__}: only numbers, text, lists, dicts and tensors are plain data")
+    raise SteelyardError(
+        f"state holds a {type(value).__name__}: only numbers, text, lists, dicts and tensors are plain data"
+    )
 
 
 def _decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -1,8 +1,8 @@
 """The text form of parts: `fedawa:steps=10,preset=official`, `feddisco|fedawa`, `guard(fedadp):clip=2`.
 
-    rule    part | part | ...                     a chain
-    part    name(rule, ...):option=value,...      brackets and options may be left out
-    value   number, true, false, none, text, [value, value, ...]
+rule    part | part | ...                     a chain
+part    name(rule, ...):option=value,...      brackets and options may be left out
+value   number, true, false, none, text, [value, value, ...]
 """
 
 from __future__ import annotations
@@ -163,4 +163,6 @@ def _plain(part: Any, fields: dict[str, Any]) -> dict[str, Any]:
 def _value(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ",".join(_value(item) for item in value) + "]"
-    return {True: "true", False: "false", None: "none"}[value] if value is None or isinstance(value, bool) else str(value)
+    return (
+        {True: "true", False: "false", None: "none"}[value] if value is None or isinstance(value, bool) else str(value)
+    )

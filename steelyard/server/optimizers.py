@@ -1,4 +1,4 @@
-"""Server optimizers: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, and server momentum in its conventions.
+"""Server optimizers: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, and server momentum.
 
 With `D = target - theta`, the aggregated step:
 
@@ -11,8 +11,8 @@ With `D = target - theta`, the aggregated step:
     yogi       m as adam              ; v <- v - (1 - b2) D^2 sign(v - D^2)   ; as adam
     adagrad    m as adam, b1 = 0      ; v <- v + D^2                          ; as adam
 
-v starts at 0 and nothing is bias-corrected, as in FedLAW's code (Reddi et al. start at tau^2). Beware of lr = 1 for adam: the
-first step is about +-1 per coordinate whatever D is; FedLAW's comments suggest 0.01.
+v starts at 0 and nothing is bias-corrected, as in FedLAW's code (Reddi et al. start at tau^2). Beware of lr = 1 for
+adam: the first step is about +-1 per coordinate whatever D is; FedLAW's comments suggest 0.01.
 """
 
 from __future__ import annotations

@@ -137,7 +137,9 @@ class MemorySink:
 
     def params(self, base: Params) -> Params:
         """The new model in the form, and on the devices, of the old."""
-        made = {leaf.name: narrowed(self.flat[leaf.start : leaf.stop], leaf).view(leaf.shape) for leaf in self.layout.params}
+        made = {
+            leaf.name: narrowed(self.flat[leaf.start : leaf.stop], leaf).view(leaf.shape) for leaf in self.layout.params
+        }
         made.update(self.others)
         if isinstance(base, torch.Tensor):
             return made[FLAT].to(base.device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -90,16 +90,22 @@ class Checkpoint:
         """Elements of a tensor from position `start` on into `out`, cast to its dtype."""
         entry = self.entries[name]
         raw = out if out.dtype == entry.dtype else torch.empty(out.numel(), dtype=entry.dtype)
-        view = memoryview(raw.view(torch.uint8).numpy()) if raw.numel() else memoryview(b"")
-        position = entry.offset + start * entry.dtype.itemsize
-        done = 0
-        while done < len(view):
-            count = os.preadv(self._handles[entry.file], [view[done:]], position + done)
-            if count == 0:
-                raise SteelyardError(f"{self.files[entry.file]}: ends inside {name!r}; the file changed while it was read")
-            done += count
+        if raw.numel():
+            self.read_bytes(name, start * entry.dtype.itemsize, raw.view(torch.uint8).numpy().data)
         if raw is not out:
             out.copy_(raw)
+
+    def read_bytes(self, name: str, start: int, out: memoryview) -> None:
+        """Bytes of a tensor from byte `start` on into `out`."""
+        entry = self.entries[name]
+        position = entry.offset + start
+        while out:
+            count = os.preadv(self._handles[entry.file], [out], position)
+            if count == 0:
+                raise SteelyardError(
+                    f"{self.files[entry.file]}: ends inside {name!r}; the file changed while it was read"
+                )
+            out, position = out[count:], position + count
 
     def load(self, name: str) -> torch.Tensor:
         """One whole tensor."""
@@ -113,8 +119,9 @@ class Checkpoint:
 class SafetensorsStore:
     """K checkpoints and the global one. Build it with `SafetensorsStore.open(base, {id: path, ...})`.
 
-    Headers are validated on opening; NaN and infinity are found in the first pass over the data. Either way a bad client is
-    quarantined with the reason. Running statistics and counters are small and read at once.
+    Headers are validated on opening; NaN and infinity are found in the first pass over the data. Either way a bad
+    client is quarantined with the reason. Running statistics and counters are small and read at once. `on_read` is
+    called with the number of coordinates after every read, from several threads: progress bars hang there.
     """
 
     layout: Layout
@@ -123,6 +130,7 @@ class SafetensorsStore:
     ids: tuple[ClientId, ...]
     quarantined: Mapping[ClientId, str]
     clients: Mapping[ClientId, Checkpoint]
+    on_read: Callable[[int], None] | None = None
 
     @staticmethod
     def open(
@@ -133,7 +141,9 @@ class SafetensorsStore:
     ) -> SafetensorsStore:
         """Opens the global checkpoint and every client's; those in `refused` are not looked at."""
         source = Checkpoint(base)
-        empty = {name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in source.entries.items()}
+        empty = {
+            name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in source.entries.items()
+        }
         layout = Layout.of(empty, kinds)
         quarantined = dict(refused or {})
         opened: dict[ClientId, Checkpoint] = {}
@@ -161,17 +171,28 @@ class SafetensorsStore:
 
     def scratch(self, length: int) -> torch.Tensor:
         """Room for `length` coordinates of every row."""
-        return torch.empty(len(self.ids) + 1, length, dtype=self.layout.row_dtype)
+        # A little longer than asked for: rows a power of two apart would fall on the same lines of the cache.
+        return torch.empty(len(self.ids) + 1, length + 16, dtype=self.layout.row_dtype)
 
     def rows(self, start: int, stop: int, scratch: torch.Tensor | None) -> torch.Tensor:
         """Reads the slices and takes the global model off the clients'."""
         assert scratch is not None
         rows = scratch[:, : stop - start]
         parts = _overlapping(self.layout.params, start, stop)
+        size, stride = scratch.element_size(), scratch.stride(0)
+        room = scratch.numpy().data.cast("B")  # sliced without a torch call per read: there are many
         for row, checkpoint in enumerate([*(self.clients[client] for client in self.ids), self.source]):
             for leaf, left, right in parts:
-                checkpoint.read(leaf.name, left - leaf.start, rows[row, left - start : right - start])
+                if leaf.dtype == scratch.dtype:
+                    first = (row * stride + left - start) * size
+                    checkpoint.read_bytes(
+                        leaf.name, (left - leaf.start) * size, room[first : first + (right - left) * size]
+                    )
+                else:
+                    checkpoint.read(leaf.name, left - leaf.start, rows[row, left - start : right - start])
         rows[:-1].sub_(rows[-1])
+        if self.on_read is not None:
+            self.on_read(rows.numel())
         return rows
 
     def stats(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -216,7 +237,9 @@ def _files(path: Path) -> list[Path]:
         return _shards(index)
     files = sorted(path.glob("*.safetensors"))
     if len(files) != 1:
-        raise SteelyardError(f"{path}: expected one .safetensors file or {INDEX}, found {len(files)} files and no index")
+        raise SteelyardError(
+            f"{path}: expected one .safetensors file or {INDEX}, found {len(files)} files and no index"
+        )
     return files
 
 
@@ -232,7 +255,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _header(file: Path, handle: int, number: int) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The table of contents, checked: known dtypes, sizes that fit shapes, tensors that fill the file without overlap."""
+    """The table of contents, checked: known dtypes, sizes that fit shapes, tensors that fill the file exactly."""
     total = os.fstat(handle).st_size
     length = int.from_bytes(os.pread(handle, 8, 0), "little") if total >= 8 else -1
     if not 2 <= length <= min(_MAX_HEADER, total - 8):

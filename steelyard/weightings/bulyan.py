@@ -2,8 +2,8 @@
 
 El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018.
 
-    select n - 2f updates by taking Krum's choice again and again ; then, for each coordinate, the mean of the n - 4f values
-    nearest to the median of the selected
+    select n - 2f updates by taking Krum's choice again and again ; then, for each coordinate, the mean of the n - 4f
+    values nearest to the median of the selected
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Bulyan(Weighting):
 def select(sq_distances: Array, wanted: int, f: int) -> list[int]:
     """Krum's choice, taken `wanted` times among those that remain (Blanchard's neighbours)."""
     left = list(range(len(sq_distances)))
-    chosen = []
+    chosen: list[int] = []
     while len(chosen) < wanted:
         among = sq_distances[np.ix_(left, left)][None]
         chosen.append(left.pop(int(np.argmin(scores(among, f, "blanchard")[0]))))

@@ -32,7 +32,7 @@ class Chain(Weighting):
         for rule in self.rules[1:]:
             if not rule.modifies:
                 raise SteelyardError(
-                    f"{rule.name} ignores what comes before it in a chain: put it first, or leave out the rules before it"
+                    f"{rule.name} ignores what comes before it in a chain: put it first, or leave out what is before it"
                 )
         for rule in self.rules:
             if layered is not None and rule.needs.gram and rule.needs.per_layer is None:
@@ -78,4 +78,6 @@ def rooted(rule: Weighting) -> Chain:
 def keys(rules: tuple[Weighting, ...]) -> list[str]:
     """The state key of each rule: its name, numbered from the second use on."""
     names = [rule.name for rule in rules]
-    return [name if names[:i].count(name) == 0 else f"{name}#{names[:i].count(name) + 1}" for i, name in enumerate(names)]
+    return [
+        name if names[:i].count(name) == 0 else f"{name}#{names[:i].count(name) + 1}" for i, name in enumerate(names)
+    ]

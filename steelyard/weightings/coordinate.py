@@ -2,8 +2,8 @@
 
 Yin, Chen, Kannan, Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
 
-They see `[K, n]` chunks in the combine pass, so their coefficients differ from coordinate to coordinate: `out.weights` is each
-client's mean coefficient, and the model is not `base + weights @ updates`.
+They see `[K, n]` chunks in the combine pass, so their coefficients differ from coordinate to coordinate:
+`out.weights` is each client's mean coefficient, and the model is not `base + weights @ updates`.
 """
 
 from __future__ import annotations

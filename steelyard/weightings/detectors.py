@@ -8,9 +8,9 @@ FGN, the federated gradient norm, is made of what clients report as `grad_norm`:
                           padded with zeros, against the same window one step earlier; the first 5 checks always
                           critical; checked every 2nd round, the answer holds in between.
 
-Because of the zero padding the window's mean rises through the first 10 checks for any positive sequence: flat or falling
-FGN counts as critical for 20 rounds there, where Eq. (6) never fires. This is the most consequential gap between PA3Fed's
-text and CriticalFL's practice.
+Because of the zero padding the window's mean rises through the first 10 checks for any positive sequence: flat or
+falling FGN counts as critical for 20 rounds there, where Eq. (6) never fires. This is the most consequential gap
+between PA3Fed's text and CriticalFL's practice.
 """
 
 from __future__ import annotations

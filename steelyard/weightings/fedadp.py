@@ -10,10 +10,11 @@ Wu and Wang, "Fast-Convergent Federated Learning With Adaptive Weighting", IEEE 
     psi_i    = n_i exp f(smooth_i) / sum_j n_j exp f(smooth_j)                                     (11)
 
 The learning rate cancels in (8), so `d_i` stands for the gradient. There is no code by the authors; against the public
-implementations this one clips the cosine (one gives NaN where rounding takes it past 1), gives a zero update the neutral
-angle pi/2 (one gives it 0, the greatest weight), looks at parameters only (no BatchNorm statistics) and scales all
-tensors alike (one leaves the first tensor unscaled). Partial participation is open in the paper: `clock="round"` takes
-t from the server's round, as two implementations do, `clock="client"` counts the rounds a client took part in.
+implementations this one clips the cosine (one gives NaN where rounding takes it past 1), gives a zero update the
+neutral angle pi/2 (one gives it 0, the greatest weight), looks at parameters only (no BatchNorm statistics) and
+scales all tensors alike (one leaves the first tensor unscaled). Partial participation is open in the paper:
+`clock="round"` takes t from the server's round, as two implementations do, `clock="client"` counts the rounds a
+client took part in.
 """
 
 from __future__ import annotations

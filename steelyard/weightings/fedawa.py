@@ -14,19 +14,19 @@ option names the point and a preset sets them all:
     init      "log": log n_k      "raw": n_k / n      softmax of raw fractions is nearly uniform: sizes are thrown away
     penalty   "model": d of the   "clients":          Eq. (3) measures the aggregated model, the code the clients' mean
               aggregated model    sum lambda_k d_k
-    euclidean "l2"                "mse"               for distance="euc" the code takes a mean square, about 0 for any model
-    weights   "after" the steps   "before" the last   the code's step only takes effect in the next round
+    euclidean "l2"                "mse"               for distance="euc" the code takes a mean square, about 0 for any
+    model weights   "after" the steps   "before" the last   the code's step only takes effect in the next round
     travel    1.5                 none                see below
 
 Both leave the number of steps open (the code's default is 1) and make a fresh optimizer every round: Adam, betas
-(0.5, 0.999), learning rate 0.001, so a first step moves every logit by 0.001 whatever its gradient; or SGD, learning rate
-0.01, momentum 0.9, weight decay 5e-4. `gamma` is the code's scale on the whole state dict.
+(0.5, 0.999), learning rate 0.001, so a first step moves every logit by 0.001 whatever its gradient; or SGD, learning
+rate 0.01, momentum 0.9, weight decay 5e-4. `gamma` is the code's scale on the whole state dict.
 
-The literal argmin is degenerate: at any vertex lambda = e_k the first term is zero, so long optimisation puts all weight
-on one client, and on a free-rider that returns the model unchanged first of all. The method works because it is not
-solved: steps x lr is its real parameter. `travel` bounds how far a logit may ever move from where its client entered, so
-the odds between two clients never change by more than exp(2 travel). Against the code, which carries T by position in the
-cohort, logits belong to client ids; a client met for the first time enters at the prior's odds.
+The literal argmin is degenerate: at any vertex lambda = e_k the first term is zero, so long optimisation puts all
+weight on one client, and on a free-rider that returns the model unchanged first of all. The method works because it
+is not solved: steps x lr is its real parameter. `travel` bounds how far a logit may ever move from where its client
+entered, so the odds between two clients never change by more than exp(2 travel). Against the code, which carries T by
+position in the cohort, logits belong to client ids; a client met for the first time enters at the prior's odds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,13 @@ from steelyard.weightings.per_layer import PerLayer
 
 _PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"init": "log", "penalty": "model", "euclidean": "l2", "weights": "after", "travel": 1.5},
-    "official": {"init": "raw", "penalty": "clients", "euclidean": "mse", "weights": "before", "travel": None},
+    "official": {
+        "init": "raw",
+        "penalty": "clients",
+        "euclidean": "mse",
+        "weights": "before",
+        "travel": None,
+    },
 }
 _UNSET: Any = "preset"
 _EPS = 1e-8  # torch's floor under the norms of a cosine
@@ -148,7 +154,11 @@ class FedAWA(Weighting):
         dots = gram.apply(shares)
         square = (shares * dots).sum(axis=1, keepdims=True)  # |tau_g|^2
         if self.distance == "euc":
-            return 2 * dots / gram.dims[:, None] if self.euclidean == "mse" else dots / np.sqrt(np.maximum(square, _EPS**2))
+            return (
+                2 * dots / gram.dims[:, None]
+                if self.euclidean == "mse"
+                else dots / np.sqrt(np.maximum(square, _EPS**2))
+            )
         theta = gram.theta_sq[:, None]
         along = (shares * gram.theta_dots).sum(axis=1, keepdims=True)  # <theta_g, tau_g>
         length = np.maximum(theta + 2 * along + square, _EPS**2)  # |theta_g + tau_g|^2
@@ -170,12 +180,13 @@ def _entry(prior: Array, table: Any, view: View, init: str) -> Array:
 
 def softmax(logits: Array) -> Array:
     """Along the clients."""
-    powers: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares: Array = powers / powers.sum(axis=1, keepdims=True)
+    return shares
 
 
 def _adam(lr: float, betas: tuple[float, float] = (0.5, 0.999), eps: float = 1e-8) -> Callable[[Array, Array], Array]:
-    """torch's Adam, fresh."""
+    """Torch's Adam, fresh."""
     m: Array | float = 0.0
     v: Array | float = 0.0
     t = 0
@@ -192,7 +203,7 @@ def _adam(lr: float, betas: tuple[float, float] = (0.5, 0.999), eps: float = 1e-
 
 
 def _sgd(lr: float, momentum: float = 0.9, decay: float = 5e-4) -> Callable[[Array, Array], Array]:
-    """torch's SGD, fresh."""
+    """Torch's SGD, fresh."""
     velocity: Array | None = None
 
     def step(x: Array, gradient: Array) -> Array:

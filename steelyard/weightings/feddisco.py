@@ -5,9 +5,10 @@ Ye, Xu, Wang, Xu, Chen, Wang, "FedDisco: Federated Learning with Discrepancy-Awa
     w_k = ReLU(p_k - a d_k + b) / sum_j ReLU(p_j - a d_j + b)
 
 d_k compares the client's label distribution with the uniform one (the authors' code: not with the mixture of clients).
-`"kl"`, the default, is KL(client | uniform) divided by its sum over the cohort, so it depends on who takes part; `"l1"`,
-`"l2"` and `"cosine"` (1 - cos) are taken as they are. Differences from the code: a and b default to its recommended 0.5
-and 0.1 (its flag defaults to off); where every weight would be zero the prior passes (the code crashes).
+`"kl"`, the default, is KL(client | uniform) divided by its sum over the cohort, so it depends on who takes part;
+`"l1"`, `"l2"` and `"cosine"` (1 - cos) are taken as they are. Differences from the code: a and b default to its
+recommended 0.5 and 0.1 (its flag defaults to off); where every weight would be zero the prior passes (the code
+crashes).
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ def discrepancy(histograms: Array, metric: str) -> Array:
         divergence: Array = (local * np.log(ratio)).sum(axis=1)
         total = divergence.sum()
         return divergence / total if total > 0 else divergence
+    away: Array
     if metric == "cosine":
-        return 1 - local.sum(axis=1) * uniform / (np.linalg.norm(local, axis=1) * np.sqrt(uniform))
-    return np.linalg.norm(local - uniform, ord={"l1": 1, "l2": 2}[metric], axis=1)
+        away = 1 - local.sum(axis=1) * uniform / (np.linalg.norm(local, axis=1) * np.sqrt(uniform))
+    else:
+        away = np.linalg.norm(local - uniform, ord={"l1": 1, "l2": 2}[metric], axis=1)
+    return away

@@ -5,9 +5,9 @@ NeurIPS 2020.
 
     theta' = theta + tau_eff sum_i p_i d_i / a_i ,   tau_eff = sum_i p_i a_i
 
-`a_i` is the client's `normalizer`: its number of steps for plain SGD, more with momentum, less with a proximal term. The
-authors' code takes `tau_eff = sum_i p_i steps_i` when a proximal term is on: `tau_eff="steps"`. CriticalFL's port divides
-the weights `p_i / a_i` by their sum, so that tau_eff cancels: that is not FedNova; it is `tau_eff="none"` here.
+`a_i` is the client's `normalizer`: its number of steps for plain SGD, more with momentum, less with a proximal term.
+The authors' code takes `tau_eff = sum_i p_i steps_i` when a proximal term is on: `tau_eff="steps"`. CriticalFL's port
+divides the weights `p_i / a_i` by their sum, so that tau_eff cancels: that is not FedNova; it is `tau_eff="none"` here.
 """
 
 from __future__ import annotations

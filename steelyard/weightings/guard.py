@@ -11,8 +11,8 @@ weight. The guard wraps any rule with ordered checks (the stores do the first, s
     G6  an aggregate that is not finite or longer than `clip` medians voids the round: model and state stay as they were
 
 All of it happens in Gram space. G2 and G5 bound a client's direct contribution by (weight_cap / K) x clip x median. The
-median is over all clients whose update is finite, so that idle clients cannot raise it. The guard does not stop collusion:
-wrap the rule in `nnm` for that.
+median is over all clients whose update is finite, so that idle clients cannot raise it. The guard does not stop
+collusion: wrap the rule in `nnm` for that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ class Guard(Weighting):
 
     name = "guard"
     modifies = False  # sizes must be capped before they become a prior, so the whole chain goes inside
-    card = Card("bounds what one client can do to any rule", "", "as the rule inside, with weights capped at the client")
+    card = Card(
+        "bounds what one client can do to any rule",
+        "",
+        "as the rule inside, with weights capped at the client",
+    )
 
     def __post_init__(self) -> None:
         checks.number("clip", self.clip, 0.0, open_low=True)
@@ -85,7 +89,9 @@ class Guard(Weighting):
         mixture, kept, fallback = self._weigh(rule, inner, state.get("rule", {}))
         mixture, capped = self._cap(mixture, len(view.ids))
         if mixture.reduce is None and not self._sound(mixture, inner, median):
-            return replace(prior, void=f"aggregate longer than {self.clip:g} median norms").noted(set_aside=aside), state
+            return replace(prior, void=f"aggregate longer than {self.clip:g} median norms").noted(
+                set_aside=aside
+            ), state
         notes = {
             "set_aside": aside,
             "clipped": {view.ids[k]: float(scale[k]) for k in keep if scale[k] < 1},
@@ -138,7 +144,9 @@ class Guard(Weighting):
         total = mixture.weights.sum(axis=1, keepdims=True)
         if (mixture.weights < 0).any() or (total <= 0).any():
             return replace(mixture, weights=np.clip(mixture.weights, -limit, limit)), over
-        filled = np.stack([water_fill(w[None] / t, limit / t[0])[0] * t for w, t in zip(mixture.weights, total, strict=True)])
+        filled = np.stack(
+            [water_fill(w[None] / t, limit / t[0])[0] * t for w, t in zip(mixture.weights, total, strict=True)]
+        )
         return replace(mixture, weights=np.minimum(filled, limit)), over
 
     def _sound(self, mixture: Mixture, view: View, median: float) -> bool:

@@ -5,8 +5,8 @@ Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries", N
     score_i = sum of squared distances to the nearest neighbours ;  Krum takes the smallest, Multi-Krum the mean of the
     n - f smallest
 
-`neighbours="byzfl"`: the n - f nearest, the update itself among them, as the ByzFL library counts. `"blanchard"`: the paper's
-n - f - 2 nearest others.
+`neighbours="byzfl"`: the n - f nearest, the update itself among them, as the ByzFL library counts. `"blanchard"`: the
+paper's n - f - 2 nearest others.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def scores(sq_distances: Array, f: int, neighbours: str) -> Array:
     """Krum's score of each update, `[g, K]`."""
     nearest = np.sort(sq_distances, axis=2)  # the first is the update itself, at distance 0
     count = nearest.shape[2]
-    if neighbours == "byzfl":
-        return nearest[:, :, : count - f].sum(axis=2)
-    return nearest[:, :, 1 : max(2, count - f - 1)].sum(axis=2)
+    among = slice(0, count - f) if neighbours == "byzfl" else slice(1, max(2, count - f - 1))
+    total: Array = nearest[:, :, among].sum(axis=2)
+    return total
 
 
 def nearest(sq_distances: Array, count: int) -> NDArray[np.intp]:

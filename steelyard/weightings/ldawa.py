@@ -5,11 +5,11 @@ Federated Self-Supervised Visual Representation Learning", ICCV 2023.
 
     delta_{k,l} = cos(theta_{k,l}, theta_{g,l}) ,  theta'_l = (1/K) sum_k delta_{k,l} theta_{k,l}
 
-As in the authors' code: weights are uniform, not divided by their sum (so layers shrink wherever delta < 1, and a negative
-cosine flips the sign), an all-zero client layer is left unscaled, and the first three rounds are FedAvg by size.
-Differences: an all-zero global layer counts as cosine 1 (the code divides by zero); BatchNorm statistics are averaged, not
-scaled by their own cosines (a negative one would make variances negative): `aggregate(..., kinds={"*.running_*": "param"})`
-gives the code's behaviour; `num_batches_tracked` is the maximum, not the mean.
+As in the authors' code: weights are uniform, not divided by their sum (so layers shrink wherever delta < 1, and a
+negative cosine flips the sign), an all-zero client layer is left unscaled, and the first three rounds are FedAvg by
+size. Differences: an all-zero global layer counts as cosine 1 (the code divides by zero); BatchNorm statistics are
+averaged, not scaled by their own cosines (a negative one would make variances negative): `aggregate(...,
+kinds={"*.running_*": "param"})` gives the code's behaviour; `num_batches_tracked` is the maximum, not the mean.
 """
 
 from __future__ import annotations

@@ -138,4 +138,5 @@ def water_fill(shares: Array, limit: float) -> Array:
         out = np.where(full, limit, spread)
         if not (out > limit * (1 + 1e-12)).any():
             break
-    return np.minimum(out, limit)
+    capped: Array = np.minimum(out, limit)
+    return capped

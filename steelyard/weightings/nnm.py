@@ -23,7 +23,7 @@ from steelyard.weightings.krum import nearest, withstand
 @RULES.register
 @dataclass(frozen=True)
 class NNM(Weighting):
-    """The rule, on mixed updates. Costs about 2 points of clean accuracy; buys collusion of up to 30 % of the clients."""
+    """The rule, on mixed updates. Costs some clean accuracy; buys collusion of up to 30 % of the clients."""
 
     rule: Weighting
     f: int = 1

@@ -6,13 +6,13 @@
     alpha_i = exp(-beta (s_i^{t-sigma} - s_i^t)) ,  sigma = rounds since its last selection        (10)
     weight  = m_i alpha_i inside a critical period, m_i outside                        (Algorithm 1, line 20)
 
-Taken literally (`score="loss"`) a client whose loss fell is weighed down, which contradicts the paper's text three times
-("performance ... should show a gradual increase", "clients with greater stability are given more weight"). The text is
-consistent if s is a performance score: `score="neg_loss"` or `"accuracy"` (Eq. 9). The paper leaves open: the
+Taken literally (`score="loss"`) a client whose loss fell is weighed down, which contradicts the paper's text three
+times ("performance ... should show a gradual increase", "clients with greater stability are given more weight"). The
+text is consistent if s is a performance score: `score="neg_loss"` or `"accuracy"` (Eq. 9). The paper leaves open: the
 normalisation (here over the cohort), the first selection of a client (alpha = 1), round 1 (the detector's say).
 
-PA3Fed is not written as `gate(detector, scores)`: scores must be remembered outside critical periods too, and a closed gate
-computes nothing.
+PA3Fed is not written as `gate(detector, scores)`: scores must be remembered outside critical periods too, and a
+closed gate computes nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class PA3Fed(Weighting):
         critical, detected = self._detector.critical(view.restricted(self._detector.needs), state.get("period", {}))
         last = gather(state.get("scores", {}), view.ids, score)
         alpha = np.exp(-self.beta * (last - score)) if critical else np.ones_like(score)
-        after: dict[str, Any] = {"period": detected, "scores": scatter(state.get("scores", {}), view.ids, score)}
+        after: dict[str, Any] = {
+            "period": detected,
+            "scores": scatter(state.get("scores", {}), view.ids, score),
+        }
         shares = prior.shares * alpha
         notes = {"critical": critical, "alpha": dict(zip(view.ids, alpha[0].tolist(), strict=True))}
         return prior.reweighted(shares, **notes), after

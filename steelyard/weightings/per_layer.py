@@ -31,7 +31,7 @@ class PerLayer(Weighting):
     card = Card("one set of weights for each layer", "", "as the rule inside", "as the rule inside")
 
     def __post_init__(self) -> None:
-        if isinstance(self.layers, list):
+        if not isinstance(self.layers, str):
             object.__setattr__(self, "layers", tuple(self.layers))
         if self.rule.needs.per_layer:
             raise SteelyardError(f"per_layer({self.rule.name}): {self.rule.name} is layer by layer already")

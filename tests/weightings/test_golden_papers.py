@@ -27,7 +27,12 @@ def test_fedadp_over_rounds(case):
     for t in range(6):
         clients = base + tensor(golden[f"{case}/client_deltas"][t])
         out = steelyard.aggregate(
-            "fedadp", base, clients, metrics={"num_examples": golden[f"{case}/sizes"]}, state=state, round=t + 1
+            "fedadp",
+            base,
+            clients,
+            metrics={"num_examples": golden[f"{case}/sizes"]},
+            state=state,
+            round=t + 1,
         )
         close(out.weights, golden[f"{case}/weights"][t])
         close(out.params, golden[f"{case}/global_after_round"][t], 1e-6)
@@ -157,7 +162,10 @@ def test_fedawa_l_is_per_layer_fedawa():
         rule, base, base + tensor(golden["client_deltas"][0]), metrics={"num_examples": golden["sizes"]}
     )
     close(out.weights, derived["fedawa_L/lam_prestep"])
-    close(np.array([out.state["per_layer"]["fedawa"]["logits"][k] for k in range(8)]).T, derived["fedawa_L/T_after"])
+    close(
+        np.array([out.state["per_layer"]["fedawa"]["logits"][k] for k in range(8)]).T,
+        derived["fedawa_L/T_after"],
+    )
     close(out.params, derived["fedawa_L/global"], 1e-6)
 
 
@@ -216,15 +224,25 @@ def test_ldawa(stats):
 @pytest.mark.parametrize("setting", ["sgd", "mom0.9", "prox0.1", "mom0.9_prox0.1", "mom0.9_wd1e-2"])
 def test_fednova(setting):
     golden = arrays("fednova")
-    metrics = {"num_examples": golden["sizes"], "normalizer": golden[f"{setting}/a"], "num_steps": golden["taus"]}
+    metrics = {
+        "num_examples": golden["sizes"],
+        "normalizer": golden[f"{setting}/a"],
+        "num_steps": golden["taus"],
+    }
     work = "steps" if "prox" in setting else "normalizer"
     for tau_eff, key in ((work, "w_new_official"), ("none", "w_new_criticalfl_variant")):
         out = steelyard.aggregate(
-            steelyard.fednova(tau_eff=tau_eff), tensor(golden["w0"]), tensor(golden[f"{setting}/local_end"]), metrics=metrics
+            steelyard.fednova(tau_eff=tau_eff),
+            tensor(golden["w0"]),
+            tensor(golden[f"{setting}/local_end"]),
+            metrics=metrics,
         )
         close(out.params, golden[f"{setting}/{key}"], 1e-9)
     official = steelyard.aggregate(
-        steelyard.fednova(tau_eff=work), tensor(golden["w0"]), tensor(golden[f"{setting}/local_end"]), metrics=metrics
+        steelyard.fednova(tau_eff=work),
+        tensor(golden["w0"]),
+        tensor(golden[f"{setting}/local_end"]),
+        metrics=metrics,
     )
     close(official.report["tau_eff"], golden[f"{setting}/tau_eff"])
 
@@ -234,13 +252,19 @@ def test_pa3fed_alpha(score, suffix):
     golden = document("pa3fed_alpha")
     base, clients = torch.zeros(3), torch.ones(5, 3)
     seen = [k for k in range(5) if golden["prev_loss"][k] is not None]
-    rule = steelyard.chain(steelyard.fedavg(by="m"), steelyard.pa3fed(score=score, detector=steelyard.eq6(average="mean")))
+    rule = steelyard.chain(
+        steelyard.fedavg(by="m"), steelyard.pa3fed(score=score, detector=steelyard.eq6(average="mean"))
+    )
     first = steelyard.aggregate(
         rule,
         base,
         clients[seen],
         ids=seen,
-        metrics={"m": [golden["m"][k] for k in seen], "loss": [golden["prev_loss"][k] for k in seen], "grad_norm": [1.0] * 4},
+        metrics={
+            "m": [golden["m"][k] for k in seen],
+            "loss": [golden["prev_loss"][k] for k in seen],
+            "grad_norm": [1.0] * 4,
+        },
     )
     out = steelyard.aggregate(
         rule,
@@ -268,7 +292,9 @@ def test_critical_periods(sequence):
             flag, state = detector.check(fgn, state)
             flags.append(int(flag))
         expected = golden[key]
-        assert [f for f, e in zip(flags, expected, strict=True) if e is not None] == [e for e in expected if e is not None]
+        assert [f for f, e in zip(flags, expected, strict=True) if e is not None] == [
+            e for e in expected if e is not None
+        ]
 
 
 def test_fedadam_of_the_fedlaw_code():

@@ -40,7 +40,11 @@ def test_neighbour_mixing_then_any_rule(case):
         direct = steelyard.aggregate(rule, base, mixed).params
         if name not in ("krum", "multikrum"):  # mixed updates tie, and ties fall where rounding says
             close(ours, direct, 1e-6)
-    close(steelyard.aggregate(steelyard.nnm(steelyard.uniform(), f=f), base, clients).params, mixed.mean(dim=0), 1e-6)
+    close(
+        steelyard.aggregate(steelyard.nnm(steelyard.uniform(), f=f), base, clients).params,
+        mixed.mean(dim=0),
+        1e-6,
+    )
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,16 @@
+"""The command line. Needs the extra `steelyard[cli]` (typer and rich)."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the command `steelyard`."""
+    try:
+        from steelyard.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        sys.exit(f"steelyard: the command line needs {error.name}: pip install 'steelyard[cli]'")
+    app()

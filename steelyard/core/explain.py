@@ -1,0 +1,61 @@
+"""What a rule asks of clients, shows the server and costs: read off its needs and its parts' cards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steelyard.core.needs import Needs
+from steelyard.core.weighting import Weighting
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Sentences by topic."""
+
+    clients_disclose: list[str]
+    server_sees: list[str]
+    passes: str
+    memory: str
+    secure_aggregation: list[str]
+    differential_privacy: list[str]
+
+
+def explain(rule: Weighting, meaning: dict[str, str]) -> Explanation:
+    """Explains a rule and everything inside it; `meaning` says what metrics are."""
+    needs = rule.needs
+    leaves = _leaves(rule)
+    disclosed = ["the trained model (or its update)"]
+    disclosed += [f"{name}: {meaning.get(name, 'a number you name')}" for name in sorted(needs.metrics)]
+    return Explanation(
+        clients_disclose=disclosed,
+        server_sees=_seen(needs),
+        passes=_passes(needs),
+        memory="in memory: K+1 models. From disk: one chunk of K+1 rows per thread, whatever the model's size",
+        secure_aggregation=[f"{part.name}: {part.card.secagg}" for part in leaves],
+        differential_privacy=[f"{part.name}: {part.card.dp}" for part in leaves],
+    )
+
+
+def _leaves(rule: Weighting) -> list[Weighting]:
+    """The parts that decide, without the wrappers around them."""
+    if not rule.parts:
+        return [rule]
+    return [leaf for part in rule.parts for leaf in _leaves(part)]
+
+
+def _seen(needs: Needs) -> list[str]:
+    seen = []
+    if needs.gram:
+        where = "of every layer" if needs.per_layer is not None else "of the whole model"
+        seen.append(f"inner products between single updates, and with the global model, {where}")
+    if needs.coordinates:
+        seen.append("every coordinate of every single update")
+    if needs.metrics:
+        seen.append("each client's reported " + ", ".join(sorted(needs.metrics)))
+    return seen or ["only the sum of the updates"]
+
+
+def _passes(needs: Needs) -> str:
+    if needs.gram:
+        return "two passes over the updates: inner products, then the sum; the rule itself takes microseconds"
+    return "one pass over the updates"

@@ -1,0 +1,112 @@
+"""Merging checkpoints larger than memory: the same rules, streamed from and to disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steelyard import kernels
+from steelyard._version import __version__
+from steelyard.api import Metrics, parse_optimizer, parse_rule
+from steelyard.core import round as rounds
+from steelyard.core.errors import SteelyardError
+from steelyard.core.layout import Kind
+from steelyard.core.optimizer import ServerOptimizer
+from steelyard.core.table import ClientId, State
+from steelyard.core.text import to_text
+from steelyard.core.weighting import Weighting
+from steelyard.metrics import metric_table, refused_by_metrics
+from steelyard.stores.safetensors import SafetensorsStore
+from steelyard.stores.writer import FileSink
+from steelyard.weightings.chain import rooted
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a merge will do, known before it starts."""
+
+    clients: int
+    quarantined: Mapping[ClientId, str]
+    parameters: int
+    model_bytes: int
+    passes: int
+    buffer_bytes: int
+
+    @property
+    def reads(self) -> int:
+        """Coordinates read in all passes."""
+        return self.passes * self.parameters * (self.clients + 1)
+
+
+class Merge:
+    """A merge, opened and planned; `run` does it.
+
+    Args:
+        base: the global checkpoint: a safetensors file, or a directory of shards with an index.
+        clients: client checkpoints by id.
+        rule: an object or its text form.
+        metrics: what clients report; `num_examples` is read off the files' own metadata if it is not given.
+        kinds: overrides what leaves are, by name pattern.
+    """
+
+    def __init__(
+        self,
+        base: str | os.PathLike[str],
+        clients: Mapping[ClientId, str | os.PathLike[str]],
+        rule: str | Weighting = "fedavg",
+        *,
+        metrics: Metrics | None = None,
+        kinds: Mapping[str, Kind] | None = None,
+    ) -> None:
+        self.rule = parse_rule(rule)
+        self.root = rooted(self.rule)
+        store = SafetensorsStore.open(base, clients, kinds=kinds)
+        self.table = metric_table(metrics, tuple(clients))
+        if "num_examples" not in self.table:
+            reported = {c: _number(store.clients[c].metadata.get("num_examples")) for c in store.ids}
+            if any(value is not None for value in reported.values()):
+                self.table["num_examples"] = reported
+        self.store = store.without(refused_by_metrics(self.root, self.table, store.ids))
+        count, itemsize = len(self.store.ids) + 1, store.layout.row_dtype.itemsize
+        length = kernels.task_length(count, store.layout.dim, kernels.BLOCK, None)
+        self.plan = Plan(
+            clients=len(self.store.ids),
+            quarantined=self.store.quarantined,
+            parameters=store.layout.dim,
+            model_bytes=store.source.num_bytes,
+            passes=2 if self.root.needs.gram else 1,
+            buffer_bytes=torch.get_num_threads() * (count + 2) * length * itemsize,
+        )
+
+    def run(
+        self,
+        out: str | os.PathLike[str],
+        *,
+        state: State | None = None,
+        round: int = 1,
+        server: str | ServerOptimizer | None = None,
+        force: bool = False,
+        on_read: Callable[[int], None] | None = None,
+    ) -> rounds.Outcome:
+        """Writes the merged checkpoint to `out`, atomically; `on_read` hears of every read."""
+        optimizer = None if server is None else parse_optimizer(server)
+        job = rounds.Round(self.table, state or {}, round, optimizer)
+        store = replace(self.store, on_read=on_read)
+        metadata = {"format": "pt", "merged_by": f"steelyard {__version__}", "rule": to_text(self.rule)}
+        with FileSink(Path(out), store.source, store.layout, metadata, force) as sink:
+            outcome = rounds.run(self.root, store, job, sink)
+            if outcome.void:
+                raise SteelyardError(f"nothing is written: {outcome.report['void']}")
+        return outcome
+
+
+def _number(text: Any) -> Any:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
