@@ -67,6 +67,7 @@ def gram(store: Rows, count: int, spans: Sequence[Span], chunk: int | None = Non
 def _gram(store: Rows, count: int, spans: Sequence[Span], chunk: int | None, wide: bool) -> NDArray[np.float64]:
     panel = 65536 if count <= 48 else 32768  # coordinates whose products are one term of the sum
 
+    @np.errstate(over="ignore", invalid="ignore")  # what leaves float32's range is done again in float64
     def work(pieces: list[Piece], rows: torch.Tensor) -> list[tuple[int, NDArray[np.float64]]]:
         first = pieces[0].start
         terms = []

@@ -174,7 +174,7 @@ def merge(
     """Merge client checkpoints into the global one, streaming: no model is ever in memory whole.
 
     Clients are named by their file (without .safetensors) or directory. Number of examples is read from --metrics, or
-    from [bold]num_examples[/] in a file's own metadata. A client that does not fit, or holds NaN, is left out and named.
+    from [bold]num_examples[/] in a file's own metadata. A client that does not fit, or holds NaN, is left out.
 
     Example: steelyard merge --base base.safetensors --client a.safetensors b.safetensors --rule 'uniform|fedadp'
     --out merged.safetensors
@@ -219,7 +219,8 @@ def _named(paths: list[Path]) -> dict[ClientId, Path]:
 def _print_plan(plan: Plan, rule: str) -> None:
     console.print(
         f"[bold]{escape(rule)}[/]: {plan.clients} clients x {plan.parameters:,} parameters "
-        f"({plan.model_bytes / 1e6:,.0f} MB each), {plan.passes} pass{'es' if plan.passes > 1 else ''}, buffers of {plan.buffer_bytes / 1e6:,.0f} MB",
+        f"({plan.model_bytes / 1e6:,.0f} MB each), "
+        f"{plan.passes} pass{'es' if plan.passes > 1 else ''}, buffers of {plan.buffer_bytes / 1e6:,.0f} MB",
         highlight=False,
     )
     for name, reason in plan.quarantined.items():

@@ -165,10 +165,14 @@ class Layout:
                 f'layers={granularity!r}: use "tensor", "module", a tuple of sizes or a tuple of name patterns'
             )
         names = tuple(dict.fromkeys(labels))
-        spans = tuple(
-            (leaf.start, leaf.stop, names.index(label)) for leaf, label in zip(self.params, labels, strict=True)
-        )
-        return Layers(names, spans)
+        spans: list[tuple[int, int, int]] = []
+        for leaf, label in zip(self.params, labels, strict=True):
+            layer = names.index(label)
+            if spans and spans[-1][2] == layer and spans[-1][1] == leaf.start:
+                spans[-1] = (spans[-1][0], leaf.stop, layer)  # neighbours of one layer are one span
+            else:
+                spans.append((leaf.start, leaf.stop, layer))
+        return Layers(names, tuple(spans))
 
     def stat_layer(self, leaf: Leaf, layers: Layers) -> int | None:
         """The layer whose weights a statistic follows: that of its module's parameters, if it has any."""

@@ -26,10 +26,15 @@ class Entry:
     card: Card
 
     @property
+    def slots(self) -> list[str]:
+        """The parameters that other parts go into."""
+        return [name for name in inspect.signature(self.make).parameters if name in ("detector", "rule")]
+
+    @property
     def options(self) -> dict[str, inspect.Parameter]:
-        """The options by name, without the rules it wraps."""
+        """The options by name, without the parts it cannot do without."""
         parameters = inspect.signature(self.make).parameters
-        return {name: p for name, p in parameters.items() if name not in ("rule", "rules", "detector")}
+        return {name: p for name, p in parameters.items() if name not in self.slots or p.default is not p.empty}
 
     @property
     def wraps(self) -> bool:

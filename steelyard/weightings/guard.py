@@ -137,7 +137,7 @@ class Guard(Weighting):
         return Mixture.convex(weights), state, "non-finite weights: fell back to weights by size"
 
     def _cap(self, mixture: Mixture, clients: int) -> tuple[Mixture, list[int]]:
-        limit = max(self.weight_cap / clients, 1 / mixture.weights.shape[1])
+        limit = self.weight_cap / clients  # with few accepted clients the rest of the weight stays at the global model
         over = [int(k) for k in np.flatnonzero((np.abs(mixture.weights) > limit * (1 + 1e-12)).any(axis=0))]
         if not over or mixture.reduce is not None:
             return mixture, []

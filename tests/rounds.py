@@ -1,0 +1,79 @@
+"""Rounds to try rules on: models, clients and everything clients can report."""
+
+import inspect
+
+import torch
+
+import steelyard
+from steelyard.core.registry import RULES
+from steelyard.core.weighting import Weighting
+from steelyard.weightings.detectors import Detector
+
+REQUIRED = {"gamma": 0.9, "max_weight": 0.5}
+
+
+def every_rule():
+    """Every registered rule, found by itself: wrappers around FedAdp, detectors as gates."""
+    made = {}
+    for entry in RULES:
+        parameters = inspect.signature(entry.make).parameters
+        inner = {"rule": steelyard.fedadp(), "detector": steelyard.eq6()}
+        given = {name: inner[name] for name in parameters if name in ("rule", "detector") and entry.wraps}
+        given |= {name: REQUIRED[name] for name, p in parameters.items() if p.default is p.empty and name not in given}
+        part = entry.make(**given)
+        made[entry.name] = steelyard.gate(part, steelyard.fedadp()) if isinstance(part, Detector) else part
+        assert isinstance(made[entry.name], Weighting)
+    return made
+
+
+def model(seed=0, around=None, step=0.01, wide=90, dtype=torch.float32):
+    """A small network with BatchNorm, a scalar parameter and integer buffers; `wide` sets its size."""
+    g = torch.Generator().manual_seed(seed)
+    shapes = {
+        "conv.weight": (wide, 3, 3),
+        "conv.bias": (wide,),
+        "bn.weight": (wide,),
+        "bn.bias": (wide,),
+        "bn.running_mean": (wide,),
+        "bn.running_var": (wide,),
+        "scale": (),
+        "fc.weight": (wide, 30),
+    }
+    made = {name: torch.randn(shape, generator=g, dtype=torch.float64) for name, shape in shapes.items()}
+    if around is not None:
+        made = {name: around[name].double() + step * value for name, value in made.items()}
+    made["bn.running_var"] = made["bn.running_var"].abs() + 0.1
+    made = {name: value.to(dtype) for name, value in made.items()}
+    made["bn.num_batches_tracked"] = torch.tensor(seed)
+    return made
+
+
+def cohort(count=6, seed=0, **options):
+    """A base model and its clients by id."""
+    base = model(1000 + seed, **options)
+    return base, {f"client-{k}": model(seed + k + 1, around=base, **options) for k in range(count)}
+
+
+def reports(ids, seed=0):
+    """Every metric a rule can ask for, by id."""
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(low, high):
+        return {c: low + (high - low) * torch.rand((), generator=g).item() for c in ids}
+
+    return {
+        "num_examples": {c: 10 + 7 * k for k, c in enumerate(ids)},
+        "num_steps": {c: 3 + k for k, c in enumerate(ids)},
+        "normalizer": draw(2, 9),
+        "label_hist": {c: torch.randint(1, 50, (10,), generator=g).tolist() for c in ids},
+        "loss": draw(0.5, 2.5),
+        "accuracy": draw(0.1, 0.9),
+        "grad_norm": draw(0.1, 1.0),
+    }
+
+
+def equal(a, b):
+    """Whether two models hold the same bits."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)

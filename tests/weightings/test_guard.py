@@ -1,0 +1,219 @@
+"""The guard: a bound on what one client can do, and the attacks of the reliability matrix (T17 to T24)."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import steelyard
+from tests.rounds import cohort, reports
+
+INNER = ["fedavg", "fedadp", "fedawa", "fedawa:steps=200,lr=0.1,travel=none", "ldawa:warmup=0", "fednova", "feddisco|fedawa"]
+ADAPTIVE = ["fedavg", "fedadp", "fedawa", "fedawa_l", "ldawa:warmup=0", "pa3fed", "fednova", "feddisco"]
+FACTORS = st.sampled_from([0.0, 1e-12, 1e-3, 0.5, 1.0, 1.0, 1.0, 2.0, 10.0, -10.0, 100.0, 1e6, -1e12, 1e18])
+
+
+def bound(clients, base):
+    norms = (clients - base).double().norm(dim=1).numpy()
+    return norms, 6 * float(np.median(norms[norms > 0])) / len(norms)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    factors=st.lists(FACTORS, min_size=3, max_size=12),
+    copies=st.booleans(),
+    sizes=st.lists(st.sampled_from([1, 5, 100, 10**9]), min_size=12, max_size=12),
+    inner=st.sampled_from(INNER),
+)
+@settings(max_examples=2000, deadline=None, derandomize=True)
+def test_no_client_contributes_more_than_the_bound(seed, factors, copies, sizes, inner):
+    g = torch.Generator().manual_seed(seed)
+    base = torch.randn(40, generator=g, dtype=torch.float64)
+    directions = torch.randn(len(factors), 40, generator=g, dtype=torch.float64)
+    if copies:  # colluders, echoes and mirror images
+        directions[1:] = directions[0] + 0.01 * directions[1:]
+    clients = base + torch.tensor(factors, dtype=torch.float64)[:, None] * directions
+    metrics = {**reports(range(len(factors)), seed % 100), "num_examples": sizes[: len(factors)]}
+    out = steelyard.aggregate(f"guard({inner})", base, clients, metrics=metrics, round=4)
+    norms, limit = bound(clients, base) if any(factors) else (np.zeros(len(factors)), 0.0)
+    weights = np.abs(np.atleast_2d(out.weights.numpy())).max(axis=0)
+    assert out.params.isfinite().all()
+    assert (weights * norms <= limit * (1 + 1e-9)).all()
+    assert (weights <= 3 / len(factors) + 1e-12).all()
+
+
+def attacked(kind, count=20):
+    """A cohort of which the last client attacks, and its reports."""
+    base, clients = cohort(count, step=0.05)
+    metrics, attacker = reports(list(clients)), f"client-{count - 1}"
+    honest = clients[attacker]
+
+    def scaled(factor):
+        return {n: base[n] + factor * (v - base[n]) if v.is_floating_point() else v for n, v in honest.items()}
+
+    def poisoned(value):
+        fc = honest["fc.weight"].clone()
+        fc[3, 4] = value
+        return {**honest, "fc.weight": fc}
+
+    noise = torch.Generator().manual_seed(7)
+    mean = {
+        n: torch.stack([c[n] for c in clients.values()]).double().mean(0).to(v.dtype) if v.is_floating_point() else v
+        for n, v in honest.items()
+    }
+    models = {
+        "nan": lambda: poisoned(math.nan),
+        "inf": lambda: poisoned(math.inf),
+        "-inf": lambda: poisoned(-math.inf),
+        "1e38": lambda: poisoned(1e38),
+        "denormal": lambda: poisoned(1e-42),
+        "x100": lambda: scaled(100.0),
+        "-10x": lambda: scaled(-10.0),
+        "gaussian": lambda: {
+            n: v + 0.5 * torch.randn(v.shape, generator=noise) if v.is_floating_point() and "running" not in n else v
+            for n, v in honest.items()
+        },
+        "c*theta": lambda: {n: 50 * v if v.is_floating_point() and "running" not in n else v for n, v in base.items()},
+        "free-rider": lambda: dict(base),
+        "echo": lambda: mean,
+        "0.01x": lambda: scaled(0.01),
+        "huge statistics": lambda: {**honest, "bn.running_var": honest["bn.running_var"] + 1e30},
+    }
+    if kind in models:
+        clients[attacker] = models[kind]()
+    else:
+        name, value = kind.split("=")
+        clients[attacker] = scaled(-10.0)
+        metrics[name][attacker] = float(value)
+    return base, clients, metrics, attacker
+
+
+ATTACKS = ["nan", "inf", "-inf", "1e38", "denormal", "x100", "-10x", "gaussian", "c*theta", "free-rider", "echo", "0.01x"]
+ATTACKS += ["huge statistics", "num_examples=1e9", "loss=-1", "loss=1e9", "loss=nan", "grad_norm=1e9", "normalizer=1e-9"]
+
+
+@pytest.mark.parametrize("inner", ADAPTIVE)
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attacks_leave_the_model_finite_and_the_share_small(inner, attack):
+    base, clients, metrics, attacker = attacked(attack)
+    state = None
+    for t in range(3):
+        out = steelyard.aggregate(f"guard({inner})", base, clients, metrics=metrics, state=state, round=t + 4)
+        assert all(value.isfinite().all() for value in out.params.values())
+        share = out.weights[..., list(clients).index(attacker)].abs().max().item()
+        assert share <= 3 / 20 + 1e-12
+        if attack in ("nan", "inf", "-inf"):
+            assert "NaN" in out.report["quarantined"][attacker]
+        state = out.state
+    if attack == "huge statistics":
+        assert out.params["bn.running_var"].max() < 1e30 / 100
+
+
+def test_the_unguarded_rule_falls_to_the_attack():
+    """The reason for the guard: FedAdp hands most of its weight to a client that sends a hundredfold update."""
+    base, clients, metrics, attacker = attacked("x100")
+    naive = steelyard.aggregate("fedadp", base, clients, metrics=metrics)
+    assert naive.weights[list(clients).index(attacker)] > 0.4
+
+
+@pytest.mark.parametrize("steps", [1, 5000])
+@pytest.mark.parametrize("attack", ["free-rider", "echo", "0.01x"])
+def test_fedawa_solved_to_the_end_stays_capped(attack, steps):
+    base, clients, metrics, attacker = attacked(attack)
+    rule = steelyard.guard(steelyard.fedawa(steps=steps, lr=0.05, travel=None))
+    out = steelyard.aggregate(rule, base, clients, metrics=metrics)
+    assert out.weights.max() <= 3 / 20 + 1e-12
+
+
+def test_sizes_are_capped_at_five_medians():
+    base, clients, metrics, attacker = attacked("num_examples=1e9")
+    out = steelyard.aggregate(steelyard.guard(steelyard.fedavg()), base, clients, metrics=metrics)
+    sizes = np.array([metrics["num_examples"][c] for c in clients])
+    capped = np.minimum(sizes, 5 * np.median(sizes))
+    scale = out.report["clipped"].get(attacker, 1.0)
+    assert out.weights[-1].item() == pytest.approx(min(capped[-1] / capped.sum(), 0.15) * scale)
+
+
+def test_zero_updates():
+    base, clients = cohort(10)
+    idle = {c: (base if k < 3 else m) for k, (c, m) in enumerate(clients.items())}
+    out = steelyard.aggregate("guard(fedadp)", base, idle, metrics=reports(list(clients)))
+    assert [out.report["quarantined"][f"client-{k}"] for k in range(3)] == ["zero update"] * 3
+    assert (out.weights[:3] == 0).all()
+    assert out.weights.sum().item() == pytest.approx(1.0)
+    void = steelyard.aggregate(
+        "guard(fedadp)", base, dict.fromkeys(clients, base), metrics=reports(list(clients)), state={"kept": 1}
+    )
+    assert "no progress" in void.report["void"]
+    assert void.params is base
+    assert void.state == {"kept": 1}
+
+
+def test_nobody_valid_voids_the_round_instead_of_raising():
+    base, clients = cohort(3)
+    broken = {c: {**m, "fc.weight": m["fc.weight"] * math.nan} for c, m in clients.items()}
+    with pytest.raises(steelyard.NoValidClients, match="stays as it was"):
+        steelyard.aggregate("fedavg", base, broken, metrics=reports(list(clients)))
+    out = steelyard.aggregate("guard(fedavg)", base, broken, metrics=reports(list(clients)))
+    assert out.params is base
+    assert out.report["void"]
+    assert set(out.report["quarantined"]) == set(clients)
+
+
+def test_a_step_longer_than_the_clip_voids_the_round():
+    """FedNova's weights need not sum to one: work that differs enough makes the aggregate longer than any update."""
+    base = torch.zeros(4, dtype=torch.float64)
+    clients = base + torch.ones(4, 4, dtype=torch.float64)
+    metrics = {"num_examples": [1, 1, 1, 1], "normalizer": [1.0, 1.0, 4.9, 4.9]}
+    out = steelyard.aggregate(steelyard.guard(steelyard.fednova(), clip=1.0), base, clients, metrics=metrics)
+    assert "median norms" in out.report["void"]
+    assert torch.equal(out.params, base)
+
+
+def test_two_clients_are_measured_by_past_rounds():
+    base = torch.zeros(4, dtype=torch.float64)
+    ones = torch.ones(3, 4, dtype=torch.float64)
+    first = steelyard.aggregate("guard(uniform)", base, base + ones)
+    large = base + 100 * ones[:2]
+    out = steelyard.aggregate("guard(uniform)", base, large, state=first.state, round=2)
+    assert out.report["clipped"] == pytest.approx({0: 0.02, 1: 0.02})
+
+
+def test_nan_weights_fall_back_to_sizes():
+    from dataclasses import dataclass
+
+    from steelyard.core.mixture import Mixture
+    from steelyard.core.needs import Needs
+    from steelyard.core.weighting import Card, Weighting
+
+    @dataclass(frozen=True)
+    class Broken(Weighting):
+        name = "broken"
+        modifies = True
+        card = Card("gives NaN")
+
+        @property
+        def needs(self):
+            return Needs()
+
+        def apply(self, prior, view, state):
+            return Mixture(prior.weights * np.nan, prior.base), {"poisoned": True}
+
+    base, clients = cohort(4)
+    metrics = reports(list(clients))
+    guarded = steelyard.aggregate(steelyard.guard(Broken()), base, clients, metrics=metrics)
+    plain = steelyard.aggregate("guard(fedavg)", base, clients, metrics=metrics)
+    assert "non-finite" in guarded.report["fallback"]
+    torch.testing.assert_close(guarded.weights, plain.weights)
+    assert "poisoned" not in str(guarded.state)
+    finite = steelyard.aggregate(steelyard.if_finite(Broken()), base, clients, metrics=metrics)
+    torch.testing.assert_close(finite.weights, steelyard.aggregate("fedavg", base, clients, metrics=metrics).weights)
+
+
+def test_guard_goes_around_the_whole_chain():
+    with pytest.raises(steelyard.SteelyardError, match="put it first"):
+        steelyard.parse_rule("feddisco|guard(fedawa)")
+    assert steelyard.parse_rule("guard(feddisco|fedawa)").rule.rules[0].name == "feddisco"
