@@ -139,7 +139,8 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     counts = store.counts()
     for leaf in layout.counts:
         sink.put(leaf, counts[leaf.name].to(leaf.dtype))
-    gram = grams(mixture.layers) if rule.needs.gram or job.diagnose else None
+    seen = products.cache_info().currsize > 0  # a closed gate never asked for the Gram, and is not made to pay for it
+    gram = grams(mixture.layers) if seen or job.diagnose else None
     report = describe(store, mixture, weights, cut, gram, job.number)
     return Outcome(store, weights, np.array(mixture.base), state, report, False)
 

@@ -41,6 +41,7 @@ class Chain(Weighting):
                     f"use per_layer({rule.name}), or put {rule.name} first"
                 )
             layered = layered if rule.needs.per_layer is None else rule
+        _ = self.needs  # raises if two rules cut the model into different layers
         object.__setattr__(self, "modifies", self.rules[0].modifies)
 
     @property

@@ -1,0 +1,88 @@
+"""The text form of rules."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import steelyard
+from steelyard.core.text import to_text
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("fedavg", steelyard.fedavg()),
+        ("fedavg:by=quality", steelyard.fedavg(by="quality")),
+        ("fedawa:steps=10,preset=official", steelyard.fedawa(steps=10, preset="official")),
+        ("fedawa : steps = 10 , lr = 1e-2", steelyard.fedawa(steps=10, lr=0.01)),
+        ("fedawa:travel=none", steelyard.fedawa(travel=None)),
+        ("feddisco|fedawa", steelyard.chain(steelyard.feddisco(), steelyard.fedawa())),
+        ("guard(fedadp):clip=3", steelyard.guard(steelyard.fedadp(), clip=3)),
+        ("guard(feddisco:a=0.1|fedawa)", steelyard.guard(steelyard.chain(steelyard.feddisco(a=0.1), steelyard.fedawa()))),
+        ("gate(eq6:delta=0.1,fedawa:steps=2)", steelyard.gate(steelyard.eq6(delta=0.1), steelyard.fedawa(steps=2))),
+        ("gate(window:every=1,window=5,krum:f=2)", steelyard.gate(steelyard.window(every=1, window=5), steelyard.krum(f=2))),
+        ("pa3fed:detector=window,score=neg_loss", steelyard.pa3fed(detector="window", score="neg_loss")),
+        ("pa3fed(window:every=3)", steelyard.pa3fed(detector=steelyard.window(every=3))),
+        ("fedawa_l:layers=[20,4,30],steps=3", steelyard.fedawa_l(layers=(20, 4, 30), steps=3)),
+        ("per_layer(fedawa):layers=module", steelyard.per_layer(steelyard.fedawa(), layers="module")),
+        ("per_layer(fedadp):layers=[conv*,fc.*]", steelyard.per_layer(steelyard.fedadp(), layers=("conv*", "fc.*"))),
+        ("shrink(fedavg):gamma=0.9", steelyard.shrink(steelyard.fedavg(), 0.9)),
+        ("fedavg|shrink:gamma=0.9", steelyard.shrink(steelyard.fedavg(), 0.9)),
+        ("nnm(cap(fedadp):max_weight=0.2):f=2", steelyard.nnm(steelyard.cap(steelyard.fedadp(), 0.2), f=2)),
+    ],
+)
+def test_text_and_objects_are_the_same(text, rule):
+    assert steelyard.parse_rule(text) == rule
+    assert steelyard.parse_rule(to_text(rule)) == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected"),
+        ("fedawq", "did you mean 'fedawa'"),
+        ("nothing-like-it", "known: "),
+        ("fedawa:step=10", "did you mean 'steps'"),
+        ("fedawa:steps=10,steps=11", "given twice"),
+        ("fedawa:steps", "expected '='"),
+        ("fedawa:steps=", "expected"),
+        ("fedawa|", "expected"),
+        ("fedawa)", "unexpected"),
+        ("guard(fedawa", r"expected '\)'"),
+        ("guard", "guard"),
+        ("guard(fedavg,fedadp)", "takes 1 in brackets, found 2"),
+        ("gate(fedavg)", "gate"),
+        ("krum:f=-1", "f=-1"),
+        ("krum:f=1.5", "whole number"),
+        ("fedadp:alpha=nan", "alpha=nan"),
+        ("fedadp:clock=wall", "'round', 'client'"),
+        ("fedawa:steps=0", "steps=0"),
+        ("fedavg|median", "put it first"),
+        ("fedawa_l|fedadp", "whole model after"),
+        ("fedawa_l|ldawa:layers=module", "different layers"),
+        ("per_layer(ldawa)", "already"),
+        ("fedawa:layers=[1", "layers"),
+        ("(" * 50, "expected"),
+        ("guard(" * 50 + "fedavg" + ")" * 50, "inside one another"),
+    ],
+)
+def test_wrong_texts_say_what_is_wrong(text, message):
+    with pytest.raises(steelyard.SteelyardError, match=message):
+        steelyard.parse_rule(text)
+
+
+@given(st.text(alphabet="fedawguard|():,=[]0.1 \n\\'\"", max_size=60) | st.text(max_size=60))
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_any_text_gives_a_rule_or_a_typed_error(text):
+    try:
+        rule = steelyard.parse_rule(text)
+    except steelyard.SteelyardError:
+        return
+    assert steelyard.parse_rule(to_text(rule)) == rule
+
+
+def test_server_optimizers_share_the_syntax():
+    assert steelyard.parse_optimizer("momentum:beta=0.5,convention=ema") == steelyard.momentum(beta=0.5, convention="ema")
+    assert steelyard.parse_optimizer("adam:betas=[0.5,0.9]") == steelyard.adam(betas=(0.5, 0.9))
+    with pytest.raises(steelyard.SteelyardError, match="server optimizer"):
+        steelyard.parse_optimizer("sgd|adam")

@@ -1,0 +1,139 @@
+"""Caps, averages, gates and chains."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import steelyard
+from steelyard.weightings.bulyan import select
+from steelyard.weightings.modifiers import water_fill
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=12), st.floats(0.01, 1))
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_water_filling(weights, limit):
+    shares = np.array([weights]) + 1e-9
+    shares /= shares.sum()
+    out = water_fill(shares, limit)
+    count = len(weights)
+    assert out.sum() == pytest.approx(1.0)
+    assert (out <= max(limit, 1 / count) + 1e-12).all()
+    if limit * count > 1:
+        free = out[0] < limit * (1 - 1e-9)
+        ratio = out[0][free] / shares[0][free]
+        assert ratio == pytest.approx(np.full(free.sum(), ratio[0]) if free.any() else [], rel=1e-6)
+        assert (np.diff(out[0][np.argsort(shares[0], kind="stable")]) >= -1e-12).all()
+
+
+def weights_of(rule, sizes, state=None, **more):
+    base = torch.zeros(6)
+    g = torch.Generator().manual_seed(len(sizes))
+    out = steelyard.aggregate(
+        rule, base, torch.randn(len(sizes), 6, generator=g), metrics={"num_examples": sizes, **more}, state=state
+    )
+    return out.weights.numpy(), out.state
+
+
+def test_cap_and_shrink():
+    weights, _ = weights_of(steelyard.cap(steelyard.fedavg(), 0.4), [90, 5, 5])
+    assert weights == pytest.approx([0.4, 0.3, 0.3])
+    weights, _ = weights_of("fedavg|shrink:gamma=0.5|cap:max_weight=0.4", [90, 5, 5])
+    assert weights == pytest.approx([0.2, 0.15, 0.15])
+
+
+def test_ema_is_by_client():
+    _, state = weights_of("fedavg|ema:decay=0.5", [1, 3])
+    weights, state = weights_of("fedavg|ema:decay=0.5", [3, 1], state)
+    assert weights == pytest.approx([0.5, 0.5])
+    assert state["ema"]["shares"] == pytest.approx({0: 0.5, 1: 0.5})
+
+
+def test_the_same_rule_twice_has_two_states():
+    _, state = weights_of("fedavg|ema:decay=0.5|ema:decay=0.9", [1, 3])
+    assert set(state) == {"ema", "ema#2"}
+
+
+def test_feddisco_passes_the_prior_where_it_would_leave_nobody():
+    weights, _ = weights_of("feddisco:a=100,b=0", [1, 3], label_hist=[[9, 0], [0, 9]])
+    assert weights == pytest.approx([0.25, 0.75])
+
+
+def test_window_detector_checks_every_second_round():
+    detector = steelyard.window(forced=0, window=2)
+    state, flags = {}, []
+    for fgn in [1.0, 50.0, 1.0, 50.0, 0.5, 50.0]:
+        flag, state = detector.check(fgn, state)
+        flags.append(flag)
+    assert flags == [True, True, True, True, False, False]  # only the 1s and the 0.5 are looked at
+
+
+def test_eq6_first_round_and_rise_from_zero():
+    assert steelyard.eq6().check(1.0, {})[0]
+    assert not steelyard.eq6(first=False).check(1.0, {})[0]
+    assert steelyard.eq6().check(1.0, {"fgn": 0.0})[0]
+    assert not steelyard.eq6().check(0.0, {"fgn": 0.0})[0]
+
+
+@pytest.mark.parametrize("average", ["weighted", "mean", "median"])
+def test_detectors_average_the_reports(average):
+    rule = steelyard.gate(steelyard.eq6(average=average), steelyard.krum())
+    _, state = weights_of(steelyard.chain(steelyard.uniform(), rule), [1, 1, 8], grad_norm=[1.0, 2.0, 9.0])
+    expected = {"weighted": 7.5, "mean": 4.0, "median": 2.0}[average]
+    assert state["gate"]["eq6"]["fgn"] == pytest.approx(expected)
+
+
+def test_pa3fed_remembers_scores_outside_critical_periods():
+    rule = steelyard.pa3fed(detector=steelyard.eq6(first=False))
+    _, state = weights_of(rule, [1, 1], loss=[2.0, 2.0], grad_norm=[1.0, 1.0])
+    weights, state = weights_of(rule, [1, 1], state, loss=[1.0, 1.9], grad_norm=[0.5, 0.5])
+    assert weights == pytest.approx([0.5, 0.5])  # closed
+    weights, _ = weights_of(rule, [1, 1], state, loss=[1.0, 0.9], grad_norm=[2.0, 2.0])
+    alpha = np.exp([0.0, -0.3 * 1.0])
+    assert weights == pytest.approx(alpha / alpha.sum())
+
+
+def test_bulyan_against_a_plain_reading():
+    rng = np.random.default_rng(0)
+    for count, f in ((7, 1), (11, 2), (12, 2)):
+        clients = rng.standard_normal((count, 9))
+        clients[:f] += 30
+        left, chosen = list(range(count)), []
+        while len(chosen) < count - 2 * f:
+            scores = []
+            for i in left:
+                near = sorted(((clients[i] - clients[j]) ** 2).sum() for j in left if j != i)
+                scores.append(sum(near[: max(1, len(left) - f - 2)]))
+            chosen.append(left.pop(int(np.argmin(scores))))
+        picked = clients[sorted(chosen)]
+        keep = count - 4 * f
+        middle = np.median(picked, axis=0)
+        expected = [picked[np.argsort(np.abs(picked[:, c] - middle[c]))[:keep], c].mean() for c in range(9)]
+        out = steelyard.aggregate(
+            steelyard.bulyan(f=f), torch.zeros(9, dtype=torch.float64), torch.from_numpy(clients)
+        )
+        np.testing.assert_allclose(out.params.numpy(), expected, atol=1e-9)
+        assert out.report["selected"] == sorted(chosen)
+
+
+def test_krum_in_blanchards_convention():
+    rng = np.random.default_rng(1)
+    clients, f = rng.standard_normal((9, 5)), 2
+    distances = ((clients[:, None] - clients[None]) ** 2).sum(-1)
+    scores = [np.sort(np.delete(distances[i], i))[: 9 - f - 2].sum() for i in range(9)]
+    out = steelyard.aggregate(
+        steelyard.krum(f=f, neighbours="blanchard"), torch.zeros(5, dtype=torch.float64), torch.from_numpy(clients)
+    )
+    assert out.weights.argmax().item() == int(np.argmin(scores))
+
+
+def test_bulyan_selects_everyone_without_byzantine_clients():
+    assert select(np.ones((4, 4)) - np.eye(4), 4, 0) == [0, 1, 2, 3]
+
+
+def test_coordinate_rules_report_mean_coefficients():
+    clients = torch.tensor([[0.0, 0.0], [1.0, 5.0], [2.0, 1.0]])
+    out = steelyard.aggregate("median", torch.zeros(2), clients)
+    assert out.params.tolist() == [1.0, 1.0]
+    assert out.weights.tolist() == [0.0, 0.5, 0.5]
