@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 BLOCK = 131072  # coordinates: the unit of reading and of the weighted sum
-EXACT = 2048  # spans of so few coordinates are multiplied in float64; no longer run is in float32
+EXACT = 32768  # spans of up to so many coordinates are multiplied in float64: it costs next to nothing there
+_RUN = 2048  # coordinates multiplied in float32 before float64 takes over the sum
 _TILE = 1200  # products of one BLAS call, and its multiply-adds: few enough for OpenBLAS's kernels for small matrices,
 _MULTIPLY = 1_000_000  # which neither copy their operands nor start threads of their own
 _ALONE = 262144  # multiply-adds up to which every BLAS stays on one thread whatever the shapes
@@ -103,7 +104,7 @@ def combine(store: Rows, count: int, spans: Sequence[Span], emit: Emit, chunk: i
 def _upper_products(panel: Floats) -> NDArray[np.float64]:
     """The upper triangle of `panel @ panel.T` for `[R, n]`, tile by tile, in short runs of coordinates."""
     count, n = panel.shape
-    if n <= EXACT and count * count * n <= _ALONE:
+    if n <= _RUN and count * count * n <= _ALONE:
         return np.asarray(panel @ panel.T, dtype=np.float64)
     tiles, run = _tiles(count)
     out = np.zeros((count, count))
@@ -128,7 +129,7 @@ def _tiles(count: int) -> tuple[list[tuple[int, int, int, int]], int]:
         edges = [first + (count - first) * i // parts for i in range(parts + 1)]
         tiles += [(low, high, left, right) for left, right in pairwise(edges)]
     largest = max((high - low) * (right - left) for low, high, left, right in tiles)
-    return tiles, min(EXACT, max(64, 1 << ((_MULTIPLY // largest).bit_length() - 1)))
+    return tiles, min(_RUN, max(64, 1 << ((_MULTIPLY // largest).bit_length() - 1)))
 
 
 def _runs(panel: Floats, n: int, run: int) -> Iterator[Floats]:

@@ -10,7 +10,16 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "steelyard").rglob("*.py"))
 BANNED_MODULES = {"pickle", "dill", "joblib", "cloudpickle", "marshal", "shelve", "random", "flwr"}
-BANNED_CALLS = {"eval", "exec", "torch.load", "torch.save", "np.load", "yaml.load", "torch.manual_seed", "np.random.seed"}
+BANNED_CALLS = {
+    "eval",
+    "exec",
+    "torch.load",
+    "torch.save",
+    "np.load",
+    "yaml.load",
+    "torch.manual_seed",
+    "np.random.seed",
+}
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))

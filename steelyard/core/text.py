@@ -93,7 +93,9 @@ class _Parser:
     def make(self, entry: Entry, inner: list[Any], options: dict[str, Any]) -> Any:
         try:
             if len(inner) == 1 and not entry.slots and self.chain is not None:
-                return self.chain(inner[0], entry.make(**options))  # shrink(fedavg):gamma=0.9 is fedavg|shrink:gamma=0.9
+                return self.chain(
+                    inner[0], entry.make(**options)
+                )  # shrink(fedavg):gamma=0.9 is fedavg|shrink:gamma=0.9
             if len(inner) > len(entry.slots):
                 raise self.error(f"{entry.name} takes {len(entry.slots)} in brackets, found {len(inner)}")
             return entry.make(**dict(zip(entry.slots, inner, strict=False)), **options)

@@ -63,7 +63,14 @@ def test_rules_lists_every_rule_with_paper_needs_and_options():
 def test_explain_every_rule(rule):
     result = steelyard_command("explain", to_text(every_rule()[rule]))
     assert result.exit_code == 0, result.output
-    for heading in ("Clients disclose", "The server sees", "Passes", "Memory", "Secure aggregation", "Differential privacy"):
+    for heading in (
+        "Clients disclose",
+        "The server sees",
+        "Passes",
+        "Memory",
+        "Secure aggregation",
+        "Differential privacy",
+    ):
         assert heading in result.output
 
 
@@ -83,7 +90,9 @@ def test_merge_equals_aggregate(files, rule):
     result = merge(folder, rule=rule)
     assert result.exit_code == 0, result.output
     assert "buffers of" in result.output
-    expected = steelyard.aggregate(rule, base, clients, metrics={"num_examples": reports(list(clients))["num_examples"]})
+    expected = steelyard.aggregate(
+        rule, base, clients, metrics={"num_examples": reports(list(clients))["num_examples"]}
+    )
     merged = load_file(folder / "merged.safetensors")
     assert equal({name: merged[name] for name in base}, expected.params)
     with safe_open(folder / "merged.safetensors", "pt") as file:
@@ -180,7 +189,12 @@ def test_merge_of_shards(files):
 )
 def test_mistakes_are_one_sentence(files, change, message):
     _, _, folder = files
-    given = {"--base": "base.safetensors", "--client": "client-0.safetensors", "--rule": "uniform", "--out": "m.safetensors"}
+    given = {
+        "--base": "base.safetensors",
+        "--client": "client-0.safetensors",
+        "--rule": "uniform",
+        "--out": "m.safetensors",
+    }
     paths = ("--base", "--client", "--out", "--metrics")
     arguments = [
         part for key, value in {**given, **change}.items() for part in (key, folder / value if key in paths else value)

@@ -55,7 +55,9 @@ def test_a_closed_gate_costs_no_pass(made, monkeypatch):
     prior = steelyard.aggregate("fedavg", base, clients, metrics=metrics)
     assert torch.equal(quiet.weights, prior.weights)
     during = len(passes)
-    loud = steelyard.aggregate(rule, base, clients, metrics={**metrics, "grad_norm": [9.0] * 5}, state=quiet.state, round=2)
+    loud = steelyard.aggregate(
+        rule, base, clients, metrics={**metrics, "grad_norm": [9.0] * 5}, state=quiet.state, round=2
+    )
     assert loud.report["critical"] is True
     assert during == 0
     assert len(passes) == 1

@@ -18,9 +18,15 @@ from steelyard.core.text import to_text
         ("fedawa:travel=none", steelyard.fedawa(travel=None)),
         ("feddisco|fedawa", steelyard.chain(steelyard.feddisco(), steelyard.fedawa())),
         ("guard(fedadp):clip=3", steelyard.guard(steelyard.fedadp(), clip=3)),
-        ("guard(feddisco:a=0.1|fedawa)", steelyard.guard(steelyard.chain(steelyard.feddisco(a=0.1), steelyard.fedawa()))),
+        (
+            "guard(feddisco:a=0.1|fedawa)",
+            steelyard.guard(steelyard.chain(steelyard.feddisco(a=0.1), steelyard.fedawa())),
+        ),
         ("gate(eq6:delta=0.1,fedawa:steps=2)", steelyard.gate(steelyard.eq6(delta=0.1), steelyard.fedawa(steps=2))),
-        ("gate(window:every=1,window=5,krum:f=2)", steelyard.gate(steelyard.window(every=1, window=5), steelyard.krum(f=2))),
+        (
+            "gate(window:every=1,window=5,krum:f=2)",
+            steelyard.gate(steelyard.window(every=1, window=5), steelyard.krum(f=2)),
+        ),
         ("pa3fed:detector=window,score=neg_loss", steelyard.pa3fed(detector="window", score="neg_loss")),
         ("pa3fed(window:every=3)", steelyard.pa3fed(detector=steelyard.window(every=3))),
         ("fedawa_l:layers=[20,4,30],steps=3", steelyard.fedawa_l(layers=(20, 4, 30), steps=3)),
@@ -82,7 +88,9 @@ def test_any_text_gives_a_rule_or_a_typed_error(text):
 
 
 def test_server_optimizers_share_the_syntax():
-    assert steelyard.parse_optimizer("momentum:beta=0.5,convention=ema") == steelyard.momentum(beta=0.5, convention="ema")
+    assert steelyard.parse_optimizer("momentum:beta=0.5,convention=ema") == steelyard.momentum(
+        beta=0.5, convention="ema"
+    )
     assert steelyard.parse_optimizer("adam:betas=[0.5,0.9]") == steelyard.adam(betas=(0.5, 0.9))
     with pytest.raises(steelyard.SteelyardError, match="server optimizer"):
         steelyard.parse_optimizer("sgd|adam")

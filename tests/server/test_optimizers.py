@@ -68,7 +68,9 @@ def test_a_state_of_another_optimizer_is_refused():
         steelyard.aggregate("uniform", base, clients, server="adam", state=first.state)
 
 
-@pytest.mark.parametrize("text", ["sgd:lr=0", "momentum:beta=2", "adam:betas=[2,0.9]", "yogi:tau=0", "momentum:convention=x"])
+@pytest.mark.parametrize(
+    "text", ["sgd:lr=0", "momentum:beta=2", "adam:betas=[2,0.9]", "yogi:tau=0", "momentum:convention=x"]
+)
 def test_options_are_checked(text):
     with pytest.raises(steelyard.SteelyardError):
         steelyard.parse_optimizer(text)

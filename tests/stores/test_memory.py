@@ -93,7 +93,7 @@ def test_other_invalid_reports_are_quarantined(metric, value, rule):
 def test_nobody_left_is_an_error_that_names_everyone():
     base, clients = cohort(3)
     zero = {"num_examples": dict.fromkeys(clients, 0)}
-    with pytest.raises(steelyard.NoValidClients, match="client-0.*num_examples=0") as caught:
+    with pytest.raises(steelyard.NoValidClients, match=r"client-0.*num_examples=0") as caught:
         steelyard.aggregate("fedavg", base, clients, metrics=zero)
     assert set(caught.value.quarantined) == set(clients)
 

@@ -98,15 +98,13 @@ def test_nan_in_a_file_is_found_on_the_way(files, rule, value):
     save_file(bad, paths["client-2"])
     metrics = reports(list(clients))
     out = steelyard.aggregate(rule, None, SafetensorsStore.open(base_file, paths), metrics=metrics)
-    clean = steelyard.aggregate(
-        rule, base, {c: m for c, m in clients.items() if c != "client-2"}, metrics=metrics
-    )
+    clean = steelyard.aggregate(rule, base, {c: m for c, m in clients.items() if c != "client-2"}, metrics=metrics)
     assert "NaN" in out.report["quarantined"]["client-2"]
     assert equal(out.params, clean.params)
 
 
 def test_bad_files_are_quarantined(files, tmp_path):
-    base, clients, base_file, paths = files
+    _, clients, base_file, paths = files
     paths["client-0"].write_bytes(b"nonsense")
     save_file({**clients["client-1"], "scale": torch.ones(1)}, paths["client-1"])
     paths["gone"] = tmp_path / "gone.safetensors"

@@ -110,9 +110,7 @@ def test_bulyan_against_a_plain_reading():
         keep = count - 4 * f
         middle = np.median(picked, axis=0)
         expected = [picked[np.argsort(np.abs(picked[:, c] - middle[c]))[:keep], c].mean() for c in range(9)]
-        out = steelyard.aggregate(
-            steelyard.bulyan(f=f), torch.zeros(9, dtype=torch.float64), torch.from_numpy(clients)
-        )
+        out = steelyard.aggregate(steelyard.bulyan(f=f), torch.zeros(9, dtype=torch.float64), torch.from_numpy(clients))
         np.testing.assert_allclose(out.params.numpy(), expected, atol=1e-9)
         assert out.report["selected"] == sorted(chosen)
 

@@ -92,9 +92,7 @@ def test_any_scale_of_updates(rule, scale):
     base = torch.randn(4000, generator=g)
     steps = scale * torch.randn(6, 4000, generator=g)
     clients = base.double() + steps.double()
-    out = steelyard.aggregate(
-        rule, base.double(), list(clients), metrics=reports(range(6)), round=LATER
-    )
+    out = steelyard.aggregate(rule, base.double(), list(clients), metrics=reports(range(6)), round=LATER)
     assert out.weights.isfinite().all()
     assert out.params.isfinite().all()
 

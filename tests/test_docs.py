@@ -1,0 +1,70 @@
+"""Every Python block of the README and the docs runs, in order, in an empty directory."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from steelyard.core.registry import RULES
+from tests.weightings import test_contract as contract
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page):
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = dict(RULES._entries)
+    names = {"__name__": "__main__"}
+    try:
+        for block in blocks(page):
+            exec(compile(block, str(page), "exec"), names)
+    finally:
+        RULES._entries.clear()
+        RULES._entries.update(before)
+    assert blocks(page) or page.name == "architecture.md"
+
+
+def test_the_worked_example_is_about_forty_lines():
+    example = blocks(ROOT / "docs" / "adding-a-rule.md")[0]
+    assert len(example.strip().splitlines()) <= 45
+
+
+def test_the_worked_example_keeps_the_contract():
+    before = dict(RULES._entries)
+    names = {"__name__": "example"}
+    try:
+        exec(blocks(ROOT / "docs" / "adding-a-rule.md")[0], names)
+        rule = names["InverseDistance"]()
+        for check in (
+            contract.test_order_of_identified_clients_does_not_change_a_bit,
+            contract.test_permutation_equivariance,
+            contract.test_one_client,
+            contract.test_purity,
+            contract.test_changing_cohorts,
+            contract.test_one_layer_is_the_whole_model,
+            contract.test_text_form_builds_the_same_rule,
+            contract.test_tied_frozen_and_adapter_parameters,
+        ):
+            check(rule)
+    finally:
+        RULES._entries.clear()
+        RULES._entries.update(before)
+    assert "inverse_distance" not in RULES._entries
+
+
+def test_every_rule_has_a_row_in_the_docs():
+    page = (ROOT / "docs" / "rules.md").read_text()
+    missing = [entry.name for entry in RULES if f"`{entry.name}" not in page]
+    assert missing == []
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), (page.name, target)
