@@ -1,12 +1,13 @@
 """What a rule costs beyond FedAvg's weighted sum, in one run on the same tensors: `make bench`.
 
-Updates are in the store before the clock starts. Every round of measurement calls each rule once, in turn, and the
-best of all rounds counts: the machine is shared, and noise only adds time.
+Updates are in the store before the clock starts. Every round of measurement makes each call once, in turn; a ratio is
+the median over rounds of the ratio of neighbouring calls, because the machine is shared and its speed drifts.
 """
 
 import argparse
 import json
 import platform
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,14 +32,14 @@ CASES: dict[str, tuple[int, Callable[[], Shapes], dict[str, float]]] = {
 }
 
 
-def best_times(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Seconds of the fastest of `rounds` calls of each, called in turn."""
-    times = {name: float("inf") for name in calls}
+def take_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of `rounds` calls of each, called in turn."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             begin = time.perf_counter()
             call()
-            times[name] = min(times[name], time.perf_counter() - begin)
+            times[name].append(time.perf_counter() - begin)
     return times
 
 
@@ -65,21 +66,26 @@ def measure(name: str, rounds: int, flower: bool) -> dict[str, Any]:
         rule: lambda text=text: steelyard.aggregate(text, base, store, metrics=metrics) for rule, text in RULES.items()
     }
     calls["plain read"] = lambda: store.matrix.sum()
-    times = best_times(calls, rounds)
+    times = take_turns(calls, rounds)
+    if flower:  # apart, against FedAvg again: it leaves caches and allocator in a state the next call would pay for
+        rival = {
+            "Flower": flower_call(list(clients.values()), sizes),
+            "warm-up": calls["FedAvg"],
+            "FedAvg": calls["FedAvg"],
+        }
+        beside = take_turns(rival, rounds)
+        times["Flower"] = beside["Flower"]
+
+    def ratio(a: str, b: str) -> float:
+        return statistics.median(x / y for x, y in zip(times[a], times[b], strict=True))
+
+    ratios = {rule: ratio(rule, "FedAvg") for rule in RULES}
+    ratios["FedAvg / plain read (speed)"] = ratio("plain read", "FedAvg")
     if flower:
-        times["Flower"] = best_times({"Flower": flower_call(list(clients.values()), sizes)}, max(2, rounds // 5))[
-            "Flower"
-        ]
-    ratios = {rule: times[rule] / times["FedAvg"] for rule in RULES}
-    ratios["FedAvg / plain read (speed)"] = times["plain read"] / times["FedAvg"]
-    if flower:
-        ratios["Flower / FedAvg"] = times["Flower"] / times["FedAvg"]
-    return {
-        "case": name,
-        "milliseconds": {k: 1e3 * v for k, v in times.items()},
-        "ratios": ratios,
-        "bars": bars,
-    }
+        pairs = zip(beside["Flower"], beside["FedAvg"], strict=True)
+        ratios["Flower / FedAvg"] = statistics.median(theirs / ours for theirs, ours in pairs)
+    milliseconds = {name: 1e3 * statistics.median(values) for name, values in times.items()}
+    return {"case": name, "milliseconds": milliseconds, "ratios": ratios, "bars": bars}
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ out.params, out.weights, out.state, out.report
 """
 
 from steelyard._version import __version__
-from steelyard.api import Aggregate, aggregate, parse_optimizer, parse_rule
+from steelyard.api import Aggregate, aggregate, parse_optimizer
 from steelyard.core.errors import NoValidClients, SteelyardError
 from steelyard.core.state import load_state, save_state
 from steelyard.server.optimizers import SGD as sgd
@@ -16,7 +16,7 @@ from steelyard.server.optimizers import Yogi as yogi
 from steelyard.stores.memory import MemoryStore
 from steelyard.weightings.bulyan import Bulyan as bulyan
 from steelyard.weightings.centered_clipping import CenteredClipping as centered_clipping
-from steelyard.weightings.chain import chain
+from steelyard.weightings.chain import chain, parse_rule
 from steelyard.weightings.coordinate import Median as median
 from steelyard.weightings.coordinate import TrimmedMean as trimmed_mean
 from steelyard.weightings.detectors import Eq6 as eq6

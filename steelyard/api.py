@@ -15,7 +15,7 @@ from steelyard.core import round as rounds
 from steelyard.core.errors import NoValidClients, SteelyardError
 from steelyard.core.layout import Kind, Params
 from steelyard.core.optimizer import ServerOptimizer
-from steelyard.core.registry import OPTIMIZERS, RULES
+from steelyard.core.registry import OPTIMIZERS
 from steelyard.core.report import Report
 from steelyard.core.store import UpdateStore
 from steelyard.core.table import ClientId, State
@@ -23,7 +23,7 @@ from steelyard.core.text import parse
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import metric_table, refused_by_metrics
 from steelyard.stores.memory import MemorySink, MemoryStore
-from steelyard.weightings.chain import chain, rooted
+from steelyard.weightings.chain import parse_rule, rooted
 from steelyard.weightings.guard import Guard
 
 Clients = torch.Tensor | Sequence[Params] | Mapping[ClientId, Params] | UpdateStore
@@ -48,16 +48,6 @@ class Aggregate:
     base: torch.Tensor
     state: dict[str, Any]
     report: Report
-
-
-def parse_rule(spec: str | Weighting) -> Weighting:
-    """A rule from its text form (`"feddisco|fedawa:steps=10"`); a rule object is returned as it is."""
-    made = parse(spec, RULES, chain) if isinstance(spec, str) else spec
-    if not isinstance(made, Weighting):
-        raise SteelyardError(
-            f"{spec!r} is a {type(made).__name__}, not a rule: detectors go inside gate(...) or pa3fed"
-        )
-    return made
 
 
 def parse_optimizer(spec: str | ServerOptimizer) -> ServerOptimizer:

@@ -165,7 +165,7 @@ def _run(
     """Cuts the spans into tasks, reads each task's rows and yields the results of `work` in order."""
     dim = sum(stop - start for start, stop in spans)
     threads = torch.get_num_threads()
-    length = task_length(count, dim, unit, chunk)
+    length = task_length(count, dim, unit, chunk, streamed=store.scratch(1) is not None)
     buffers: dict[int, torch.Tensor | None] = {}
 
     def task(pieces: list[Piece]) -> Result:
@@ -180,9 +180,13 @@ def _run(
     return _pool(threads).map(task, tasks)
 
 
-def task_length(count: int, dim: int, unit: int, chunk: int | None) -> int:
-    """Coordinates of one task: `chunk`, rounded up to whole units; by default, enough tasks to share out evenly."""
-    wanted = chunk or min(dim // (8 * torch.get_num_threads()), (1 << 21) // count)
+def task_length(count: int, dim: int, unit: int, chunk: int | None, streamed: bool) -> int:
+    """Coordinates of one task: `chunk`, rounded up to whole units.
+
+    By default, enough tasks to share out evenly; where rows are brought into scratch buffers, little enough for a cache.
+    """
+    share = dim // (8 * torch.get_num_threads())
+    wanted = chunk or (min(share, (1 << 21) // count) if streamed else share)
     return max(1, -(-wanted // unit)) * unit
 
 

@@ -12,7 +12,7 @@ import torch
 
 from steelyard import kernels
 from steelyard._version import __version__
-from steelyard.api import Metrics, parse_optimizer, parse_rule
+from steelyard.api import Metrics, parse_optimizer
 from steelyard.core import round as rounds
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Kind
@@ -23,7 +23,7 @@ from steelyard.core.weighting import Weighting
 from steelyard.metrics import metric_table, refused_by_metrics
 from steelyard.stores.safetensors import SafetensorsStore
 from steelyard.stores.writer import FileSink
-from steelyard.weightings.chain import rooted
+from steelyard.weightings.chain import parse_rule, rooted
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Merge:
                 self.table["num_examples"] = reported
         self.store = store.without(refused_by_metrics(self.root, self.table, store.ids))
         count, itemsize = len(self.store.ids) + 1, store.layout.row_dtype.itemsize
-        length = kernels.task_length(count, store.layout.dim, kernels.BLOCK, None)
+        length = kernels.task_length(count, store.layout.dim, kernels.BLOCK, None, streamed=True)
         self.plan = Plan(
             clients=len(self.store.ids),
             quarantined=self.store.quarantined,

@@ -81,7 +81,8 @@ def _number(name: str, value: Any) -> float | None:
         return number if number >= 1 and number == int(number) else None
     if name == "normalizer":
         return number if number > 0 else None
-    return number
+    signed = name in ("loss", "accuracy", "grad_norm")  # anything else is a weight, or may become one
+    return number if signed or number >= 0 else None
 
 
 def _histogram(value: Any, length: int) -> list[float] | None:

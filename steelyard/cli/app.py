@@ -13,7 +13,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from steelyard import __version__
-from steelyard.api import parse_rule
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import explain as explained
 from steelyard.core.registry import OPTIMIZERS, RULES, Entry
@@ -22,7 +21,7 @@ from steelyard.core.text import to_text
 from steelyard.core.weighting import Weighting
 from steelyard.merge import Merge, Plan
 from steelyard.metrics import MEANING
-from steelyard.weightings.chain import rooted
+from steelyard.weightings.chain import parse_rule, rooted
 
 app = typer.Typer(
     name="steelyard",

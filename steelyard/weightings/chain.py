@@ -9,7 +9,9 @@ from typing import Any
 from steelyard.core.errors import SteelyardError
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
+from steelyard.core.registry import RULES
 from steelyard.core.table import State
+from steelyard.core.text import parse
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
 from steelyard.weightings.fedavg import FedAvg
@@ -64,9 +66,20 @@ class Chain(Weighting):
         return prior, after
 
 
-def chain(*rules: Weighting) -> Weighting:
+def parse_rule(spec: Any) -> Weighting:
+    """A rule from its text form (`"feddisco|fedawa:steps=10"`); a rule object is returned as it is."""
+    made = parse(spec, RULES, chain) if isinstance(spec, str) else spec() if isinstance(spec, type) else spec
+    if not isinstance(made, Weighting):
+        raise SteelyardError(
+            f"{spec!r} is a {type(made).__name__}, not a rule or its text form (detectors go inside gate or pa3fed)"
+        )
+    return made
+
+
+def chain(*rules: Weighting | str) -> Weighting:
     """The rules in a row, as one rule: `chain(fedavg(), feddisco(), fedawa())`."""
-    flat = [part for rule in rules for part in (rule.rules if isinstance(rule, Chain) else (rule,))]
+    made = [parse_rule(rule) for rule in rules]
+    flat = [part for rule in made for part in (rule.rules if isinstance(rule, Chain) else (rule,))]
     return flat[0] if len(flat) == 1 else Chain(tuple(flat))
 
 

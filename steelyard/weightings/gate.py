@@ -11,6 +11,7 @@ from steelyard.core.registry import RULES
 from steelyard.core.table import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
+from steelyard.weightings.chain import parse_rule
 from steelyard.weightings.detectors import Detector
 
 
@@ -25,6 +26,9 @@ class Gate(Weighting):
     name = "gate"
     modifies = True
     card = Card("the rule in critical periods, the prior outside", "", "as the rule inside", "as the rule inside")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", parse_rule(self.rule))
 
     @property
     def needs(self) -> Needs:

@@ -31,7 +31,7 @@ from steelyard.core.registry import RULES
 from steelyard.core.table import ClientId, State
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
-from steelyard.weightings.chain import rooted
+from steelyard.weightings.chain import parse_rule, rooted
 from steelyard.weightings.modifiers import water_fill
 
 _MEMORY = 10  # rounds whose median norms are remembered
@@ -57,6 +57,7 @@ class Guard(Weighting):
     )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", parse_rule(self.rule))
         checks.number("clip", self.clip, 0.0, open_low=True)
         checks.number("metric_cap", self.metric_cap, 1.0)
         checks.number("weight_cap", self.weight_cap, 1.0)

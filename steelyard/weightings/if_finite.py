@@ -12,6 +12,7 @@ from steelyard.core.registry import RULES
 from steelyard.core.table import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
+from steelyard.weightings.chain import parse_rule
 
 
 @RULES.register
@@ -24,6 +25,9 @@ class IfFinite(Weighting):
     name = "if_finite"
     modifies = True
     card = Card("the rule, unless it gives NaN or infinity", "", "as the rule inside", "as the rule inside")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", parse_rule(self.rule))
 
     @property
     def needs(self) -> Needs:

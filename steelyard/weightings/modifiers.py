@@ -104,17 +104,17 @@ class Ema(Weighting):
         return prior.reweighted(smooth), {"shares": scatter(table, view.ids, smooth)}
 
 
-def shrink(rule: Weighting, gamma: float) -> Weighting:
+def shrink(rule: Weighting | str, gamma: float) -> Weighting:
     """The rule, with its aggregated model multiplied by gamma."""
     return chain(rule, Shrink(gamma))
 
 
-def cap(rule: Weighting, max_weight: float) -> Weighting:
+def cap(rule: Weighting | str, max_weight: float) -> Weighting:
     """The rule, with no client above `max_weight`."""
     return chain(rule, Cap(max_weight))
 
 
-def ema(rule: Weighting, decay: float = 0.9) -> Weighting:
+def ema(rule: Weighting | str, decay: float = 0.9) -> Weighting:
     """The rule, with its weights averaged over rounds."""
     return chain(rule, Ema(decay))
 

@@ -17,6 +17,7 @@ from steelyard.core.registry import RULES
 from steelyard.core.table import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
+from steelyard.weightings.chain import parse_rule
 from steelyard.weightings.krum import nearest, withstand
 
 
@@ -33,6 +34,7 @@ class NNM(Weighting):
     card = Card("replaces each update by the mean of its nearest", "Allouah et al., AISTATS 2023")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", parse_rule(self.rule))
         checks.whole("f", self.f)
         object.__setattr__(self, "modifies", self.rule.modifies)
 

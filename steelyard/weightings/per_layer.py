@@ -13,6 +13,7 @@ from steelyard.core.registry import RULES
 from steelyard.core.table import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
+from steelyard.weightings.chain import parse_rule
 
 
 @RULES.register
@@ -31,6 +32,7 @@ class PerLayer(Weighting):
     card = Card("one set of weights for each layer", "", "as the rule inside", "as the rule inside")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", parse_rule(self.rule))
         if not isinstance(self.layers, str):
             object.__setattr__(self, "layers", tuple(self.layers))
         if self.rule.needs.per_layer:

@@ -87,6 +87,18 @@ def test_any_text_gives_a_rule_or_a_typed_error(text):
     assert steelyard.parse_rule(to_text(rule)) == rule
 
 
+def test_wrappers_take_text_and_classes_too():
+    adp, awa = steelyard.fedadp(), steelyard.fedawa()
+    assert steelyard.guard("fedadp") == steelyard.guard(adp) == steelyard.guard(steelyard.fedadp)
+    assert steelyard.per_layer(steelyard.fedawa) == steelyard.fedawa_l() == steelyard.per_layer("fedawa")
+    assert steelyard.chain("feddisco", awa) == steelyard.parse_rule("feddisco|fedawa")
+    assert steelyard.gate(steelyard.eq6(), "fedadp").rule == steelyard.if_finite("fedadp").rule == adp
+    assert steelyard.cap("fedadp", 0.2) == steelyard.parse_rule("fedadp|cap:max_weight=0.2")
+    for wrong in (3, None, "eq6", steelyard.eq6()):
+        with pytest.raises(steelyard.SteelyardError, match="not a rule"):
+            steelyard.guard(wrong)
+
+
 def test_server_optimizers_share_the_syntax():
     assert steelyard.parse_optimizer("momentum:beta=0.5,convention=ema") == steelyard.momentum(
         beta=0.5, convention="ema"

@@ -75,6 +75,7 @@ def test_invalid_sizes_are_quarantined(value):
         ("label_hist", [0] * 10, "feddisco"),
         ("label_hist", "many", "feddisco"),
         ("normalizer", 0, "fednova"),
+        ("accuracy", -0.5, "fedavg:by=quality"),
         ("loss", math.nan, "pa3fed"),
         ("grad_norm", "big", "pa3fed"),
     ],
@@ -82,6 +83,8 @@ def test_invalid_sizes_are_quarantined(value):
 def test_other_invalid_reports_are_quarantined(metric, value, rule):
     base, clients = cohort(4)
     metrics = reports(list(clients))
+    if "quality" in rule:
+        metrics["quality"], metric = metrics.pop("accuracy"), "quality"
     metrics[metric]["client-3"] = value
     out = steelyard.aggregate(rule, base, clients, metrics=metrics)
     assert metric in out.report["quarantined"]["client-3"]
