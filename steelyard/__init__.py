@@ -33,8 +33,8 @@ from steelyard.weightings.gate import Gate as gate
 from steelyard.weightings.geometric_median import GeometricMedian as geometric_median
 from steelyard.weightings.guard import Guard as guard
 from steelyard.weightings.if_finite import IfFinite as if_finite
-from steelyard.weightings.krum import Krum as krum
 from steelyard.weightings.krum import MultiKrum as multikrum
+from steelyard.weightings.krum import krum
 from steelyard.weightings.ldawa import LDAWA as ldawa
 from steelyard.weightings.modifiers import cap, ema, shrink
 from steelyard.weightings.nnm import NNM as nnm

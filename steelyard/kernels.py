@@ -183,7 +183,7 @@ def _run(
 def task_length(count: int, dim: int, unit: int, chunk: int | None, streamed: bool) -> int:
     """Coordinates of one task: `chunk`, rounded up to whole units.
 
-    By default, enough tasks to share out evenly; where rows are brought into scratch buffers, little enough for a cache.
+    By default, enough tasks to share out evenly; where rows come into scratch buffers, little enough for a cache.
     """
     share = dim // (8 * torch.get_num_threads())
     wanted = chunk or (min(share, (1 << 21) // count) if streamed else share)

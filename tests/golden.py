@@ -22,5 +22,5 @@ def tensor(array):
     return torch.from_numpy(np.array(array, dtype=np.float64))
 
 
-def close(found, expected, tolerance=1e-9):
+def assert_near(found, expected, tolerance=1e-9):
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=tolerance)

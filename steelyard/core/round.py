@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -159,7 +160,7 @@ def _combine(
         values = mix(rows, cut.spans[piece.span][2], room)
         if server is not None:
             values = server(rows[-1], values, piece.start, piece.stop)
-        if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
+        if not finite(values):
             _refuse_non_finite(rows)
             raise SteelyardError(f"the aggregated model overflows {layout.row_dtype}: the base model stays as it was")
         if values is not room:
@@ -167,6 +168,11 @@ def _combine(
 
     kernels.combine(store, len(store.ids) + 1, [(start, stop) for start, stop, _ in cut.spans], emit, job.chunk)
     return None if reduction is None else reduction.used.numpy().astype(np.float64)
+
+
+def finite(values: torch.Tensor) -> bool:
+    """A sum of finite numbers may overflow, but NaN and infinity never leave it: only a bad sum needs a closer look."""
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
 
 
 def _refuse_non_finite(rows: torch.Tensor) -> None:
@@ -179,7 +185,8 @@ class _WeightedSum:
     """`base * theta + sum_k w_k d_k`: one matrix-vector product, since `theta` is the last row."""
 
     def __init__(self, mixture: Mixture, dtype: torch.dtype) -> None:
-        self.coefficients = torch.from_numpy(np.column_stack([mixture.weights, mixture.base])).to(dtype)  # [g, K+1]
+        table = torch.from_numpy(np.column_stack([mixture.weights, mixture.base])).to(dtype)  # [g, K+1]
+        self.coefficients = list(table)
 
     def __call__(self, rows: torch.Tensor, layer: int, out: torch.Tensor | None) -> torch.Tensor:
         return torch.mv(rows.T, self.coefficients[layer], out=out)
@@ -222,7 +229,7 @@ class _Reduction:
 
     def __call__(self, rows: torch.Tensor, layer: int, out: torch.Tensor | None) -> torch.Tensor:
         del out
-        if not bool(torch.isfinite(rows.sum())):  # sorting would trim NaN away instead of showing it
+        if not finite(rows):  # sorting would trim NaN away instead of showing it
             _refuse_non_finite(rows)
         updates = rows[:-1] if self.map is None else self.map @ rows[:-1]
         values, used = self.reduce(updates[self.chosen])

@@ -10,7 +10,7 @@ import torch
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import FLAT, Kind, Layout, Leaf, Params
-from steelyard.core.round import NOT_FINITE
+from steelyard.core.round import NOT_FINITE, finite
 from steelyard.core.table import ClientId, sort_key
 
 
@@ -187,8 +187,3 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _flatten(leaves: Sequence[Leaf], source: Mapping[str, torch.Tensor], row: torch.Tensor) -> None:
     for leaf in leaves:
         row[leaf.start : leaf.stop].copy_(source[leaf.name].detach().reshape(-1))
-
-
-def finite(row: torch.Tensor) -> bool:
-    """A sum of finite numbers may overflow, but NaN and infinity never leave it: only a bad sum needs a closer look."""
-    return bool(torch.isfinite(row.sum())) or bool(torch.isfinite(row).all())

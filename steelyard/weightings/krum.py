@@ -28,45 +28,25 @@ from steelyard.core.weighting import Card, Weighting
 
 @RULES.register
 @dataclass(frozen=True)
-class Krum(Weighting):
-    """All weight on the update with the smallest score; `f` is the number of Byzantine clients to withstand."""
-
-    f: int = 1
-    neighbours: str = "byzfl"
-
-    name = "krum"
-    modifies = False
-    card = Card("the one update with the closest neighbours", "Blanchard et al., NeurIPS 2017")
-
-    def __post_init__(self) -> None:
-        checks.whole("f", self.f)
-        checks.one_of("neighbours", self.neighbours, "byzfl", "blanchard")
-
-    @property
-    def needs(self) -> Needs:
-        """Distances."""
-        return Needs.of(gram=True)
-
-    def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """One-hot weights."""
-        return _best(view, self.f, self.neighbours, single=True), state
-
-
-@RULES.register
-@dataclass(frozen=True)
 class MultiKrum(Weighting):
-    """The mean of the n - f updates with the smallest scores."""
+    """The mean of the `keep` updates with the smallest scores: n - f of them, or as many as you say.
+
+    `f` is the number of Byzantine clients to withstand.
+    """
 
     f: int = 1
     neighbours: str = "byzfl"
+    keep: int | None = None
 
     name = "multikrum"
     modifies = False
-    card = Card("the mean of the n - f updates with the closest neighbours", "Blanchard et al., NeurIPS 2017")
+    card = Card("the mean of the updates with the closest neighbours", "Blanchard et al., NeurIPS 2017")
 
     def __post_init__(self) -> None:
         checks.whole("f", self.f)
         checks.one_of("neighbours", self.neighbours, "byzfl", "blanchard")
+        if self.keep is not None:
+            checks.whole("keep", self.keep, 1)
 
     @property
     def needs(self) -> Needs:
@@ -75,21 +55,25 @@ class MultiKrum(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Equal weights on the selected."""
-        return _best(view, self.f, self.neighbours, single=False), state
+        count = len(view.ids)
+        f = withstand(self.f, count)
+        order = np.argsort(scores(view.gram.sq_distances(), f, self.neighbours), axis=1, kind="stable")
+        weights = np.zeros(order.shape)
+        np.put_along_axis(weights, order[:, : min(self.keep or count - f, count)], 1.0, axis=1)
+        return Mixture.convex(weights).noted(withstands=f), state
+
+
+def krum(f: int = 1, neighbours: str = "byzfl") -> Weighting:
+    """Krum: all weight on the update with the smallest score, `multikrum(f, neighbours, keep=1)`."""
+    return MultiKrum(f, neighbours, keep=1)
+
+
+RULES.alias("krum", Card("the one update with the closest neighbours", "Blanchard et al., NeurIPS 2017"), krum)
 
 
 def withstand(f: int, clients: int) -> int:
     """How many Byzantine clients can be withstood among so many: never half of them or more."""
     return min(f, (clients - 1) // 2)
-
-
-def _best(view: View, f: int, neighbours: str, single: bool) -> Mixture:
-    count = len(view.ids)
-    f = withstand(f, count)
-    order = np.argsort(scores(view.gram.sq_distances(), f, neighbours), axis=1, kind="stable")
-    weights = np.zeros(order.shape)
-    np.put_along_axis(weights, order[:, : 1 if single else count - f], 1.0, axis=1)
-    return Mixture.convex(weights).noted(withstands=f)
 
 
 def scores(sq_distances: Array, f: int, neighbours: str) -> Array:

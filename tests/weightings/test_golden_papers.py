@@ -6,7 +6,7 @@ import torch
 
 import steelyard
 from steelyard.weightings.fedadp import gompertz
-from tests.golden import arrays, close, document, tensor
+from tests.golden import arrays, assert_near, document, tensor
 
 FEDAWA_RUNS = {
     "default_e1_adam_cos_f64": {},
@@ -34,16 +34,16 @@ def test_fedadp_over_rounds(case):
             state=state,
             round=t + 1,
         )
-        close(out.weights, golden[f"{case}/weights"][t])
-        close(out.params, golden[f"{case}/global_after_round"][t], 1e-6)
-        close([out.report["angles"][k] for k in range(10)], golden[f"{case}/theta_smoothed"][t])
+        assert_near(out.weights, golden[f"{case}/weights"][t])
+        assert_near(out.params, golden[f"{case}/global_after_round"][t], 1e-6)
+        assert_near([out.report["angles"][k] for k in range(10)], golden[f"{case}/theta_smoothed"][t])
         base, state = out.params, out.state
 
 
 @pytest.mark.parametrize("alpha", [1, 2, 3, 4, 5, 6, 8, 10])
 def test_fedadp_gompertz(alpha):
     golden = arrays("fedadp")
-    close(gompertz(golden["gompertz/theta"], alpha), golden[f"gompertz/alpha{alpha}"])
+    assert_near(gompertz(golden["gompertz/theta"], alpha), golden[f"gompertz/alpha{alpha}"])
 
 
 @pytest.mark.parametrize(("clock", "key"), [("round", "global_round"), ("client", "per_client_count")])
@@ -62,7 +62,7 @@ def test_fedadp_partial_participation(clock, key):
             state=state,
             round=t + 1,
         )
-        close(out.weights, derived[f"fedadp_partial/{key}/weights"][t])
+        assert_near(out.weights, derived[f"fedadp_partial/{key}/weights"][t])
         state = out.state
 
 
@@ -86,10 +86,10 @@ def test_fedawa_official_over_rounds(run):
             rule, base, clients, metrics={"num_examples": golden["sizes"]}, state=state, round=r + 1
         )
         gamma = rule.gamma
-        close(out.weights / gamma, golden[f"{run}/lam"][r])
-        close([out.state["fedawa"]["logits"][k] for k in range(8)], golden[f"{run}/T"][r])
-        close(out.params["flat"], golden[f"{run}/global"][r], 1e-6)
-        close(out.params["bn.running_mean"], golden[f"{run}/bn"][r], 1e-6)
+        assert_near(out.weights / gamma, golden[f"{run}/lam"][r])
+        assert_near([out.state["fedawa"]["logits"][k] for k in range(8)], golden[f"{run}/T"][r])
+        assert_near(out.params["flat"], golden[f"{run}/global"][r], 1e-6)
+        assert_near(out.params["bn.running_mean"], golden[f"{run}/bn"][r], 1e-6)
         # The authors average the counter and truncate on load; ours is the maximum, an integer.
         assert out.params["bn.num_batches_tracked"].item() == 10 * (r + 1) + 7
         assert out.params["bn.num_batches_tracked"].dtype == torch.int64
@@ -117,7 +117,7 @@ def test_fedawa_logits_belong_to_clients_not_positions():
         sizes = golden["sizes"][cohort] / golden["sizes"][cohort].sum()
         entered = np.array([before.get(int(client), size) for client, size in zip(cohort, sizes, strict=True)])
         moved = np.array([after[int(client)] for client in cohort]) - entered
-        close(np.abs(moved), np.full(4, 0.001), 1e-7)  # one fresh Adam step from the client's own logit
+        assert_near(np.abs(moved), np.full(4, 0.001), 1e-7)  # one fresh Adam step from the client's own logit
         assert {client: after[client] for client in before if client not in cohort} == {
             client: before[client] for client in before if client not in cohort
         }
@@ -138,7 +138,7 @@ def test_fedawa_steps_in_one_round(preset, init, steps):
         rule, base, base + tensor(golden["client_deltas"][0]), metrics={"num_examples": golden["sizes"]}
     )
     objective = {"paper": "paper", "official": "code"}[preset]
-    close(out.weights, derived[f"fedawa_{objective}_T{init}_e{steps}_poststep/lam"], 1e-9)
+    assert_near(out.weights, derived[f"fedawa_{objective}_T{init}_e{steps}_poststep/lam"], 1e-9)
 
 
 def test_fedawa_collapses_without_a_bound_and_not_with_it():
@@ -147,7 +147,7 @@ def test_fedawa_collapses_without_a_bound_and_not_with_it():
     clients = base + tensor(golden["client_deltas"][0])
     free = steelyard.aggregate(steelyard.fedawa(steps=4000, lr=0.05, travel=None), base, clients, metrics=sizes)
     assert free.weights.max() > 0.999
-    close(free.weights, derived["fedawa_paper_longrun/lam"], 1e-6)
+    assert_near(free.weights, derived["fedawa_paper_longrun/lam"], 1e-6)
     bounded = steelyard.aggregate(steelyard.fedawa(steps=4000, lr=0.05), base, clients, metrics=sizes)
     prior = golden["sizes"] / golden["sizes"].sum()
     odds = np.log(bounded.weights.numpy() / prior)
@@ -161,12 +161,12 @@ def test_fedawa_l_is_per_layer_fedawa():
     out = steelyard.aggregate(
         rule, base, base + tensor(golden["client_deltas"][0]), metrics={"num_examples": golden["sizes"]}
     )
-    close(out.weights, derived["fedawa_L/lam_prestep"])
-    close(
+    assert_near(out.weights, derived["fedawa_L/lam_prestep"])
+    assert_near(
         np.array([out.state["per_layer"]["fedawa"]["logits"][k] for k in range(8)]).T,
         derived["fedawa_L/T_after"],
     )
-    close(out.params, derived["fedawa_L/global"], 1e-6)
+    assert_near(out.params, derived["fedawa_L/global"], 1e-6)
 
 
 @pytest.mark.parametrize(("normalize", "key"), [("sum", "sum_normalised_clipped"), ("softmax", "softmax")])
@@ -179,7 +179,7 @@ def test_fedawa_cos(normalize, key):
         base + tensor(golden["client_deltas"][0]),
         metrics={"num_examples": golden["sizes"]},
     )
-    close(out.weights, derived[f"fedawa_cos/{key}"])
+    assert_near(out.weights, derived[f"fedawa_cos/{key}"])
 
 
 @pytest.mark.parametrize("case", range(len(document("feddisco")["cases"])))
@@ -196,8 +196,8 @@ def test_feddisco(case):
         torch.ones(len(cohort), 3),
         metrics={"size_weight": wanted["size_weights"], "label_hist": counts},
     )
-    close([out.report["discrepancy"][k] for k in range(len(cohort))], wanted["difference"], 1e-7)
-    close(out.weights, wanted["weights"], 1e-7)
+    assert_near([out.report["discrepancy"][k] for k in range(len(cohort))], wanted["difference"])
+    assert_near(out.weights, wanted["weights"])
 
 
 @pytest.mark.parametrize("stats", ["param", "stat"])
@@ -212,9 +212,9 @@ def test_ldawa(stats):
     order = [str(name) for name in golden["names"]] if "names" in golden else names
     scaled = [n for n in names if n != "bn.num_batches_tracked" and (stats == "param" or "running" not in n)]
     for name in scaled:
-        close(out.params[name], golden[f"out/{name}"], 1e-6)
+        assert_near(out.params[name], golden[f"out/{name}"], 1e-6)
         cosines = np.nan_to_num(golden["cos"][:, order.index(name)], nan=1.0)
-        close(out.weights[out.report["layers"].index(name)] * 6, cosines)
+        assert_near(out.weights[out.report["layers"].index(name)] * 6, cosines)
     assert out.params["bn.num_batches_tracked"].item() == 105  # theirs: the mean, 102.5
     if stats == "stat":  # the safe default: an average that no cosine scales
         mean = torch.stack([c["bn.running_mean"] for c in clients]).mean(dim=0)
@@ -237,14 +237,14 @@ def test_fednova(setting):
             tensor(golden[f"{setting}/local_end"]),
             metrics=metrics,
         )
-        close(out.params, golden[f"{setting}/{key}"], 1e-9)
+        assert_near(out.params, golden[f"{setting}/{key}"], 1e-9)
     official = steelyard.aggregate(
         steelyard.fednova(tau_eff=work),
         tensor(golden["w0"]),
         tensor(golden[f"{setting}/local_end"]),
         metrics=metrics,
     )
-    close(official.report["tau_eff"], golden[f"{setting}/tau_eff"])
+    assert_near(official.report["tau_eff"], golden[f"{setting}/tau_eff"])
 
 
 @pytest.mark.parametrize(("score", "suffix"), [("loss", "literal"), ("neg_loss", "neg")])
@@ -276,8 +276,8 @@ def test_pa3fed_alpha(score, suffix):
     )
     assert out.report["critical"]
     names = {"literal": "alpha_literal_s_is_loss", "neg": "alpha_s_is_negative_loss"}
-    close([out.report["alpha"][k] for k in range(5)], golden[names[suffix]])
-    close(out.weights, golden[f"weights_{suffix}"])
+    assert_near([out.report["alpha"][k] for k in range(5)], golden[names[suffix]])
+    assert_near(out.weights, golden[f"weights_{suffix}"])
 
 
 @pytest.mark.parametrize("sequence", document("clp_detection"))
@@ -311,5 +311,5 @@ def test_fedadam_of_the_fedlaw_code():
                 server=server,
                 round=r + 1,
             )
-            close(out.params, golden[f"{method}/global_after_round"][r], 1e-9)
+            assert_near(out.params, golden[f"{method}/global_after_round"][r], 1e-9)
             base, state = out.params, out.state

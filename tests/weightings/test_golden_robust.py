@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import steelyard
-from tests.golden import arrays, close, tensor
+from tests.golden import arrays, assert_near, tensor
 
 CASES = sorted({int(key.split("/")[0]) for key in arrays("robust")})
 
@@ -26,7 +26,7 @@ def test_against_byzfl(case):
     clients = tensor(golden[f"{case}/X"])
     base = torch.zeros(clients.shape[1], dtype=torch.float64)
     for name, rule in rules(int(golden[f"{case}/f"])).items():
-        close(steelyard.aggregate(rule, base, clients).params, golden[f"{case}/{name}"], 1e-6)
+        assert_near(steelyard.aggregate(rule, base, clients).params, golden[f"{case}/{name}"], 1e-6)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -39,8 +39,8 @@ def test_neighbour_mixing_then_any_rule(case):
         ours = steelyard.aggregate(steelyard.nnm(rule, f=f), base, clients).params
         direct = steelyard.aggregate(rule, base, mixed).params
         if name not in ("krum", "multikrum"):  # mixed updates tie, and ties fall where rounding says
-            close(ours, direct, 1e-6)
-    close(
+            assert_near(ours, direct, 1e-6)
+    assert_near(
         steelyard.aggregate(steelyard.nnm(steelyard.uniform(), f=f), base, clients).params,
         mixed.mean(dim=0),
         1e-6,
@@ -53,4 +53,4 @@ def test_mean_around_median_is_bulyans_second_half(case):
 
     golden = arrays("robust")
     clients, f = tensor(golden[f"{case}/X"]), int(golden[f"{case}/f"])
-    close(around_median(len(clients) - f)(clients)[0], golden[f"{case}/meamed"], 1e-6)
+    assert_near(around_median(len(clients) - f)(clients)[0], golden[f"{case}/meamed"], 1e-6)
