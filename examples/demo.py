@@ -34,7 +34,7 @@ TUNED |= {
     "multikrum": "multikrum:f=2",
     "trimmed_mean": "trimmed_mean:f=2",
     "eq6": "",
-    "window": "",
+    "criticalfl_window": "",
     "geometric_median": "geometric_median:steps=8",
 }
 

@@ -19,8 +19,8 @@ from steelyard.weightings.centered_clipping import CenteredClipping as centered_
 from steelyard.weightings.chain import chain, parse_rule
 from steelyard.weightings.coordinate import Median as median
 from steelyard.weightings.coordinate import TrimmedMean as trimmed_mean
+from steelyard.weightings.detectors import CriticalFLWindow as criticalfl_window
 from steelyard.weightings.detectors import Eq6 as eq6
-from steelyard.weightings.detectors import Window as window
 from steelyard.weightings.fedadp import FedAdp as fedadp
 from steelyard.weightings.fedavg import FedAvg as fedavg
 from steelyard.weightings.fedavg import Uniform as uniform
@@ -54,6 +54,7 @@ __all__ = [
     "cap",
     "centered_clipping",
     "chain",
+    "criticalfl_window",
     "ema",
     "eq6",
     "fedadp",
@@ -83,6 +84,5 @@ __all__ = [
     "shrink",
     "trimmed_mean",
     "uniform",
-    "window",
     "yogi",
 ]

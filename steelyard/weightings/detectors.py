@@ -84,7 +84,7 @@ class Eq6(Detector):
 
 @RULES.register
 @dataclass(frozen=True)
-class Window(Detector):
+class CriticalFLWindow(Detector):
     """CriticalFL's check, with its constants as options."""
 
     delta: float = 0.01
@@ -93,7 +93,7 @@ class Window(Detector):
     forced: int = 5
     every: int = 2
 
-    name = "window"
+    name = "criticalfl_window"
     card = _CARD_WINDOW
 
     def __post_init__(self) -> None:

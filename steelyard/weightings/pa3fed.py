@@ -29,9 +29,9 @@ from steelyard.core.registry import RULES
 from steelyard.core.table import State, gather, scatter
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
-from steelyard.weightings.detectors import Detector, Eq6, Window
+from steelyard.weightings.detectors import CriticalFLWindow, Detector, Eq6
 
-_DETECTORS: dict[str, Detector] = {"eq6": Eq6(), "window": Window()}
+_DETECTORS: dict[str, Detector] = {"eq6": Eq6(), "criticalfl_window": CriticalFLWindow()}
 
 
 @RULES.register
@@ -39,7 +39,7 @@ _DETECTORS: dict[str, Detector] = {"eq6": Eq6(), "window": Window()}
 class PA3Fed(Weighting):
     """Prior weights times `exp(-beta * (last score - score))` in critical periods.
 
-    `detector` is `"eq6"`, `"window"` or a detector object with options of its own.
+    `detector` is `"eq6"`, `"criticalfl_window"` or a detector object with options of its own.
     """
 
     beta: float = 0.3

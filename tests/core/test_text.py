@@ -24,11 +24,14 @@ from steelyard.core.text import to_text
         ),
         ("gate(eq6:delta=0.1,fedawa:steps=2)", steelyard.gate(steelyard.eq6(delta=0.1), steelyard.fedawa(steps=2))),
         (
-            "gate(window:every=1,window=5,krum:f=2)",
-            steelyard.gate(steelyard.window(every=1, window=5), steelyard.krum(f=2)),
+            "gate(criticalfl_window:every=1,window=5,krum:f=2)",
+            steelyard.gate(steelyard.criticalfl_window(every=1, window=5), steelyard.krum(f=2)),
         ),
-        ("pa3fed:detector=window,score=neg_loss", steelyard.pa3fed(detector="window", score="neg_loss")),
-        ("pa3fed(window:every=3)", steelyard.pa3fed(detector=steelyard.window(every=3))),
+        (
+            "pa3fed:detector=criticalfl_window,score=neg_loss",
+            steelyard.pa3fed(detector="criticalfl_window", score="neg_loss"),
+        ),
+        ("pa3fed(criticalfl_window:every=3)", steelyard.pa3fed(detector=steelyard.criticalfl_window(every=3))),
         ("fedawa_l:layers=[20,4,30],steps=3", steelyard.fedawa_l(layers=(20, 4, 30), steps=3)),
         ("per_layer(fedawa):layers=module", steelyard.per_layer(steelyard.fedawa(), layers="module")),
         ("per_layer(fedadp):layers=[conv*,fc.*]", steelyard.per_layer(steelyard.fedadp(), layers=("conv*", "fc.*"))),

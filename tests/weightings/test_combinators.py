@@ -61,7 +61,7 @@ def test_feddisco_passes_the_prior_where_it_would_leave_nobody():
 
 
 def test_window_detector_checks_every_second_round():
-    detector = steelyard.window(forced=0, window=2)
+    detector = steelyard.criticalfl_window(forced=0, window=2)
     state, flags = {}, []
     for fgn in [1.0, 50.0, 1.0, 50.0, 0.5, 50.0]:
         flag, state = detector.check(fgn, state)

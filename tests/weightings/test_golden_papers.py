@@ -285,7 +285,7 @@ def test_critical_periods(sequence):
     golden = document("clp_detection")[sequence]
     for detector, key in (
         (steelyard.eq6(), "pa3fed_eq6_flag_no_window"),
-        (steelyard.window(every=1), "criticalfl_flag"),
+        (steelyard.criticalfl_window(every=1), "criticalfl_flag"),
     ):
         state, flags = {}, []
         for fgn in golden["fgn"]:
