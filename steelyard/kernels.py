@@ -186,7 +186,7 @@ def task_length(count: int, dim: int, unit: int, chunk: int | None, streamed: bo
     By default, enough tasks to share out evenly; where rows come into scratch buffers, little enough for a cache.
     """
     share = dim // (8 * torch.get_num_threads())
-    wanted = chunk or (min(share, (1 << 21) // count) if streamed else share)
+    wanted = chunk or (min(share, (1 << 20) // count) if streamed else share)
     return max(1, -(-wanted // unit)) * unit
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from steelyard import __version__
@@ -193,7 +193,7 @@ def merge(
             transient=True,
         ) as progress:
             task = progress.add_task("merging", total=job.plan.reads)
-            outcome = job.run(out, server=server, force=force, on_read=lambda count: progress.advance(task, count))
+            outcome = job.run(out, server=server, force=force, on_read=_Steps(progress, task, job.plan.reads // 200))
     except (SteelyardError, OSError, ValueError) as error:
         _fail(error)
     if quiet:
@@ -208,6 +208,20 @@ def merge(
     console.print(table)
     if len(outcome.report["layers"]) > 1:
         console.print(f"weights are means over {len(outcome.report['layers'])} layers")
+
+
+class _Steps:
+    """Passes reads on to a progress bar, many at a time: a bar's every step takes as long as a small read."""
+
+    def __init__(self, progress: Progress, task: TaskID, step: int) -> None:
+        self.progress, self.task, self.step = progress, task, step
+        self.done = 0
+
+    def __call__(self, count: int) -> None:
+        self.done += count  # threads may lose a count to one another: the bar is rounded anyway
+        if self.done >= self.step:
+            self.progress.advance(self.task, self.done)
+            self.done = 0
 
 
 def _named(paths: list[Path]) -> dict[ClientId, Path]:
