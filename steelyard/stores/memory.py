@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import FLAT, Kind, Layout, Leaf, Params
@@ -120,7 +122,7 @@ class MemorySink:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.flat = allocate(layout.dim, layout.row_dtype)
+        self.flat = recycled(layout.dim, layout.row_dtype)
         self.others: dict[str, torch.Tensor] = {}
 
     def room(self, start: int, stop: int) -> torch.Tensor:
@@ -158,6 +160,31 @@ def narrowed(values: torch.Tensor, leaf: Leaf) -> torch.Tensor:
 def allocate(size: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor whose memory numpy takes from the system: it asks for huge pages, which torch does not."""
     return torch.from_numpy(np.empty(size * dtype.itemsize, dtype=np.uint8)).view(dtype)
+
+
+_spare: list[NDArray[np.uint8]] = []
+_RECYCLE = 1 << 30  # bytes: larger models are given back to the system at once
+
+
+def recycled(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor that takes over the memory of an earlier one of the same size, once nothing refers to that one any more.
+
+    Rounds allocate a model each and drop one each; fresh pages for it, zeroed by the system, cost a fifth of FedAvg.
+    """
+    try:
+        memory = _spare.pop()
+    except IndexError:
+        memory = None
+    if memory is None or memory.nbytes != size * dtype.itemsize:
+        memory = np.empty(size * dtype.itemsize, dtype=np.uint8)
+    handle = memory[:]  # lives exactly as long as torch's storage does
+    if memory.nbytes <= _RECYCLE:
+        weakref.finalize(handle, _keep, memory).atexit = False
+    return torch.from_numpy(handle).view(dtype)
+
+
+def _keep(memory: NDArray[np.uint8]) -> None:
+    _spare[:] = [memory]
 
 
 def _leaves(params: Params) -> Mapping[str, torch.Tensor]:

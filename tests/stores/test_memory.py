@@ -189,6 +189,24 @@ def test_gradients_and_other_devices_do_not_matter():
     torch.testing.assert_close(layer.weight.detach(), torch.stack([c["weight"] for c in clients]).mean(0))
 
 
+def test_recycled_memory_is_never_shared_with_anything_alive():
+    base = torch.zeros(300_000)
+    ones, twos = base + torch.ones(2, 1), base + 2 * torch.ones(2, 1)
+    first = steelyard.aggregate("uniform", base, ones).params
+    view = first[1000:1010]  # a view keeps the memory alive
+    seen = first.data_ptr()
+    del first
+    second = steelyard.aggregate("uniform", base, twos).params
+    assert second.data_ptr() != seen
+    assert (view == 1).all()
+    del view
+    third = steelyard.aggregate("uniform", base, ones).params
+    assert third.data_ptr() == seen
+    assert (second == 2).all()
+    assert (third == 1).all()
+    assert third.data_ptr() != second.data_ptr()
+
+
 def test_the_result_can_be_saved_and_loaded(tmp_path):
     from safetensors.torch import load_file, save_file
 
