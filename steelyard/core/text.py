@@ -133,11 +133,11 @@ class _Parser:
         return word
 
 
-def to_text(part: Any, separator: str = "|") -> str:
+def to_text(part: Any) -> str:
     """The shortest text that builds this part again."""
     fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     if part.name == "chain":
-        return separator.join(to_text(rule) for rule in fields["rules"])
+        return "|".join(to_text(rule) for rule in fields["rules"])
     inner = [value for value in fields.values() if hasattr(value, "name") and dataclasses.is_dataclass(value)]
     plain = _plain(part, fields)
     options = {name: value for name, value in fields.items() if value not in inner and value != plain.get(name, part)}
@@ -148,23 +148,19 @@ def to_text(part: Any, separator: str = "|") -> str:
 
 
 def _plain(part: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    """The options this part would have if none but its preset had been given."""
-    given = {
-        name: fields[name]
-        for name, field in ((f.name, f) for f in dataclasses.fields(part))
-        if name == "preset" or field.default is dataclasses.MISSING
+    """The options this part would have if none but its preset had been given: no need to say them."""
+    declared = {field.name: field.default for field in dataclasses.fields(part)}
+    required = {name for name, default in declared.items() if default is dataclasses.MISSING}
+    bare = type(part)(**{name: fields[name] for name in fields if name in required or name == "preset"})
+    return {
+        name: default if name == "preset" else getattr(bare, name)
+        for name, default in declared.items()
+        if name not in required
     }
-    plain = type(part)(**given)
-    required = {f.name for f in dataclasses.fields(part) if f.default is dataclasses.MISSING}
-    values = {name: getattr(plain, name) for name in fields if name not in required}
-    if "preset" in values:
-        values["preset"] = next(f.default for f in dataclasses.fields(part) if f.name == "preset")
-    return values
 
 
 def _value(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ",".join(_value(item) for item in value) + "]"
-    return (
-        {True: "true", False: "false", None: "none"}[value] if value is None or isinstance(value, bool) else str(value)
-    )
+    words = {True: "true", False: "false", None: "none"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
