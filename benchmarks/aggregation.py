@@ -116,9 +116,8 @@ def main() -> None:
             print(
                 f"  {rule:12s} {milliseconds:9.2f} ms  {'' if ratio is None else f'{ratio:6.2f}x FedAvg':14s} {verdict}"
             )
-        print(
-            f"  FedAvg runs at {result['ratios']['FedAvg / plain read (speed)']:.0%} of the speed of a plain read (bar 70%)"
-        )
+        speed = result["ratios"]["FedAvg / plain read (speed)"]
+        print(f"  FedAvg runs at {speed:.0%} of the speed of a plain read (bar 70%)")
         if "Flower / FedAvg" in result["ratios"]:
             print(f"  Flower's aggregate_arrayrecords takes {result['ratios']['Flower / FedAvg']:.1f}x FedAvg (bar 8x)")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
