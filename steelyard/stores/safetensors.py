@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from steelyard.core.errors import SteelyardError
@@ -177,20 +178,26 @@ class SafetensorsStore:
     def rows(self, start: int, stop: int, scratch: torch.Tensor | None) -> torch.Tensor:
         """Reads the slices and takes the global model off the clients'."""
         assert scratch is not None
-        rows = scratch[:, : stop - start]
+        length = stop - start
+        buffer = scratch.numpy()
+        room = buffer.data.cast("B")  # sliced without a torch call per read: there are many
         parts = _overlapping(self.layout.params, start, stop)
-        size, stride = scratch.element_size(), scratch.stride(0)
-        room = scratch.numpy().data.cast("B")  # sliced without a torch call per read: there are many
-        for row, checkpoint in enumerate([*(self.clients[client] for client in self.ids), self.source]):
+
+        def read(checkpoint: Checkpoint, row: int) -> None:
             for leaf, left, right in parts:
                 if leaf.dtype == scratch.dtype:
-                    first = (row * stride + left - start) * size
-                    checkpoint.read_bytes(
-                        leaf.name, (left - leaf.start) * size, room[first : first + (right - left) * size]
-                    )
+                    first = row * buffer.strides[0] + (left - start) * buffer.itemsize
+                    part = room[first : first + (right - left) * buffer.itemsize]
+                    checkpoint.read_bytes(leaf.name, (left - leaf.start) * buffer.itemsize, part)
                 else:
-                    checkpoint.read(leaf.name, left - leaf.start, rows[row, left - start : right - start])
-        rows[:-1].sub_(rows[-1])
+                    checkpoint.read(leaf.name, left - leaf.start, scratch[row, left - start : right - start])
+
+        read(self.source, len(self.ids))
+        base = buffer[len(self.ids), :length]
+        for row, client in enumerate(self.ids):
+            read(self.clients[client], row)
+            np.subtract(buffer[row, :length], base, out=buffer[row, :length])  # while the row is still in the cache
+        rows = scratch[:, :length]
         if self.on_read is not None:
             self.on_read(rows.numel())
         return rows
