@@ -8,12 +8,14 @@ from steelyard._version import __version__
 from steelyard.api import Aggregate, aggregate, parse_optimizer
 from steelyard.core.errors import NoValidClients, SteelyardError
 from steelyard.core.state import load_state, save_state
+from steelyard.merge import Merge
 from steelyard.server.optimizers import SGD as sgd
 from steelyard.server.optimizers import Adagrad as adagrad
 from steelyard.server.optimizers import Adam as adam
 from steelyard.server.optimizers import Momentum as momentum
 from steelyard.server.optimizers import Yogi as yogi
 from steelyard.stores.memory import MemoryStore
+from steelyard.stores.safetensors import SafetensorsStore
 from steelyard.weightings.bulyan import Bulyan as bulyan
 from steelyard.weightings.centered_clipping import CenteredClipping as centered_clipping
 from steelyard.weightings.chain import chain, parse_rule
@@ -44,7 +46,9 @@ from steelyard.weightings.per_layer import PerLayer as per_layer
 __all__ = [
     "Aggregate",
     "MemoryStore",
+    "Merge",
     "NoValidClients",
+    "SafetensorsStore",
     "SteelyardError",
     "__version__",
     "adagrad",

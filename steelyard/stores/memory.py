@@ -37,11 +37,13 @@ class MemoryStore:
     @staticmethod
     def of(
         base: Params,
-        clients: Mapping[ClientId, Params],
+        clients: Mapping[ClientId, Params] | Sequence[Params] | torch.Tensor,
         refused: Mapping[ClientId, str] | None = None,
         kinds: Mapping[str, Kind] | None = None,
     ) -> MemoryStore:
-        """Takes in client models by id; those in `refused` are not looked at."""
+        """Takes in client models by id (or by position); those in `refused` are not looked at."""
+        if not isinstance(clients, Mapping):
+            clients = dict(enumerate(clients))
         layout = Layout.of(base, kinds)
         quarantined = dict(refused or {})
         leaves: dict[ClientId, Mapping[str, torch.Tensor]] = {}

@@ -109,6 +109,9 @@ def test_a_store_can_be_aggregated_again_and_again():
         direct = steelyard.aggregate(rule, base, clients, metrics=metrics)
         assert equal(steelyard.aggregate(rule, base, store, metrics=metrics).params, direct.params)
         assert equal(steelyard.aggregate(rule, None, store, metrics=metrics).params, direct.params)
+    listed = MemoryStore.of(base, list(clients.values()))
+    sizes = {"num_examples": list(metrics["num_examples"].values())}
+    assert equal(steelyard.aggregate("fedadp", base, listed, metrics=sizes).params, direct.params)
     other = {name: value + 1 for name, value in base.items()}
     with pytest.raises(steelyard.SteelyardError, match="start from"):
         steelyard.aggregate("uniform", other, store)
