@@ -1,7 +1,8 @@
 """Eight synthetic clients under every rule: who gets which weight. Run with `make demo`.
 
 Clients 0 to 4 learn a common direction plus one of their own; 5 pulls elsewhere, 6 returns the model unchanged, 7 sends
-its update a hundredfold. The last column is how far the new model is from where the honest majority points.
+its update a hundredfold. The error is the
+distance of the new model from where the honest majority points; 1.00 is what no step at all would leave.
 """
 
 from pathlib import Path
@@ -12,7 +13,6 @@ from rich.table import Table
 
 import steelyard
 from steelyard.core.registry import OPTIMIZERS, RULES
-from steelyard.core.text import to_text
 
 OUT = Path("out/demo.html")
 CLIENTS = ["honest 0", "honest 1", "honest 2", "honest 3", "honest 4", "outlier 5", "idle 6", "x100 7"]
@@ -71,11 +71,14 @@ def make_round():
 def main():
     base, clients, honest, metrics = make_round()
     console = Console(record=True, width=150)
-    table = Table(title="Weights of eight clients (share of the sum, %)", title_justify="left")
+    console.print(__doc__.split("Run with")[0].strip(), style="bold")
+    console.print(__doc__.split("\n\n", 1)[1].strip(), highlight=False)
+    table = Table(title="Weights (share of the sum, %)", title_justify="left")
     table.add_column("rule", no_wrap=True)
+    table.add_column("error", justify="right")
+    table.add_column("")
     for client in CLIENTS:
         table.add_column(client, justify="right")
-    table.add_column("error", justify="right")
     for entry in RULES:
         text = WRAPPED.get(entry.name) or TUNED.get(entry.name, entry.name)
         if not text:
@@ -84,13 +87,12 @@ def main():
         weights = out.weights if out.weights.ndim == 1 else out.weights.mean(dim=0)
         share = 100 * weights / weights.sum()
         error = ((out.params - honest).norm() / (honest - base).norm()).item()
-        style = "green" if error < 0.5 else "red" if error > 2 else None
-        table.add_row(
-            to_text(steelyard.parse_rule(text)), *(f"{value:.1f}" for value in share), f"{error:.2f}", style=style
-        )
+        verdict, style = ("good", "green") if error < 0.5 else ("bad", "red") if error > 1 else ("", None)
+        table.add_row(text, f"{error:.2f}", verdict, *(f"{value:.1f}" for value in share), style=style)
     console.print(table)
-    console.print("error: distance of the new model from the common direction, 1.00 = no step at all")
-    console.print(f"server optimizers, for aggregate(..., server=...): {', '.join(entry.name for entry in OPTIMIZERS)}")
+    console.print("good: error under 0.5; bad: over 1, worse than no step at all", highlight=False)
+    names = ", ".join(entry.name for entry in OPTIMIZERS)
+    console.print(f"server optimizers, for aggregate(..., server=...): {names}", highlight=False)
     OUT.parent.mkdir(exist_ok=True)
     console.save_html(str(OUT))
     print(f"saved as {OUT}")

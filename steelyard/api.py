@@ -117,7 +117,7 @@ def aggregate(
     except NoValidClients as error:
         if not isinstance(root.rules[0], Guard):
             raise
-        outcome = rounds.nothing(store, job, str(error))
+        outcome = rounds.nothing(store.without(error.quarantined), job, str(error))
     weights = np.zeros((outcome.weights.shape[0], len(given)))
     where = {client: position for position, client in enumerate(given)}
     weights[:, [where[client] for client in outcome.store.ids]] = outcome.weights

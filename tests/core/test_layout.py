@@ -45,6 +45,14 @@ def test_shrinking_never_touches_statistics():
     torch.testing.assert_close(shrunk.params["fc.weight"], 0.5 * plain.params["fc.weight"])
 
 
+def test_an_averaged_variance_is_never_negative():
+    base, clients = cohort(3)
+    broken = {c: {**m, "bn.running_var": m["bn.running_var"] - 50} for c, m in clients.items()}
+    out = steelyard.aggregate("uniform", base, broken)
+    assert (out.params["bn.running_var"] == 0).all()
+    assert (out.params["bn.running_mean"] < 0).any()
+
+
 @pytest.mark.parametrize(
     ("layers", "names"),
     [

@@ -103,6 +103,19 @@ def test_nan_in_a_file_is_found_on_the_way(files, rule, value):
     assert equal(out.params, clean.params)
 
 
+def test_a_void_round_names_clients_whose_nan_was_found_on_the_way(files):
+    _, clients, base_file, paths = files
+    for c, params in clients.items():
+        save_file({**params, "scale": torch.tensor(math.nan)}, paths[c])
+    store = SafetensorsStore.open(base_file, paths)
+    assert store.ids == tuple(clients)  # nothing is read yet
+    out = steelyard.aggregate("guard(fedavg)", None, store, metrics=reports(list(clients)))
+    assert out.report["void"]
+    assert set(out.report["quarantined"]) == set(clients)
+    assert (out.weights == 0).all()
+    assert len(out.weights) == 4
+
+
 def test_bad_files_are_quarantined(files, tmp_path):
     _, clients, base_file, paths = files
     paths["client-0"].write_bytes(b"nonsense")

@@ -127,6 +127,22 @@ def test_fedawa_logits_belong_to_clients_not_positions():
     assert np.abs(ours[1] - theirs[1]).max() > 1e-3  # a new cohort: theirs runs on the old cohort's logits
 
 
+def test_fedawa_newcomers_enter_at_the_priors_odds():
+    golden = arrays("fedawa")
+    base, clients = tensor(golden["g0"]), tensor(golden["g0"]) + tensor(golden["client_deltas"][0])
+    rule = steelyard.fedawa(steps=20, lr=0.05, travel=10.0)
+    first = steelyard.aggregate(rule, base, clients[:3], ids=["a", "b", "c"], metrics={"num_examples": [10, 40, 50]})
+    learned = first.state["fedawa"]["logits"]
+    sizes = {"num_examples": {"b": 40, "c": 50, "new": 30}}
+    second = steelyard.aggregate(rule, base, clients[1:4], ids=["b", "c", "new"], metrics=sizes, state=first.state)
+    shift = np.mean([learned["b"] - np.log(40 / 120), learned["c"] - np.log(50 / 120)])
+    assert (
+        abs(learned["b"] - learned["c"] - np.log(40 / 50)) > 0.1
+    )  # they have moved apart, so mean and extremes differ
+    assert_near(second.state["fedawa"]["origin"]["new"], np.log(30 / 120) + shift)
+    assert second.state["fedawa"]["logits"]["a"] == learned["a"]
+
+
 @pytest.mark.parametrize("steps", [1, 10, 100, 1000])
 @pytest.mark.parametrize("preset", ["paper", "official"])
 @pytest.mark.parametrize("init", ["log", "raw"])

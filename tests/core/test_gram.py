@@ -1,0 +1,45 @@
+"""Distances and cosines read off a Gram."""
+
+import numpy as np
+import pytest
+
+from steelyard.core.gram import Gram
+
+
+def gram_of(updates, theta):
+    rows = np.vstack([updates, theta])
+    return Gram.of_rows((rows @ rows.T)[None], np.array([rows.shape[1]], dtype=np.float64))
+
+
+@pytest.fixture
+def random():
+    rng = np.random.default_rng(0)
+    updates, theta = rng.standard_normal((6, 40)), rng.standard_normal(40)
+    return updates, theta, gram_of(updates, theta)
+
+
+def test_against_the_vectors_themselves(random):
+    updates, theta, gram = random
+    weights = np.array([[0.1, 0.2, 0.3, 0.1, 0.2, 0.1]])
+    mean = weights[0] @ updates
+    models = theta + updates
+
+    def cosine(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    np.testing.assert_allclose(gram.norms[0], np.linalg.norm(updates, axis=1))
+    np.testing.assert_allclose(gram.cosines_to(weights)[0], [cosine(u, mean) for u in updates])
+    np.testing.assert_allclose(gram.model_cosines()[0], [cosine(m, theta) for m in models])
+    np.testing.assert_allclose(gram.sq_distances_to(weights)[0], ((updates - mean) ** 2).sum(1))
+    np.testing.assert_allclose(gram.sq_distances()[0], ((updates[:, None] - updates) ** 2).sum(2), atol=1e-12)
+    mix = np.random.default_rng(1).standard_normal((4, 6))
+    np.testing.assert_allclose(gram.transformed(mix).dots[0], (mix @ updates) @ (mix @ updates).T)
+
+
+@pytest.mark.parametrize("count", range(2, 30))
+def test_copies_are_at_distance_zero_not_at_rounding_noise(count):
+    update = np.random.default_rng(count).standard_normal(300)
+    gram = gram_of(np.tile(update, (count, 1)), update)
+    shares = np.random.default_rng(1).random((1, count))
+    assert (gram.sq_distances_to(shares / shares.sum()) == 0).all()
+    assert (gram.sq_distances() == 0).all()
