@@ -1,8 +1,8 @@
 """Eight synthetic clients under every rule: who gets which weight. Run with `make demo`.
 
 Clients 0 to 4 learn a common direction plus one of their own; 5 pulls elsewhere, 6 returns the model unchanged, 7 sends
-its update a hundredfold. The error is the
-distance of the new model from where the honest majority points; 1.00 is what no step at all would leave.
+its update a hundredfold. The error is the distance of the new model from where the honest majority points; 1.00 is what
+no step at all would leave.
 """
 
 from pathlib import Path
