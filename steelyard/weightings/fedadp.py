@@ -28,7 +28,7 @@ from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
-from steelyard.core.table import State, gather, known, scatter
+from steelyard.core.table import State, gather, scatter
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
 
@@ -65,7 +65,7 @@ class FedAdp(Weighting):
         angles, rounds = state.get("angles", {}), state.get("rounds", {})
         before = gather(angles, view.ids, angle)
         seen = gather(rounds, view.ids, np.zeros((1, len(view.ids))))
-        t = seen + 1 if self.clock == "client" else np.where(known(angles, view.ids), float(view.round), 1.0)
+        t = seen + 1 if self.clock == "client" else float(view.round)  # of no effect for a client seen first
         smooth = before + (angle - before) / t
         contribution = gompertz(smooth, self.alpha)
         shares = prior.shares * np.exp(contribution - contribution.max(axis=1, keepdims=True))
