@@ -5,15 +5,28 @@ out.params, out.weights, out.state, out.report
 """
 
 from steelyard._version import __version__
-from steelyard.api import Aggregate, aggregate, parse_optimizer
+from steelyard.algorithm import Algorithm, parse_optimizer, parse_terms
+from steelyard.api import Aggregate, aggregate
+from steelyard.client.fedcos import FedCos as fedcos
+from steelyard.client.feddyn import FedDyn as feddyn
+from steelyard.client.fedmut import FedMut as fedmut
+from steelyard.client.fedprox import FedProx as fedprox
+from steelyard.client.local import Local
+from steelyard.client.scaffold import Scaffold as scaffold
+from steelyard.client.vrlsgd import VRLSGD as vrlsgd
 from steelyard.core.errors import NoValidClients, SteelyardError
 from steelyard.core.state import load_state, save_state
+from steelyard.data import Dataset, Federation
 from steelyard.merge import Merge
 from steelyard.server.optimizers import SGD as sgd
 from steelyard.server.optimizers import Adagrad as adagrad
 from steelyard.server.optimizers import Adam as adam
 from steelyard.server.optimizers import Momentum as momentum
 from steelyard.server.optimizers import Yogi as yogi
+from steelyard.sim.callbacks import Callback
+from steelyard.sim.history import History
+from steelyard.sim.participation import Participation
+from steelyard.sim.simulate import simulate
 from steelyard.stores.memory import MemoryStore
 from steelyard.stores.safetensors import SafetensorsStore
 from steelyard.weightings.bulyan import Bulyan as bulyan
@@ -45,9 +58,16 @@ from steelyard.weightings.per_layer import PerLayer as per_layer
 
 __all__ = [
     "Aggregate",
+    "Algorithm",
+    "Callback",
+    "Dataset",
+    "Federation",
+    "History",
+    "Local",
     "MemoryStore",
     "Merge",
     "NoValidClients",
+    "Participation",
     "SafetensorsStore",
     "SteelyardError",
     "__version__",
@@ -66,8 +86,12 @@ __all__ = [
     "fedawa",
     "fedawa_cos",
     "fedawa_l",
+    "fedcos",
     "feddisco",
+    "feddyn",
+    "fedmut",
     "fednova",
+    "fedprox",
     "gate",
     "geometric_median",
     "guard",
@@ -82,11 +106,15 @@ __all__ = [
     "pa3fed",
     "parse_optimizer",
     "parse_rule",
+    "parse_terms",
     "per_layer",
     "save_state",
+    "scaffold",
     "sgd",
     "shrink",
+    "simulate",
     "trimmed_mean",
     "uniform",
+    "vrlsgd",
     "yogi",
 ]

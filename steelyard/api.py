@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-import steelyard.server.optimizers
-import steelyard.weightings  # noqa: F401 - registers every rule
+from steelyard.algorithm import parse_optimizer
 from steelyard.core import round as rounds
 from steelyard.core.errors import NoValidClients, SteelyardError
 from steelyard.core.layout import Kind, Params
 from steelyard.core.optimizer import ServerOptimizer
-from steelyard.core.registry import OPTIMIZERS
 from steelyard.core.report import Report
 from steelyard.core.store import UpdateStore
 from steelyard.core.table import ClientId, State
-from steelyard.core.text import parse
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import metric_table, refused_by_metrics
 from steelyard.stores.memory import MemorySink, MemoryStore
@@ -48,12 +45,6 @@ class Aggregate:
     base: torch.Tensor
     state: dict[str, Any]
     report: Report
-
-
-def parse_optimizer(spec: str | ServerOptimizer) -> ServerOptimizer:
-    """A server optimizer from its text form (`"momentum:beta=0.9"`)."""
-    made: ServerOptimizer = parse(spec, OPTIMIZERS) if isinstance(spec, str) else spec
-    return made
 
 
 def aggregate(

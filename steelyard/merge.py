@@ -12,7 +12,8 @@ import torch
 
 from steelyard import kernels
 from steelyard._version import __version__
-from steelyard.api import Metrics, parse_optimizer
+from steelyard.algorithm import parse_optimizer
+from steelyard.api import Metrics
 from steelyard.core import round as rounds
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Kind

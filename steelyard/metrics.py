@@ -20,8 +20,10 @@ MEANING = {
     "num_steps": "number of local optimizer steps",
     "normalizer": "FedNova's a_i: the number of steps for plain SGD",
     "label_hist": "number of examples of each class",
-    "loss": "mean loss on the local data",
-    "accuracy": "accuracy on the local data",
+    "loss": "mean loss on the local data, after training",
+    "accuracy": "accuracy on the local data, after training",
+    "loss_before": "mean loss of the received model on the local data",
+    "accuracy_before": "accuracy of the received model on the local data",
     "grad_norm": "eta |g|^2, summed over the steps of an epoch",
 }
 
@@ -81,7 +83,9 @@ def _number(name: str, value: Any) -> float | None:
         return number if number >= 1 and number == int(number) else None
     if name == "normalizer":
         return number if number > 0 else None
-    signed = name in ("loss", "accuracy", "grad_norm")  # anything else is a weight, or may become one
+    signed = (
+        name.startswith(("loss", "accuracy")) or name == "grad_norm"
+    )  # anything else is a weight, or may become one
     return number if signed or number >= 0 else None
 
 

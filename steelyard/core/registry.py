@@ -74,3 +74,5 @@ class Registry:
 
 RULES = Registry("rule")
 OPTIMIZERS = Registry("server optimizer")
+TERMS = Registry("client term")
+BROADCASTS = Registry("broadcast")

@@ -51,6 +51,7 @@ class Round:
         server: the server optimizer, if any.
         diagnose: compute the Gram even for a rule that needs none, so that the report is whole.
         chunk: coordinates per read; any value gives the same bits.
+        step: if given, receives `target - theta`: the aggregated step before the server optimizer.
     """
 
     metrics: Mapping[str, Mapping[ClientId, Any]] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class Round:
     server: ServerOptimizer | None = None
     diagnose: bool = False
     chunk: int | None = None
+    step: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,8 @@ def _combine(
     def emit(piece: kernels.Piece, rows: torch.Tensor) -> None:
         room = sink.room(piece.start, piece.stop)
         values = mix(rows, cut.spans[piece.span][2], room)
+        if job.step is not None:
+            torch.sub(values, rows[-1], out=job.step[piece.start : piece.stop])
         if server is not None:
             values = server(rows[-1], values, piece.start, piece.stop)
         if not finite(values):

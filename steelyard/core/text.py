@@ -1,7 +1,7 @@
 """The text form of parts: `fedawa:steps=10,preset=official`, `feddisco|fedawa`, `guard(fedadp):clip=2`.
 
 rule    part | part | ...                     a chain
-part    name(rule, ...):option=value,...      brackets and options may be left out
+part    name(rule, ...):option=value,...      brackets and options may be left out; a bare value is the first option
 value   number, true, false, none, text, [value, value, ...]
 """
 
@@ -103,14 +103,16 @@ class _Parser:
             raise self.error(f"{entry.name}: {error}") from error
 
     def option(self, entry: Entry, options: dict[str, Any]) -> None:
-        name = self.take()
+        bare = not options and self.peek(1) != "="  # dirichlet:0.1 is dirichlet:alpha=0.1
+        name = next(iter(entry.options), "") if bare else self.take()
         if name not in entry.options:
             near = difflib.get_close_matches(name, entry.options, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(entry.options) or 'none'}"
             raise self.error(f"{entry.name} has no option {name!r}: {hint}")
         if name in options:
             raise self.error(f"option {name!r} of {entry.name} is given twice")
-        self.take("=")
+        if not bare:
+            self.take("=")
         options[name] = self.value(0)
 
     def value(self, depth: int) -> Any:

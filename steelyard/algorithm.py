@@ -1,0 +1,105 @@
+"""An algorithm: what clients add to SGD, how their updates are weighed, and what the server does with the sum."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import steelyard.client
+import steelyard.server.optimizers
+import steelyard.weightings  # noqa: F401 - registers every part
+from steelyard.core.errors import SteelyardError
+from steelyard.core.needs import Needs
+from steelyard.core.optimizer import ServerOptimizer
+from steelyard.core.registry import BROADCASTS, OPTIMIZERS, TERMS
+from steelyard.core.term import Broadcast, ClientTerm, Terms
+from steelyard.core.text import parse, to_text
+from steelyard.core.weighting import Weighting
+from steelyard.weightings.chain import Chain, parse_rule, rooted
+
+_PLUS = re.compile(r"(?<![0-9][eE])\+")  # not the one in 1e+3
+
+
+def parse_optimizer(spec: str | ServerOptimizer) -> ServerOptimizer:
+    """A server optimizer from its text form (`"momentum:beta=0.9"`)."""
+    made: ServerOptimizer = _made(spec, OPTIMIZERS, ServerOptimizer, "a server optimizer")
+    return made
+
+
+def parse_terms(spec: Any) -> Terms:
+    """Client terms from their text form (`"fedprox:mu=0.01+fedcos"`), one term, a sum of them, or None."""
+    if spec is None or isinstance(spec, Terms):
+        return spec or Terms()
+    if isinstance(spec, str):
+        parts = _PLUS.split(spec) if spec.strip() not in ("", "none") else []
+        return reduce(Terms.__add__, (parse_terms(_made(part, TERMS, ClientTerm, "")) for part in parts), Terms())
+    return Terms((_made(spec, TERMS, ClientTerm, "a client term"),))
+
+
+def _made(spec: Any, registry: Any, wanted: type[Any], what: str) -> Any:
+    made = parse(spec, registry) if isinstance(spec, str) else spec() if isinstance(spec, type) else spec
+    if not isinstance(made, wanted):
+        raise SteelyardError(f"{spec!r} is a {type(made).__name__}, not {what} or its text form")
+    return made
+
+
+@dataclass(frozen=True, init=False)
+class Algorithm:
+    """A frozen bundle: `Algorithm("fedawa", client="fedcos:mu=0.02", server="momentum")`.
+
+    Every part is an object or its text form. `repr` is the experiment's record.
+
+    Attributes:
+        weighting: the rule.
+        client: what clients add to plain SGD.
+        server: the server optimizer, if any.
+        broadcast: what clients start from, if not from the global model itself.
+    """
+
+    weighting: Weighting
+    client: Terms
+    server: ServerOptimizer | None
+    broadcast: Broadcast | None
+
+    def __init__(
+        self,
+        weighting: str | Weighting = "fedavg",
+        *,
+        client: str | ClientTerm | Terms | None = None,
+        server: str | ServerOptimizer | None = None,
+        broadcast: str | Broadcast | None = None,
+    ) -> None:
+        plain = (None, "", "none")
+        object.__setattr__(self, "weighting", parse_rule(weighting))
+        object.__setattr__(self, "client", parse_terms(client))
+        object.__setattr__(self, "server", None if server in plain else parse_optimizer(server))
+        sent = None if broadcast in plain else _made(broadcast, BROADCASTS, Broadcast, "a broadcast")
+        object.__setattr__(self, "broadcast", sent)
+
+    @property
+    def rule(self) -> Chain:
+        """The weighting, rooted: what a round runs."""
+        return rooted(self.weighting)
+
+    @property
+    def needs(self) -> Needs:
+        """Those of all parts."""
+        sent = Needs(broadcast=frozenset({"move"})) if self.broadcast is not None else Needs()
+        return self.rule.needs | self.client.needs | sent
+
+    @property
+    def texts(self) -> dict[str, str | None]:
+        """The text form of every part."""
+        return {
+            "weighting": to_text(self.weighting),
+            "client": "+".join(to_text(term) for term in self.client) or None,
+            "server": None if self.server is None else to_text(self.server),
+            "broadcast": None if self.broadcast is None else to_text(self.broadcast),
+        }
+
+    def __str__(self) -> str:
+        texts = self.texts
+        extra = [f"{name}={texts[name]}" for name in ("client", "server", "broadcast") if texts[name]]
+        return " ".join([str(texts["weighting"]), *extra])

@@ -1,0 +1,44 @@
+"""FedProx: stay near the model received.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+
+    min  F_k(x) + mu/2 |x - x_t|^2                                                                  (2)
+    gradient of the term: mu (x - x_t)
+
+FedCos's code leaves out the 1/2 (its mu is half of ours). FedLAW's and FedAWA's code runs FedProx without momentum and
+weight decay, beside a FedAvg that has both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from steelyard.core import checks
+from steelyard.core.registry import TERMS
+from steelyard.core.term import AtClient, ClientTerm
+from steelyard.core.weighting import Card
+
+
+@TERMS.register
+@dataclass(frozen=True)
+class FedProx(ClientTerm):
+    """`mu/2 |x - start|^2`."""
+
+    mu: float = 0.01
+
+    name = "fedprox"
+    card = Card("a proximal term around the model received", "Li et al., MLSys 2020")
+
+    def __post_init__(self) -> None:
+        checks.number("mu", self.mu, 0.0)
+
+    @property
+    def proximal(self) -> float:
+        """All of it."""
+        return self.mu
+
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
+        """`mu (x - start)`."""
+        grad.add_(x, alpha=self.mu).sub_(at.start, alpha=self.mu)

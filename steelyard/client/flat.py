@@ -1,0 +1,172 @@
+"""A module whose parameters are views of one flat vector, and whose gradients are views of another.
+
+SGD and client terms are then a few vector operations, and an update is written to its row in one copy. Convolution
+weights lie in memory channels last, which is 1.2 to 1.5 times as fast on a CPU: a permutation inside each tensor's
+stretch of the flat vector, undone where state dicts are read or made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.layout import Layout, Leaf
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_BATCH_NORM = (nn.modules.batchnorm._BatchNorm,)
+_EVALUATE = 512  # samples per forward pass of an evaluation
+
+
+class FlatModel:
+    """The one copy of the network in a process; the clients' models pass through it."""
+
+    def __init__(self, module: nn.Module, loss: Loss, inputs: torch.Tensor, device: torch.device) -> None:
+        self.module = module.to(device)
+        self.loss = loss
+        self.device = device
+        state = module.state_dict()
+        self.layout = Layout.of(state)
+        self._check_dtypes()
+        named = dict(module.named_parameters(remove_duplicate=False))
+        convolutions = any(isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)) for part in module.modules())
+        self.channels_last = inputs.ndim == 4 and convolutions
+        self.params = torch.zeros(1, self.layout.dim, dtype=self.layout.row_dtype, device=device)  # [1, d]
+        self.grad = torch.zeros_like(self.params)
+        self.stats = torch.zeros(self.layout.stat_dim, dtype=torch.float32, device=device)
+        self._bind(state, named)
+        if self.channels_last and not self._runs(inputs):
+            self.channels_last = False  # a view() in its forward wants the usual order
+            self._bind(state, named)
+        frozen = [leaf for leaf in self.layout.params if leaf.name not in named or not named[leaf.name].requires_grad]
+        self.free: torch.Tensor | None = None  # [d], 0 where nothing is learned
+        if frozen:
+            self.free = torch.ones_like(self.params[0])
+            for leaf in frozen:
+                self.free[leaf.start : leaf.stop] = 0
+        self.has_batch_norm = any(isinstance(part, _BATCH_NORM) for part in module.modules())
+
+    def _check_dtypes(self) -> None:
+        for leaf in self.layout.params:
+            if leaf.dtype != self.layout.row_dtype:
+                raise SteelyardError(
+                    f"model: {leaf.name!r} is {leaf.dtype} beside {self.layout.row_dtype}: train in one dtype, "
+                    "float32 or float64 (model.float())"
+                )
+
+    def _view(self, vector: torch.Tensor, leaf: Leaf) -> torch.Tensor:
+        """The leaf's stretch of a flat vector, in the leaf's shape."""
+        stretch = vector[leaf.start : leaf.stop]
+        if self.channels_last and len(leaf.shape) == 4:
+            out, into, high, wide = leaf.shape
+            return stretch.view(out, high, wide, into).permute(0, 3, 1, 2)
+        return stretch.view(leaf.shape)
+
+    def _bind(self, state: Mapping[str, torch.Tensor], named: Mapping[str, nn.Parameter]) -> None:
+        """Makes parameters, gradients and statistics views of the flat vectors, values kept."""
+        places = {leaf.name: leaf for leaf in self.layout.leaves}
+        tensors = {**dict(self.module.named_buffers(remove_duplicate=False)), **named}
+        values = {name: state[name].detach().clone() for name in state}
+        for name, tensor in tensors.items():
+            leaf = places.get(name)
+            leaf = leaf if leaf is None or leaf.tied is None else places[leaf.tied]
+            if leaf is None or leaf.kind == "count":
+                continue  # not in the state dict, or an integer
+            view = self._view(self.params[0], leaf) if leaf.kind == "param" else self._stat(self.stats, leaf)
+            with torch.no_grad():
+                view.copy_(values[leaf.name])
+            tensor.data = view
+            if leaf.kind == "param" and tensor.requires_grad:
+                tensor.grad = self._view(self.grad[0], leaf)
+        self.counters = [self.module.get_buffer(leaf.name) for leaf in self.layout.counts]
+
+    def _stat(self, vector: torch.Tensor, leaf: Leaf) -> torch.Tensor:
+        return vector[leaf.start : leaf.stop].view(leaf.shape)
+
+    @torch.no_grad()
+    def _runs(self, inputs: torch.Tensor) -> bool:
+        self.module.eval()
+        try:
+            self.module(inputs[:2].to(self.device).contiguous(memory_format=torch.channels_last))
+        except RuntimeError:
+            return False
+        return True
+
+    def stored(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs as `batch` wants them: once for all, so that no batch has to be turned around."""
+        inputs = inputs.to(self.device)
+        return inputs.permute(0, 2, 3, 1).contiguous() if self.channels_last else inputs.contiguous()
+
+    def batch(self, stored: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Some of the stored inputs."""
+        chosen = stored.index_select(0, index)
+        return chosen.permute(0, 3, 1, 2) if self.channels_last else chosen
+
+    def gradient(self, stored: torch.Tensor, targets: torch.Tensor, index: torch.Tensor) -> None:
+        """Fills `grad` with the gradient of the mean loss on these samples."""
+        self.grad.zero_()
+        loss = self.loss(self.module(self.batch(stored, index)), targets.index_select(0, index))
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def evaluate(self, stored: torch.Tensor, targets: torch.Tensor, index: torch.Tensor) -> tuple[float, float, int]:
+        """Sum of losses, number of right answers (NaN if there is no such thing) and number of samples."""
+        self.module.eval()
+        loss = right = 0.0
+        for part in torch.split(index, _EVALUATE):
+            wanted = targets.index_select(0, part)
+            output = self.module(self.batch(stored, part))
+            loss += self.loss(output, wanted).item() * len(part)
+            guess = output.argmax(dim=1) if output.ndim > 1 and not wanted.is_floating_point() else output
+            same = guess.shape == wanted.shape and not guess.is_floating_point()
+            right += (guess == wanted).double().mean().item() * len(part) if same else float("nan")
+        return loss, right, len(index)
+
+    def mode(self, batch_norm: bool) -> None:
+        """Training mode; BatchNorm in evaluation mode where batches of one sample would have no variance."""
+        self.module.train()
+        if not batch_norm:
+            for part in self.module.modules():
+                if isinstance(part, _BATCH_NORM):
+                    part.eval()
+
+    def load(self, params: torch.Tensor, stats: torch.Tensor, counts: torch.Tensor) -> None:
+        """Takes over a model given as flat vectors."""
+        self.params[0].copy_(params)
+        self.stats.copy_(stats)
+        for place, value in zip(self.counters, self._cut(counts), strict=True):
+            place.copy_(value)
+
+    def counts(self) -> torch.Tensor:
+        """The counters, int64."""
+        flat = [counter.reshape(-1).to("cpu", torch.int64) for counter in self.counters]
+        return torch.cat(flat) if flat else torch.zeros(0, dtype=torch.int64)
+
+    def _cut(self, counts: torch.Tensor) -> list[torch.Tensor]:
+        sizes = [leaf.size for leaf in self.layout.counts]
+        parts = torch.split(counts, sizes) if sizes else ()
+        return [part.view(leaf.shape) for part, leaf in zip(parts, self.layout.counts, strict=True)]
+
+    def state_dict(self, params: torch.Tensor, stats: torch.Tensor, counts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Flat vectors as a state dict of its own memory, tied weights tied."""
+        made = {
+            leaf.name: self._view(params, leaf).clone(memory_format=torch.contiguous_format)
+            for leaf in self.layout.params
+        }
+        made |= {leaf.name: self._stat(stats, leaf).to(leaf.dtype).clone() for leaf in self.layout.stats}
+        parts = zip(self.layout.counts, self._cut(counts), strict=True)
+        made |= {leaf.name: part.to(leaf.dtype).clone() for leaf, part in parts}
+        return {leaf.name: made[leaf.tied or leaf.name] for leaf in self.layout.leaves}
+
+    def vectors(self, state: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A state dict as flat vectors: parameters, statistics (float64), counters (int64)."""
+        params = torch.empty(self.layout.dim, dtype=self.layout.row_dtype)
+        stats = torch.empty(self.layout.stat_dim, dtype=torch.float64)
+        for leaf in self.layout.params:
+            self._view(params, leaf).copy_(state[leaf.name])
+        for leaf in self.layout.stats:
+            self._stat(stats, leaf).copy_(state[leaf.name])
+        counts = [state[leaf.name].reshape(-1).to(torch.int64) for leaf in self.layout.counts]
+        return params, stats, torch.cat(counts) if counts else torch.zeros(0, dtype=torch.int64)

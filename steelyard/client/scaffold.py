@@ -1,0 +1,47 @@
+"""SCAFFOLD: control variates against client drift.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020.
+
+    step     x <- x - eta (g - c_k + c)                                                              (3)
+    option I    c_k <- g_k(x_t), the gradient at the model received                                  (4)
+    option II   c_k <- c_k - c + (x_t - x) / (K eta)                                                 (4)
+    server   c <- c + (1/N) sum_k (c_k' - c_k)                                                       (5)
+
+Option II is implemented. K is the number of steps for plain SGD; with local momentum, steps weigh more than once and K
+becomes FedNova's a_k, so that `(x_t - x) / (K eta)` stays a mean of gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from steelyard.core.registry import TERMS
+from steelyard.core.term import AtClient, AtServer, ClientTerm
+from steelyard.core.weighting import Card
+
+
+@TERMS.register
+@dataclass(frozen=True)
+class Scaffold(ClientTerm):
+    """`c - c_k` on every gradient."""
+
+    name = "scaffold"
+    card = Card("control variates", "Karimireddy et al., ICML 2020")
+    client_slots = ("control",)
+    server_slots = ("control",)
+
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
+        """Equation (3)."""
+        grad.add_(at.sent["control"]).sub_(at.own["control"])
+
+    def finish(self, x: torch.Tensor, at: AtClient, work: torch.Tensor) -> None:
+        """Equation (4), option II."""
+        at.own["control"].sub_(at.sent["control"]).add_((at.start - x) / (work * at.lr))
+
+    def settle(self, at: AtServer) -> None:
+        """Equation (5)."""
+        change = (at.new["control"] - at.old["control"]).sum(dim=0)
+        at.kept["control"].add_(change, alpha=1 / at.population)

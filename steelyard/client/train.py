@@ -1,0 +1,134 @@
+"""The one training loop in the tree: plain SGD or Adam on flat vectors, plus what client terms add to the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steelyard.client.dense import DenseModels
+from steelyard.client.flat import FlatModel
+from steelyard.client.local import Local
+from steelyard.core.term import AtClient, ClientTerm
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A client's samples in the order it sees them: one row of positions, cut at `edges`; `passes` over its data."""
+
+    order: torch.Tensor  # int64 [n]
+    edges: tuple[int, ...]
+    passes: float
+
+    @property
+    def steps(self) -> int:
+        """Number of batches."""
+        return len(self.edges) - 1
+
+
+def batches(index: Indices, local: Local, rng: np.random.Generator, at_least_two: bool = False) -> Batches:
+    """Cuts shuffled passes over a client's data into batches.
+
+    With `at_least_two`, a last batch of one sample joins the batch before it: BatchNorm has no variance of one sample.
+    """
+    count, size = len(index), local.batch_size
+    cuts = list(range(0, count, size))
+    if len(cuts) > 1 and ((local.drop_last and count % size) or (at_least_two and count - cuts[-1] == 1)):
+        whole = count - count % size if local.drop_last else count
+        cuts = cuts[:-1]
+    else:
+        whole = count
+    per_pass = len(cuts)
+    steps = local.steps if local.steps is not None else per_pass * (local.epochs or 1)
+    orders, edges, taken = [], [0], 0
+    while len(edges) - 1 < steps:
+        orders.append(index[rng.permutation(count)[:whole]])
+        ends = [taken + stop for stop in [*cuts[1:], whole]]
+        edges += ends[: steps - (len(edges) - 1)]
+        taken += whole
+    return Batches(torch.from_numpy(np.concatenate(orders)), tuple(edges), steps / per_pass)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a group of clients trains with; clients are sorted by number of steps, most first.
+
+    Attributes:
+        local: the options.
+        lr: this round's learning rate.
+        batches: one for each client.
+        terms: what is added to the gradient, with what it sees.
+        held: the optimizer's vectors `[C, d]`, changed in place.
+        taken: steps taken before this round, where the optimizer's state persists, `[C, 1]`.
+        free: 0 where nothing is learned, `[d]`; None if everything is.
+        norms: whether to add up squared gradient norms.
+    """
+
+    local: Local
+    lr: float
+    batches: Sequence[Batches]
+    terms: Sequence[tuple[ClientTerm, AtClient]]
+    held: Mapping[str, torch.Tensor]
+    taken: torch.Tensor
+    free: torch.Tensor | None
+    norms: bool
+
+
+def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.Tensor, job: Training) -> torch.Tensor:
+    """Trains `model.params[:C]` in place; returns CriticalFL's gradient norm of each client, float64 `[C]`.
+
+    That is `eta` times the mean over epochs of the sum over batches of `|g|^2`, g with terms and after clipping.
+    """
+    local = job.local
+    count = len(job.batches)
+    squares = torch.zeros(count, dtype=torch.float64)
+    active = -1
+    for step in range(job.batches[0].steps):
+        still = sum(one.steps > step for one in job.batches)
+        if still != active:  # some clients have finished: the others are the first ones
+            active = still
+            x, grad = model.params[:active], model.grad[:active]
+            terms = [(term, at.first(active)) for term, at in job.terms]
+            held = {name: rows[:active] for name, rows in job.held.items()}
+            taken = job.taken[:active]
+        if isinstance(model, DenseModels):
+            model.gradient(stored, targets, *_padded(job.batches[:active], step))
+        else:
+            edges = job.batches[0].edges
+            model.gradient(stored, targets, job.batches[0].order[edges[step] : edges[step + 1]])
+        for term, at in terms:
+            term.add(grad, x, at)
+        if local.clip is not None:
+            _clip(grad, local.clip)
+        if job.norms:
+            squares[:active] += (grad * grad).sum(dim=1).double().cpu()
+        local.update(x, grad, held, job.lr, taken + (step + 1), job.free)
+    passes = torch.tensor([one.passes for one in job.batches], dtype=torch.float64)
+    return job.lr * squares / passes
+
+
+def _clip(grad: torch.Tensor, limit: float) -> None:
+    """Scales rows longer than `limit` down to it (as `torch.nn.utils.clip_grad_norm_` does)."""
+    norms = grad.norm(dim=1, keepdim=True)
+    grad.mul_((limit / (norms + 1e-6)).clamp(max=1.0))
+
+
+def _padded(group: Sequence[Batches], step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The group's batches of one step as `[C, b]`, and each sample's share of its batch `[C, b, 1]`."""
+    parts = [one.order[one.edges[step] : one.edges[step + 1]] for one in group]
+    sizes = [len(part) for part in parts]
+    longest = max(sizes)
+    if min(sizes) == longest:
+        index = parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
+        return index, torch.full((len(parts), longest, 1), 1 / longest)
+    index = torch.zeros(len(parts), longest, dtype=torch.int64)
+    share = torch.zeros(len(parts), longest, 1)
+    for row, part in enumerate(parts):
+        index[row, : len(part)] = part
+        share[row, : len(part)] = 1 / len(part)
+    return index, share

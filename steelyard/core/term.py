@@ -1,0 +1,163 @@
+"""The interface of what a client adds to plain SGD, and of what the server sends beside the parameters.
+
+A term acts on flat parameters, where its gradient is a few vector operations: it needs no autograd graph. Vectors have
+a leading axis of clients that are trained side by side, `[C, d]`; C is 1 for most models.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.gram import Array
+from steelyard.core.layout import Leaf
+from steelyard.core.needs import Needs
+from steelyard.core.weighting import Card
+
+Vectors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class AtClient:
+    """What a term sees while clients train.
+
+    Attributes:
+        start: the models the clients received, `[C, d]` or `[1, d]`.
+        lr: the learning rate of this round.
+        own: the clients' own vectors of this term, by slot, `[C, d]`.
+        sent: vectors the server sent, by name, `[d]`: its slots of this term, and `step` where declared (the last
+            aggregated step; zero in round 1).
+        relative_size: number of examples over the mean of all clients, `[C, 1]`.
+    """
+
+    start: torch.Tensor
+    lr: float
+    own: Vectors
+    sent: Vectors
+    relative_size: torch.Tensor
+
+    def first(self, count: int) -> AtClient:
+        """The same for the first `count` clients, once the others have finished."""
+        start = self.start if self.start.shape[0] == 1 else self.start[:count]
+        own = {name: rows[:count] for name, rows in self.own.items()}
+        return AtClient(start, self.lr, own, self.sent, self.relative_size[:count])
+
+
+@dataclass(frozen=True)
+class AtServer:
+    """What a term sees after the sum: everything may be changed in place where it says so.
+
+    Attributes:
+        theta: the new global model `[d]`; may be changed.
+        before: the global model the round started from `[d]`.
+        updates: the cohort's updates `[K, d]`.
+        weights: their coefficients in the sum `[K]`.
+        old: the cohort's own vectors of this term before training, by slot `[K, d]`.
+        new: the same after training; may be changed.
+        kept: the server's vectors of this term, by slot `[d]`; may be changed.
+        work: local steps of each client, momentum counted in (FedNova's a_i) `[K]`.
+        lr: the learning rate of this round.
+        population: number of all clients.
+    """
+
+    theta: torch.Tensor
+    before: torch.Tensor
+    updates: torch.Tensor
+    weights: torch.Tensor
+    old: Vectors
+    new: Vectors
+    kept: Vectors
+    work: torch.Tensor
+    lr: float
+    population: int
+
+
+class ClientTerm(ABC):
+    """Something added to a client's gradient. Abstract or final, a frozen dataclass, as rules are.
+
+    Attributes:
+        name: the key in text form and in the state.
+        card: what the command line says of it.
+        client_slots: vectors every client keeps from one participation to the next; they start at zero.
+        server_slots: vectors the server keeps and sends with the parameters; they start at zero.
+        proximal: the mu of a term `mu/2 |x - start|^2` inside this one, which FedNova's normaliser counts in.
+    """
+
+    name: str
+    card: Card
+    client_slots: tuple[str, ...] = ()
+    server_slots: tuple[str, ...] = ()
+
+    @property
+    def proximal(self) -> float:
+        """None, by default."""
+        return 0.0
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing, by default."""
+        return Needs()
+
+    @abstractmethod
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
+        """Adds the term's gradient at `x` to `grad`, in place."""
+
+    def finish(self, x: torch.Tensor, at: AtClient, work: torch.Tensor) -> None:  # noqa: B027 - most keep nothing
+        """Updates the clients' own vectors in place after the last step; `work` is FedNova's a_i `[C, 1]`."""
+
+    def settle(self, at: AtServer) -> None:  # noqa: B027
+        """Updates vectors, and possibly the model, at the server after the sum."""
+
+    def shown(self, theta: torch.Tensor, kept: Vectors) -> torch.Tensor:
+        """The model to evaluate, where it is not the one that is sent."""
+        return theta
+
+    def __add__(self, other: ClientTerm | Terms) -> Terms:
+        return Terms((self,)) + other
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A sum of terms: `fedprox(mu=0.01) + fedcos()`."""
+
+    terms: tuple[ClientTerm, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [term.name for term in self.terms]
+        if len(set(names)) < len(names):
+            raise SteelyardError(f"client terms {' + '.join(names)}: each may occur once; add up their options instead")
+
+    def __add__(self, other: ClientTerm | Terms) -> Terms:
+        return Terms(self.terms + (other.terms if isinstance(other, Terms) else (other,)))
+
+    def __iter__(self) -> Iterator[ClientTerm]:
+        return iter(self.terms)
+
+    @property
+    def needs(self) -> Needs:
+        """Those of all terms."""
+        needs = Needs()
+        for term in self.terms:
+            needs = needs | term.needs
+        return needs
+
+    @property
+    def proximal(self) -> float:
+        """The sum of the terms' mu."""
+        return sum(term.proximal for term in self.terms)
+
+
+class Broadcast(ABC):
+    """What clients start from, where that is not the global model itself."""
+
+    name: str
+    card: Card
+
+    @abstractmethod
+    def coefficients(self, clients: int, leaves: Sequence[Leaf], round: int, rng: np.random.Generator) -> Array:
+        """How much of the last global step each client's start holds, for each leaf: float64 `[clients, leaves]`."""

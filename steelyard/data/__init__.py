@@ -1,0 +1,7 @@
+"""Data: what a federation trains on, where it comes from, and how it is spread over clients."""
+
+from steelyard.data.dataset import Dataset, Federation
+from steelyard.data.partitions import PARTITIONS, Partition, partition
+from steelyard.data.sources import SOURCES, load
+
+__all__ = ["PARTITIONS", "SOURCES", "Dataset", "Federation", "Partition", "load", "partition"]

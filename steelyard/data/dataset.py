@@ -1,0 +1,287 @@
+"""Samples in memory, and the federation that shares them: one data set and, per client, positions in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.table import ClientId
+from steelyard.data.partitions import Index, Partition
+from steelyard.data.partitions import partition as spread
+
+_SAMPLE_BYTES = 1 << 19  # of the inputs of train and of test each: what a fingerprint looks at
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples and what to predict of them.
+
+    Attributes:
+        inputs: float32 `[N, ...]`, or int64 tokens.
+        targets: int64 labels `[N]`, or anything `[N, ...]`.
+        classes: the number of classes, if targets are labels.
+        name: what reports call it.
+    """
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    classes: int | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.inputs.ndim == 0 or self.targets.ndim == 0 or len(self.inputs) != len(self.targets):
+            shapes = f"{tuple(self.inputs.shape)} and {tuple(self.targets.shape)}"
+            raise SteelyardError(f"{self._label}inputs and targets are {shapes}: give one target per input")
+        if self.inputs.dtype not in (torch.float32, torch.int64):
+            raise SteelyardError(f"{self._label}inputs are {self.inputs.dtype}: use float32, or int64 for tokens")
+        if not _finite(self.inputs):
+            raise SteelyardError(f"{self._label}inputs hold NaN or infinity: clean them first")
+        if self.classes is not None and self.targets.ndim == 1 and len(self):
+            low, high = int(self.targets.min()), int(self.targets.max())
+            if low < 0 or high >= self.classes:
+                found = f"targets lie in {low}..{high}"
+                raise SteelyardError(f"{self._label}{found}: with classes={self.classes} use 0..{self.classes - 1}")
+
+    @property
+    def _label(self) -> str:
+        return f"data set {self.name!r}: " if self.name else "data set: "
+
+    @classmethod
+    def of(cls, data: Any, name: str = "") -> Dataset:
+        """From a Dataset, a pair (inputs, targets) of tensors or arrays, or a map-style torch data set."""
+        if isinstance(data, Dataset):
+            return data
+        if isinstance(data, torch.utils.data.Dataset):
+            inputs, targets = _materialised(data)
+        elif isinstance(data, (tuple, list)) and len(data) == 2:
+            inputs, targets = _tensor("inputs", data[0]), _tensor("targets", data[1])
+        else:
+            known = "a Dataset, a pair (inputs, targets) or a map-style torch data set"
+            raise SteelyardError(f"data is a {type(data).__name__}: use {known}")
+        targets = _targets(targets)
+        return cls(_inputs(inputs), targets, _classes(targets), name)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, index: slice | Index | torch.Tensor) -> Dataset:
+        """The samples at these positions; a slice gives views."""
+        at = torch.from_numpy(index) if isinstance(index, np.ndarray) else index
+        return replace(self, inputs=self.inputs[at], targets=self.targets[at])
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Clients and their data.
+
+    Attributes:
+        train: the samples of all clients.
+        ids: the clients.
+        index: per client, positions in `train`. Clients may share samples, have none, and leave some out.
+        test: what the server evaluates on.
+        name: what reports call it.
+    """
+
+    train: Dataset
+    ids: tuple[ClientId, ...]
+    index: tuple[Index, ...]
+    test: Dataset | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.index) or len(set(self.ids)) != len(self.ids) or not self.ids:
+            raise SteelyardError(
+                f"{len(self.ids)} ids and {len(self.index)} index lists: give one list per distinct id"
+            )
+        for client, positions in zip(self.ids, self.index, strict=True):
+            _check_positions(client, positions, len(self.train))
+        if not self.sizes.any():
+            raise SteelyardError(f"{len(self.ids)} clients hold no sample: give at least one of them some data")
+        if self.test is not None:
+            _check_test(self.train, self.test)
+
+    @classmethod
+    def of(cls, clients: Mapping[ClientId, Any], test: Any = None, name: str = "") -> Federation:
+        """From one data set per client; each is anything `Dataset.of` takes."""
+        parts = {client: Dataset.of(data, str(client)) for client, data in clients.items()}
+        if not any(len(part) for part in parts.values()):
+            raise SteelyardError(f"{len(parts)} clients hold no sample: give at least one of them some data")
+        _check_alike(parts)
+        filled = [part for part in parts.values() if len(part)]
+        known = [part.classes for part in filled if part.classes is not None]
+        train = Dataset(
+            torch.cat([part.inputs for part in filled]),
+            torch.cat([part.targets for part in filled]),
+            max(known) if len(known) == len(filled) else None,
+            name,
+        )
+        index = _slices([len(part) for part in parts.values()])
+        return cls(train, tuple(parts), index, None if test is None else Dataset.of(test, "test"), name)
+
+    @classmethod
+    def partitioned(cls, train: Any, test: Any, partition: str | Partition, clients: int, seed: int) -> Federation:
+        """One data set spread over clients 0, 1, ... by a partition such as `dirichlet:alpha=0.1`."""
+        data = Dataset.of(train, "train")
+        if data.targets.dtype != torch.int64 or data.targets.ndim != 1:
+            found = f"{data.targets.dtype} of shape {tuple(data.targets.shape)}"
+            raise SteelyardError(f"targets are {found}: a partition needs int64 labels [N]")
+        index = spread(partition, data.targets.numpy(), clients, seed)
+        held_out = None if test is None else Dataset.of(test, "test")
+        return cls(data, tuple(range(clients)), tuple(index), held_out, data.name)
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes, of train and test together; None if targets are no labels."""
+        if self.train.classes is None:
+            return None
+        return max(self.train.classes, (self.test.classes or 0) if self.test is not None else 0)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Samples per client, `[K]`."""
+        return np.array([len(positions) for positions in self.index], dtype=np.int64)
+
+    def label_counts(self) -> NDArray[np.int64]:
+        """Samples per client and class, `[K, classes]`."""
+        if self.classes is None or self.train.targets.ndim != 1:
+            raise SteelyardError("targets are not labels of a known number of classes: there is nothing to count")
+        labels = self.train.targets.numpy()
+        return np.stack([np.bincount(labels[at], minlength=self.classes) for at in self.index]).astype(np.int64)
+
+    def arranged(self) -> Federation:
+        """The same federation with each client's samples side by side, so that a client is a slice.
+
+        Samples of no client are dropped; one that several clients share is copied. Where copies would take more room
+        than the data does now, the federation stays as it is.
+        """
+        if int(self.sizes.sum()) > len(self.train):
+            return self
+        index = _slices(self.sizes.tolist())
+        return replace(self, train=self.train.take(np.concatenate(self.index)), index=index)
+
+    def fingerprint(self) -> str:
+        """A hash that tells federations apart: of ids, sizes, shapes, all targets and a sample of the inputs.
+
+        It follows the clients' order, so arranging a federation does not change it.
+        """
+        digest = hashlib.sha256()
+        heads = {"ids": list(self.ids), "sizes": self.sizes.tolist(), "classes": self.classes}
+        digest.update(json.dumps(heads).encode())
+        order = np.concatenate(self.index)
+        _digest(digest, self.train, order)
+        if self.test is not None:
+            _digest(digest, self.test, np.arange(len(self.test), dtype=np.int64))
+        return digest.hexdigest()
+
+
+def _finite(inputs: torch.Tensor) -> bool:
+    """One pass without a temporary: a finite sum has finite terms. Only if it overflows, look closely."""
+    if not inputs.is_floating_point() or bool(inputs.sum().isfinite()):
+        return True
+    return bool(inputs.isfinite().all())
+
+
+def _tensor(name: str, value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "bifu":
+        native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
+        return torch.from_numpy(native if native.flags.writeable else native.copy())
+    kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+    raise SteelyardError(f"{name}: found {kind}, use a tensor or an array of numbers")
+
+
+def _inputs(values: torch.Tensor) -> torch.Tensor:
+    if values.dtype == torch.uint8:
+        raise SteelyardError("inputs are uint8: use float32 for images (divide by 255), int64 for tokens")
+    return values.to(torch.float32 if values.is_floating_point() or values.dtype == torch.bool else torch.int64)
+
+
+def _targets(values: torch.Tensor) -> torch.Tensor:
+    return values.to(torch.float32 if values.is_floating_point() else torch.int64)
+
+
+def _classes(targets: torch.Tensor) -> int | None:
+    """How many classes the labels show; None if these are no labels."""
+    labels = targets.dtype == torch.int64 and targets.ndim == 1 and len(targets) > 0 and int(targets.min()) >= 0
+    return int(targets.max()) + 1 if labels else None
+
+
+def _materialised(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(data, torch.utils.data.IterableDataset):
+        raise SteelyardError("data is an iterable torch data set: use one with __getitem__ and __len__")
+    if len(data) == 0:
+        raise SteelyardError("the torch data set is empty, so its shape is unknown: use a pair of empty tensors")
+    items = [data[at] for at in range(len(data))]
+    for at, item in enumerate(items):
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise SteelyardError(
+                f"item {at} of the torch data set is a {type(item).__name__}: use pairs (input, target)"
+            )
+    columns = [[_item(item[side]) for item in items] for side in (0, 1)]
+    for name, column in zip(("inputs", "targets"), columns, strict=True):
+        shapes = {tuple(value.shape) for value in column}
+        if len(shapes) > 1:
+            raise SteelyardError(f"{name} of the torch data set have shapes {sorted(shapes)[:3]}: make them alike")
+    return torch.stack(columns[0]), torch.stack(columns[1])
+
+
+def _item(value: Any) -> torch.Tensor:
+    return torch.tensor(value) if isinstance(value, (int, float, np.number)) else _tensor("item", value)
+
+
+def _slices(sizes: list[int]) -> tuple[Index, ...]:
+    ends = np.cumsum(sizes)
+    return tuple(np.arange(end - size, end, dtype=np.int64) for size, end in zip(sizes, ends, strict=True))
+
+
+def _check_positions(client: ClientId, positions: Index, size: int) -> None:
+    if positions.dtype != np.int64 or positions.ndim != 1:
+        raise SteelyardError(f"index of client {client!r} is {positions.dtype} {positions.shape}: use int64 [n]")
+    if len(positions) and not 0 <= positions.min() <= positions.max() < size:
+        found = f"{positions.min()}..{positions.max()}"
+        raise SteelyardError(f"index of client {client!r} lies in {found}: train has positions 0..{size - 1}")
+
+
+def _check_test(train: Dataset, test: Dataset) -> None:
+    if len(test) == 0:
+        raise SteelyardError("test holds no sample: use test=None to go without")
+    if _kind(test) != _kind(train):
+        raise SteelyardError(f"a test sample is {_kind(test)}, a training sample {_kind(train)}: make them alike")
+
+
+def _check_alike(parts: Mapping[ClientId, Dataset]) -> None:
+    first = next(client for client, part in parts.items() if len(part))
+    for client, part in parts.items():
+        if len(part) and _kind(part) != _kind(parts[first]):
+            found = f"a sample of client {client!r} is {_kind(part)}, of client {first!r} {_kind(parts[first])}"
+            raise SteelyardError(f"{found}: make them alike")
+
+
+def _kind(data: Dataset) -> str:
+    """Shape and type of one sample, in words."""
+    sides = (data.inputs, data.targets)
+    return " -> ".join(f"{str(side.dtype).removeprefix('torch.')} {list(side.shape[1:])}" for side in sides)
+
+
+def _digest(digest: hashlib._Hash, data: Dataset, order: Index) -> None:
+    inputs, targets = data.inputs.contiguous(), data.targets
+    rows = torch.from_numpy(order)
+    digest.update(f"{_kind(data)} {len(order)}".encode())
+    digest.update(targets[rows].contiguous().numpy().tobytes())
+    width = math.prod(inputs.shape[1:])
+    total = width * len(order)
+    step = max(1, -(-total * inputs.element_size() // _SAMPLE_BYTES))
+    while width > 1 and math.gcd(step, width) > 1:  # else it would see the same few columns of every sample
+        step += 1
+    at = torch.arange(0, total, step)
+    digest.update(inputs.view(-1)[rows[at // width] * width + at % width].numpy().tobytes())

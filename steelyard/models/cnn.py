@@ -1,0 +1,71 @@
+"""Small convolutional networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from steelyard.core.weighting import Card
+from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
+
+
+@MODELS.register
+@dataclass(frozen=True)
+class McMahanCNN(Architecture):
+    """The CNN of the FedAvg paper, and FedAdp's: 1,663,370 parameters on 28x28 images.
+
+    FedAdp's text gives 1024 inputs to the first linear layer and this number of parameters; the number needs padding
+    and 3136 inputs, as here.
+    """
+
+    name = "mcmahan_cnn"
+    card = Card("two 5x5 convolutions and 512 hidden units", "McMahan et al., AISTATS 2017")
+
+    def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
+        """Two convolutions that keep the size, each halved by pooling, and two linear layers."""
+        channels, height, width = image_shape(self.name, input_shape, low=4)
+        return nn.Sequential(
+            nn.Conv2d(channels, 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * (height // 4) * (width // 4), 512),
+            nn.ReLU(),
+            nn.Linear(512, classes),
+        )
+
+
+@MODELS.register
+@dataclass(frozen=True)
+class SimpleCNN(Architecture):
+    """FedLAW's and FedAWA's CNN: 122,570 parameters on CIFAR-10."""
+
+    name = "simple_cnn"
+    card = Card("three 3x3 convolutions and 64 hidden units", "Li et al. (FedLAW), ICML 2023")
+
+    def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
+        """Three convolutions without padding, the first two pooled, and two linear layers."""
+        channels, height, width = image_shape(self.name, input_shape, low=18)
+        return nn.Sequential(
+            nn.Conv2d(channels, 32, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * _left(height) * _left(width), 64),
+            nn.ReLU(),
+            nn.Linear(64, classes),
+        )
+
+
+def _left(side: int) -> int:
+    """What the convolutions of SimpleCNN leave of a side: 32 -> 30 -> 15 -> 13 -> 6 -> 4."""
+    return ((side - 2) // 2 - 2) // 2 - 2

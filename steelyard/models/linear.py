@@ -1,0 +1,55 @@
+"""Networks of linear layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import nn
+
+from steelyard.core import checks
+from steelyard.core.errors import SteelyardError
+from steelyard.core.weighting import Card
+from steelyard.models.registry import MODELS, Architecture, Shape
+
+
+@MODELS.register
+@dataclass(frozen=True)
+class Logistic(Architecture):
+    """Multinomial logistic regression: 7,850 parameters on 28x28 images (FedAdp's MLR)."""
+
+    name = "logistic"
+    card = Card("one linear layer", "Wu & Wang, IEEE TCCN 2021")
+
+    def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
+        """Flatten, then one layer."""
+        return _layers((math.prod(input_shape), classes))
+
+
+@MODELS.register
+@dataclass(frozen=True)
+class MLP(Architecture):
+    """Linear layers with ReLU between: 199,210 parameters on 28x28 images (FedLAW's and FedDyn's MLP)."""
+
+    hidden: tuple[int, ...] = (200, 200)
+
+    name = "mlp"
+    card = Card("linear layers with ReLU between", "Acar et al. (FedDyn), ICLR 2021")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.hidden, tuple) or not self.hidden:
+            raise SteelyardError(f"hidden={self.hidden!r}: use a list of widths, e.g. [200,200]")
+        for width in self.hidden:
+            checks.whole("hidden", width, 1)
+
+    def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
+        """Flatten, then the layers."""
+        return _layers((math.prod(input_shape), *self.hidden, classes))
+
+
+def _layers(widths: tuple[int, ...]) -> nn.Sequential:
+    out: list[nn.Module] = [nn.Flatten()]
+    for wide, narrow in pairwise(widths):
+        out += [nn.Linear(wide, narrow), nn.ReLU()]
+    return nn.Sequential(*out[:-1])

@@ -1,0 +1,63 @@
+"""Networks by name, and the one place that makes and initialises them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from torch import nn
+
+from steelyard.core import checks
+from steelyard.core.errors import SteelyardError
+from steelyard.core.registry import Registry
+from steelyard.core.text import parse
+from steelyard.core.weighting import Card
+
+Shape = tuple[int, ...]
+
+MODELS = Registry("model")
+
+_STREAM = int.from_bytes(b"init", "big")  # keeps these draws apart from all others of the same seed
+
+
+class Architecture(ABC):
+    """A network but for the shape of its data: a frozen dataclass of options.
+
+    Attributes:
+        name: the key in text form.
+        card: what the command line says of it.
+    """
+
+    name: str
+    card: Card
+
+    @abstractmethod
+    def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
+        """The network for samples of this shape, e.g. `(1, 28, 28)`."""
+
+
+def build(spec: str | Architecture, input_shape: Shape, classes: int, seed: int) -> nn.Module:
+    """Makes a network from its text form, e.g. `mlp:hidden=[200,200]`.
+
+    The same seed gives the same parameters, and torch's global random state stays as it was.
+    """
+    architecture: Architecture = parse(spec, MODELS) if isinstance(spec, str) else spec
+    checks.whole("classes", classes, 1)
+    checks.whole("seed", seed)
+    if not input_shape or min(input_shape) < 1:
+        raise SteelyardError(f"input_shape={tuple(input_shape)}: use the shape of one sample, e.g. (1, 28, 28)")
+    words = np.random.SeedSequence(entropy=seed, spawn_key=(_STREAM,)).generate_state(1, np.uint64)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(int(words[0]))
+        return architecture(tuple(input_shape), classes)
+
+
+def image_shape(name: str, input_shape: Shape, low: int) -> tuple[int, int, int]:
+    """Channels, height and width, if this is an image that the network called `name` does not shrink to nothing."""
+    if len(input_shape) != 3:
+        raise SteelyardError(f"input_shape={input_shape}: {name} takes images (channels, height, width)")
+    channels, height, width = input_shape
+    if min(height, width) < low:
+        raise SteelyardError(f"input_shape={input_shape}: {name} needs images of {low}x{low} at least")
+    return channels, height, width

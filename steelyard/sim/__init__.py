@@ -1,0 +1,1 @@
+"""The simulator: federated training on one machine, deterministic and resumable."""

@@ -1,0 +1,31 @@
+"""Callbacks: code of yours that a run calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steelyard.sim.simulator import Simulation
+
+
+class Callback:
+    """Override what you need; every method does nothing by default.
+
+    `simulation.records` holds the rounds so far, `simulation.server.model()` makes a state dict of the global model.
+    """
+
+    def start(self, simulation: Simulation) -> None:
+        """Before the first round (or the first one after a resume)."""
+
+    def progress(self, simulation: Simulation, round: int, done: int, total: int) -> None:
+        """Within a round, after each group of clients."""
+
+    def round(self, simulation: Simulation, record: Mapping[str, Any]) -> bool | None:
+        """After each round; return True to end the run here."""
+
+    def warn(self, message: str) -> None:
+        """Something the user should know, such as a damaged checkpoint."""
+
+    def end(self, simulation: Simulation) -> None:
+        """After the last round."""

@@ -1,0 +1,246 @@
+"""Checkpoints: complete or not there at all, verified before they are believed.
+
+    checkpoints/round-000012/model.safetensors   the global model, for anyone to load
+                             state.safetensors   everything else a run needs to go on
+                             manifest.json       round, identity of the run, size and SHA-256 of the files
+    checkpoints/last, checkpoints/best           links to two of these
+
+A checkpoint is written to a hidden directory, synced, and renamed. The truth is the newest directory whose manifest
+verifies; the links are for people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.state import load_state, save_state
+
+SCHEMA = 1
+MODEL, STATE, MANIFEST = "model.safetensors", "state.safetensors", "manifest.json"
+
+
+class CheckpointError(SteelyardError):
+    """A checkpoint could not be written; the ones before it are intact."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run between two rounds, in memory of its own."""
+
+    round: int
+    model: Mapping[str, torch.Tensor]
+    state: Mapping[str, Any]
+    identity: str
+
+
+class Checkpoints:
+    """The directory of a run's checkpoints."""
+
+    def __init__(self, path: Path, keep: int = 2) -> None:
+        self.path, self.keep = path, keep
+
+    def save(self, snapshot: Snapshot, best: bool, log: int | None = None) -> None:
+        """Writes a checkpoint, points the links to it and removes those nobody needs; syncs the handle `log` first."""
+        name = f"round-{snapshot.round:06d}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            hidden = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}."))
+            try:
+                self._fill(hidden, snapshot)
+                if log is not None:
+                    os.fsync(log)  # the rounds up to here are on record before the checkpoint that says so
+                self._publish(hidden, name)
+            finally:
+                shutil.rmtree(hidden, ignore_errors=True)
+            for link in ["last", "best"] if best else ["last"]:
+                self._link(link, name)
+            self._prune()
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint of round {snapshot.round} in {self.path}: {error.strerror or error}; "
+                "earlier checkpoints are intact: make room, then resume"
+            ) from error
+
+    def _fill(self, directory: Path, snapshot: Snapshot) -> None:
+        tied = {id(tensor): tensor for tensor in snapshot.model.values()}
+        shared = len(tied) < len(snapshot.model)  # the format refuses shared memory: store copies
+        model = {n: t.clone() if shared else t for n, t in snapshot.model.items()}
+        save_file(model, directory / MODEL, metadata={"format": "pt", "round": str(snapshot.round)})
+        save_state(directory / STATE, snapshot.state)
+        files = {}
+        for name in (MODEL, STATE):
+            data = (directory / name).read_bytes()
+            files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+        manifest = {"schema": SCHEMA, "round": snapshot.round, "run": snapshot.identity, "files": files}
+        manifest["sha256"] = _seal(manifest)
+        (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        for name in (MODEL, STATE, MANIFEST):
+            _sync(directory / name)
+        _sync(directory)
+
+    def _publish(self, hidden: Path, name: str) -> None:
+        final = self.path / name
+        if final.exists():  # a resumed run passes through rounds it has been in before
+            shutil.rmtree(final)
+        os.chmod(hidden, 0o755)
+        os.rename(hidden, final)
+        _sync(self.path)
+
+    def _link(self, link: str, name: str) -> None:
+        hidden = self.path / f".{link}.new"
+        with contextlib.suppress(FileNotFoundError):
+            hidden.unlink()
+        hidden.symlink_to(name)
+        os.replace(hidden, self.path / link)
+
+    def _prune(self) -> None:
+        best = self.path / "best"
+        needed = {path.name for path in self._all()[: self.keep]} | (
+            {os.readlink(best)} if best.is_symlink() else set()
+        )
+        for path in self._all():
+            if path.name not in needed:
+                shutil.rmtree(path)
+
+    def _all(self) -> list[Path]:
+        """All checkpoints, newest first."""
+        return sorted(self.path.glob("round-*"), reverse=True)
+
+    def newest(self, identity: str | None) -> tuple[Snapshot | None, list[str]]:
+        """The newest checkpoint that verifies, and why newer ones do not.
+
+        Damaged ones are set aside under another name, half-written ones removed.
+        """
+        refused = []
+        for leftover in self.path.glob(".*"):
+            shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink()
+        for path in self._all():
+            try:
+                snapshot = verified(path)
+            except (OSError, SteelyardError) as error:
+                refused.append(f"{path.name}: {error}")
+                aside = path.with_name(f"damaged-{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(path, aside)
+                continue
+            if identity is not None and snapshot.identity != identity:
+                raise SteelyardError(
+                    f"{path}: belongs to another run (configuration, data or model differ): "
+                    "resume with the configuration in the run's config.json"
+                )
+            return snapshot, refused
+        return None, refused
+
+
+def verified(path: Path) -> Snapshot:
+    """Reads a checkpoint, checking size and SHA-256 of every file first."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        seal = manifest.pop("sha256")
+        files = manifest["files"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise SteelyardError("its manifest is damaged") from None
+    if seal != _seal(manifest):
+        raise SteelyardError("its manifest is damaged")
+    if manifest["schema"] != SCHEMA:
+        raise SteelyardError(f"written in format {manifest['schema']}, this version reads {SCHEMA}")
+    for name, wanted in files.items():
+        data = (path / name).read_bytes()
+        if len(data) != wanted["size"] or hashlib.sha256(data).hexdigest() != wanted["sha256"]:
+            raise SteelyardError(f"{name} is damaged")
+    return Snapshot(manifest["round"], load_file(path / MODEL), load_state(path / STATE), manifest["run"])
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Writer:
+    """Writes checkpoints beside the training, in a thread: rounds do not wait for the disk.
+
+    `offer` takes a snapshot only when the last one is on disk, or when it is the best so far: a run of short rounds
+    writes as many checkpoints as the disk can take. An error comes out of the next call.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, log: int) -> None:
+        self.checkpoints, self.log = checkpoints, log
+        self.pending: dict[bool, Snapshot] = {}  # by whether it is the best
+        self.error: Exception | None = None
+        self.busy = False
+        self.closed = False
+        self.changed = threading.Condition()
+        self.thread = threading.Thread(target=self._work, name="steelyard-checkpoints", daemon=True)
+        self.thread.start()
+
+    def wanted(self, best: bool) -> bool:
+        """Whether a snapshot would be taken now."""
+        with self.changed:
+            self._raise()
+            return best or not (self.busy or self.pending)
+
+    def offer(self, snapshot: Snapshot, best: bool) -> None:
+        """Takes a snapshot to write."""
+        with self.changed:
+            self._raise()
+            self.pending[best] = snapshot
+            self.changed.notify_all()
+
+    def flush(self) -> None:
+        """Returns when everything taken is on disk."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.error is not None or not (self.pending or self.busy))
+            self._raise()
+
+    def close(self) -> None:
+        """Ends the thread after what it is writing."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+        self.thread.join()
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.pending or self.closed)
+                if not self.pending:
+                    return
+                best = min(self.pending, key=lambda kind: self.pending[kind].round)
+                snapshot = self.pending.pop(best)
+                self.busy = True
+            try:
+                self.checkpoints.save(snapshot, best, self.log)
+            except Exception as error:
+                with self.changed:
+                    self.error, self.busy, self.closed = error, False, True
+                    self.pending.clear()
+                    self.changed.notify_all()
+                return
+            with self.changed:
+                self.busy = False
+                self.changed.notify_all()

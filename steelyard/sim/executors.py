@@ -1,0 +1,253 @@
+"""Who does the work: this process, or forked workers.
+
+Tasks are the same, in the same groups, on any executor, and every task is done by one thread: results have the same
+bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+import warnings
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import NamedTuple, Protocol
+
+import torch
+
+from steelyard.core.errors import SteelyardError
+from steelyard.sim.buffers import Buffers
+from steelyard.sim.work import Work
+
+TRAIN, TEST, CLIENTS = range(3)
+_STAGES = {TRAIN: "training", TEST: "evaluation on the test set", CLIENTS: "evaluation on clients' data"}
+_DEATHS = 3  # a task that has cost so many workers is not given to another
+
+
+class Task(NamedTuple):
+    """A stage, the round, and its numbers: (client, place, row) triples, a shard, or a range of clients."""
+
+    stage: int
+    round: int
+    numbers: tuple[int, ...]
+
+    def pack(self) -> bytes:
+        """As bytes, for a pipe."""
+        return array("q", (self.stage, self.round, *self.numbers)).tobytes()
+
+    @staticmethod
+    def unpack(data: bytes) -> Task:
+        """From bytes."""
+        stage, round, *numbers = array("q", data)
+        return Task(stage, round, tuple(numbers))
+
+    def do(self, work: Work, buffers: Buffers) -> None:
+        """Does it, in this process."""
+        if self.stage == TRAIN:
+            n = self.numbers
+            work.train(buffers, self.round, list(zip(n[::3], n[1::3], n[2::3], strict=True)))
+        elif self.stage == TEST:
+            work.evaluate_test(buffers, self.numbers[0])
+        else:
+            work.evaluate_clients(buffers, *self.numbers)
+
+    def where(self, work: Work) -> str:
+        """For messages: stage, round and clients."""
+        ids = work.federation.ids
+        clients = self.numbers[::3] if self.stage == TRAIN else range(*self.numbers) if self.stage == CLIENTS else ()
+        names = ", ".join(repr(ids[client]) for client in clients)
+        return f"round {self.round}, {_STAGES[self.stage]}" + (f", client {names}" if names else "")
+
+
+class TaskError(SteelyardError):
+    """Code of a model, loss or data set failed; the message names stage, round and client."""
+
+
+class Executor(Protocol):
+    """Does tasks, in any order."""
+
+    workers: int
+
+    def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> None:
+        """Returns when all are done; calls `done` after each."""
+
+    def close(self) -> None:
+        """Lets go of processes."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch and for numpy's BLAS, here and now: the arithmetic of a worker, in this process."""
+    from threadpoolctl import threadpool_limits
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1, user_api="blas"):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Serial:
+    """All work in this process, one task after another: slow, and pleasant in a debugger."""
+
+    workers = 1
+
+    def __init__(self, work: Work, buffers: Buffers) -> None:
+        self.work, self.buffers = work, buffers
+
+    def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> None:
+        """Stops at the first error, which names stage, round and client."""
+        with one_thread():
+            for task in tasks:
+                try:
+                    task.do(self.work, self.buffers)
+                except Exception as error:
+                    raise TaskError(f"{task.where(self.work)}: {type(error).__name__}: {error}") from error
+                if done is not None:
+                    done()
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class _Worker(NamedTuple):
+    process: BaseProcess
+    pipe: Connection
+
+
+class Forked:
+    """Workers forked from this process: they share its data and its buffers, and are told what to do through pipes.
+
+    A worker that dies is replaced and its task done again: a task only writes to places of its own.
+    """
+
+    def __init__(self, work: Work, buffers: Buffers, workers: int, closing: Sequence[int] = ()) -> None:
+        self.work, self.buffers, self.workers = work, buffers, workers
+        self.closing = list(closing)  # handles that workers must not keep open, such as a lock
+        self.crew: list[_Worker] = []
+        for _ in range(workers):
+            self.crew.append(self._hire())
+
+    def _hire(self) -> _Worker:
+        ours, theirs = Pipe()
+        # Pipes of colleagues are closed in the child, so that each worker sees the end of its own when we are gone.
+        others = [colleague.pipe for colleague in self.crew] + [ours]
+        process = get_context("fork").Process(
+            target=_labour, args=(self.work, self.buffers, theirs, others, self.closing, os.getpid()), daemon=True
+        )
+        with warnings.catch_warnings():  # forking beside threads is safe here: a child only computes, on one thread
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> None:
+        """Hands tasks out as workers become free."""
+        todo = deque((task, 0) for task in tasks)
+        busy: dict[int, tuple[Task, int]] = {}
+        while todo or busy:
+            for number in range(self.workers):
+                if number not in busy and todo:
+                    busy[number] = todo.popleft()
+                    try:
+                        self.crew[number].pipe.send_bytes(busy[number][0].pack())
+                    except OSError:  # it died while idle
+                        self._replace(number, busy, todo)
+            pipes = {self.crew[number].pipe: number for number in busy}
+            for pipe in wait(list(pipes)):
+                number = pipes[pipe]  # type: ignore[index]
+                try:
+                    answer = self.crew[number].pipe.recv_bytes()
+                except (EOFError, OSError):
+                    self._replace(number, busy, todo)
+                    continue
+                task, _ = busy.pop(number)
+                if answer:
+                    raise TaskError(f"{task.where(self.work)}: {answer.decode(errors='replace')}")
+                if done is not None:
+                    done()
+
+    def _replace(self, number: int, busy: dict[int, tuple[Task, int]], todo: deque[tuple[Task, int]]) -> None:
+        process, pipe = self.crew[number]
+        pipe.close()
+        process.join()
+        task, deaths = busy.pop(number)
+        if deaths + 1 >= _DEATHS:
+            raise TaskError(
+                f"{task.where(self.work)}: {_DEATHS} workers died here (exit code {process.exitcode}); if memory ran "
+                "out, use fewer workers; to see the error, use executor=serial"
+            )
+        self.crew[number] = self._hire()
+        todo.appendleft((task, deaths + 1))
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for process, pipe in self.crew:
+            pipe.close()
+            process.terminate()
+        for process, _ in self.crew:
+            process.join()
+        self.crew = []
+
+
+def _labour(
+    work: Work, buffers: Buffers, pipe: Connection, others: Sequence[Connection], handles: Sequence[int], parent: int
+) -> None:
+    """The life of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _die_with(parent)
+    for handle in handles:
+        os.close(handle)
+    for other in others:
+        other.close()
+    _keep_memory()
+    with one_thread():
+        while True:
+            try:
+                data = pipe.recv_bytes()
+            except (EOFError, OSError):
+                return
+            try:
+                Task.unpack(data).do(work, buffers)
+                answer = b""
+            except Exception as error:
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                answer = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})".encode()
+            pipe.send_bytes(answer)
+
+
+def _die_with(parent: int) -> None:
+    """Asks Linux to end this worker when its parent is gone, however that happened."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _keep_memory() -> None:
+    """Asks glibc to keep freed memory: a network's activations are freed and needed again at every step.
+
+    Without this, large tensors are mapped and zeroed anew each time: up to 1.5 times slower for small CNNs.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return  # not glibc
+    for option, value in ((-3, 1 << 30), (-1, (1 << 31) - 1), (-2, 64 << 20)):  # M_MMAP_, M_TRIM_THRESHOLD, M_TOP_PAD
+        mallopt(option, value)
+
+
+def can_fork() -> bool:
+    """Whether forked workers are sound here: on Linux. Elsewhere system libraries do not survive a fork."""
+    return sys.platform == "linux"

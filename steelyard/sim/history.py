@@ -1,0 +1,97 @@
+"""What a run leaves in memory: its records, its model, and ways to look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from steelyard.core.errors import SteelyardError
+from steelyard.sim.rundir import read_log
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class History:
+    """The records of a run, one dict per round, and the final model.
+
+    Attributes:
+        name: the algorithm as text.
+        records: what `rounds.jsonl` holds: `round`, `accuracy`, `loss`, `weights` (by client id), `coherence`, ...
+        params: the final global model, a state dict; empty if it was read from a directory.
+        path: the run directory, if there is one.
+    """
+
+    name: str
+    records: list[dict[str, Any]]
+    params: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    path: Path | None = None
+
+    @staticmethod
+    def read(path: str | Path) -> History:
+        """The history of a run directory, finished or not."""
+        path = Path(path)
+        records = read_log(path)
+        if not records:
+            raise SteelyardError(f"{path}: holds no rounds")
+        return History(path.name, records, {}, path)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.records)
+
+    def column(self, name: str) -> list[Any]:
+        """One value for each round that has it."""
+        return [record[name] for record in self.records if record.get(name) is not None]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The last one measured."""
+        return next(iter(reversed(self.column("accuracy"))), None)
+
+    @property
+    def best(self) -> float | None:
+        """The highest accuracy."""
+        return max(self.column("accuracy"), default=None)
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        """The first round that reached this accuracy on the test set."""
+        return next((r["round"] for r in self.records if (r.get("accuracy") or 0.0) >= accuracy), None)
+
+    def comparable(self) -> list[dict[str, Any]]:
+        """The records without what differs from run to run: timings."""
+        return [{name: value for name, value in r.items() if name != "timings"} for r in self.records]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per round; weights as columns `weight.<client>`, timings as `seconds.<stage>`."""
+        try:
+            import pandas as pd
+        except ModuleNotFoundError:
+            raise SteelyardError("to_pandas() needs pandas: pip install pandas") from None
+        return pd.DataFrame([_flat(record) for record in self.records]).set_index("round")
+
+    def _repr_html_(self) -> str:
+        shown = ("round", "accuracy", "loss", "coherence", "effective_clients")
+        head = "".join(f"<th>{name}</th>" for name in shown)
+        rows = self.records if len(self.records) <= 12 else [*self.records[:3], *self.records[-9:]]
+        body = "".join("<tr>" + "".join(f"<td>{_cell(r.get(name))}</td>" for name in shown) + "</tr>" for r in rows)
+        return f"<b>{escape(self.name)}</b>, {len(self)} rounds<table><tr>{head}</tr>{body}</table>"
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in record.items() if not isinstance(value, (dict, list))}
+    plain |= {f"weight.{client}": weight for client, weight in record.get("weights", {}).items()}
+    plain |= {f"seconds.{stage}": time for stage, time in record.get("timings", {}).items()}
+    return plain | {name: len(record.get(name, ())) for name in ("quarantined", "dropped", "late")}
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else escape(str(value))

@@ -1,0 +1,100 @@
+"""Who takes part in a round: cohorts drawn once, dropouts, stragglers with a deadline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steelyard.core import checks
+from steelyard.core.errors import SteelyardError
+from steelyard.core.table import ClientId
+from steelyard.sim.streams import stream
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Who is asked, and who answers.
+
+    Attributes:
+        share: share of clients asked in each round; or give `count`.
+        count: number of clients asked in each round, instead of a share.
+        train_all: all clients train and the cohort is drawn afterwards, as in FedLAW's and FedAWA's code: the others'
+            optimizer state moves on.
+        dropout: probability that a client asked does not answer.
+        spread: deviation of the logarithm of clients' speeds; 0 means all equally fast.
+        deadline: answers later than this many times the cohort's median duration (without delays) are left out.
+        quorum: a round with fewer answers is void: the model stays.
+        patience: so many void rounds in a row end the run.
+    """
+
+    share: float = 1.0
+    count: int | None = None
+    train_all: bool = False
+    dropout: float = 0.0
+    spread: float = 0.0
+    deadline: float | None = None
+    quorum: int = 1
+    patience: int = 5
+
+    def __post_init__(self) -> None:
+        checks.number("share", self.share, 0.0, 1.0, open_low=True)
+        if self.count is not None:
+            checks.whole("count", self.count, 1)
+        checks.number("dropout", self.dropout, 0.0, 1.0)
+        checks.number("spread", self.spread, 0.0)
+        if self.deadline is not None:
+            checks.number("deadline", self.deadline, 0.0, open_low=True)
+        checks.whole("quorum", self.quorum, 1)
+        checks.whole("patience", self.patience, 1)
+
+    def size(self, clients: int) -> int:
+        """How many clients are asked: `int(share * clients)`, as the authors do, but at least one."""
+        if self.count is None:
+            return max(1, math.floor(self.share * clients + 1e-9))
+        if self.count > clients:
+            raise SteelyardError(f"participation.count={self.count}: there are only {clients} clients")
+        return self.count
+
+    def draw(self, seed: int, clients: int, rounds: int) -> list[list[int]]:
+        """The cohorts of all rounds, sorted: a function of seed and round alone, the same for every algorithm."""
+        size = self.size(clients)
+        if size == clients:
+            return [list(range(clients)) for _ in range(rounds)]
+        return [
+            sorted(stream(seed, "cohort", t).choice(clients, size, replace=False, shuffle=False).tolist())
+            for t in range(1, rounds + 1)
+        ]
+
+    def absent(
+        self, seed: int, round: int, cohort: Sequence[int], ids: Sequence[ClientId], work: Sequence[float]
+    ) -> tuple[list[int], list[int], float]:
+        """Of a cohort: who drops out, who is late, and the round's simulated duration.
+
+        `work` is each client's number of steps. A duration is work over speed: speeds are log-normal, one for each
+        client for good, and every round adds a delay of half that spread.
+        """
+        dropped = [
+            client
+            for client in cohort
+            if self.dropout and stream(seed, "dropout", round, ids[client]).random() < self.dropout
+        ]
+        asked = [(client, amount) for client, amount in zip(cohort, work, strict=True) if client not in dropped]
+        if not asked:
+            return dropped, [], 0.0
+        usual = np.array([amount / self._speed(seed, ids[client]) for client, amount in asked])
+        delays = np.array([self._delay(seed, round, ids[client]) for client, _ in asked])
+        taken = usual * delays
+        limit = math.inf if self.deadline is None else self.deadline * float(np.median(usual))
+        late = [client for (client, _), time in zip(asked, taken, strict=True) if time > limit]
+        return dropped, late, float(min(taken.max(), limit))
+
+    def _speed(self, seed: int, client: ClientId) -> float:
+        return math.exp(self.spread * stream(seed, "speed", 0, client).standard_normal()) if self.spread else 1.0
+
+    def _delay(self, seed: int, round: int, client: ClientId) -> float:
+        if not self.spread:
+            return 1.0
+        return math.exp(0.5 * self.spread * stream(seed, "delay", round, client).standard_normal())

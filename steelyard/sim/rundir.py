@@ -1,0 +1,140 @@
+"""The run directory: configuration, environment, cohorts, one line of JSON per round, checkpoints, and a lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from steelyard._version import __version__
+from steelyard.core.errors import SteelyardError
+from steelyard.sim.checkpoint import Checkpoints
+
+CONFIG, ENVIRONMENT, COHORTS, ROUNDS, LOCK = "config.json", "environment.json", "cohorts.json", "rounds.jsonl", "lock"
+_OWN = (CONFIG, ENVIRONMENT, COHORTS, ROUNDS)
+
+
+class RunDirectory:
+    """An open run directory. Only one process has it open at a time."""
+
+    def __init__(self, path: Path, keep: int = 2) -> None:
+        import fcntl  # not on Windows, where the rest of the package works
+
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self.lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise SteelyardError(f"{path}: cannot be a run directory: {error.strerror}") from error
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self.lock, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(self.lock)
+            raise SteelyardError(
+                f"{path}: this run is in use by {owner}: wait for it, or choose another --out"
+            ) from None
+        os.ftruncate(self.lock, 0)
+        os.pwrite(self.lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        self.checkpoints = Checkpoints(path / "checkpoints", keep)
+        self.log: int | None = None
+
+    @property
+    def used(self) -> bool:
+        """Whether there is a run in it already."""
+        return (self.path / CONFIG).exists()
+
+    def clear(self) -> None:
+        """Removes the run in it; files of others stay."""
+        for name in _OWN:
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoints.path, ignore_errors=True)
+
+    def begin(self, config: Mapping[str, Any], cohorts: list[list[Any]]) -> None:
+        """Writes down what the run is, before its first round."""
+        write_json(self.path / ENVIRONMENT, environment())
+        write_json(self.path / COHORTS, cohorts, compact=True)
+        write_json(self.path / CONFIG, config)  # last: a directory with it is a run
+
+    def config(self) -> dict[str, Any]:
+        """What `begin` wrote."""
+        if not self.used:
+            raise SteelyardError(f"{self.path}: holds no run (no {CONFIG})")
+        try:
+            config: dict[str, Any] = json.loads((self.path / CONFIG).read_bytes())
+        except ValueError as error:
+            raise SteelyardError(f"{self.path / CONFIG}: not JSON: {error}") from None
+        return config
+
+    def open_log(self, rounds: int) -> list[dict[str, Any]]:
+        """Opens the log for appending after the first `rounds` lines; later ones, half lines too, are cut off."""
+        path = self.path / ROUNDS
+        lines = path.read_bytes().splitlines(keepends=True)[:rounds] if path.exists() else []
+        try:
+            records = [json.loads(line) for line in lines]
+            complete = [record["round"] for record in records] == list(range(1, rounds + 1))
+        except (ValueError, KeyError, TypeError):
+            complete = False
+        if not complete:
+            raise SteelyardError(f"{path}: lines of rounds 1 to {rounds} are missing or damaged: the run cannot go on")
+        self.log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        os.ftruncate(self.log, sum(map(len, lines)))
+        return records
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """One line for one round."""
+        assert self.log is not None
+        data = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        try:
+            os.write(self.log, data)
+        except OSError as error:
+            raise SteelyardError(f"{self.path / ROUNDS}: {error.strerror}: make room, then resume") from error
+
+    def close(self) -> None:
+        """Gives the directory free."""
+        if self.log is not None:
+            os.close(self.log)
+            self.log = None
+        os.close(self.lock)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The rounds on record; a half line at the end, of a run that was killed, is left out."""
+    data = (path / ROUNDS).read_bytes() if (path / ROUNDS).exists() else b""
+    return [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def write_json(path: Path, value: Any, compact: bool = False) -> None:
+    """Writes JSON atomically."""
+    hidden = path.with_name(f".{path.name}.new")
+    text = json.dumps(value, separators=(",", ":")) if compact else json.dumps(value, indent=1)
+    with open(hidden, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(hidden, path)
+
+
+def environment() -> dict[str, Any]:
+    """What a run's bits may depend on, beside its configuration."""
+    return {
+        "steelyard": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
+        "promise": "same machine, versions and configuration: same bits, on any number of workers, resumed or not",
+    }

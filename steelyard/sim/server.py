@@ -1,0 +1,203 @@
+"""The server of a simulated run: what it keeps from round to round, and how a round's updates become a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from steelyard.core import round as rounds
+from steelyard.core.errors import NoValidClients
+from steelyard.core.report import Report
+from steelyard.core.table import ClientId
+from steelyard.core.term import AtServer
+from steelyard.metrics import refused_by_metrics
+from steelyard.sim.buffers import Buffers
+from steelyard.sim.checkpoint import Snapshot
+from steelyard.sim.work import REASONS, Work
+from steelyard.stores.memory import MemorySink, MemoryStore
+
+
+class Seat(NamedTuple):
+    """A client that trains in a round: its number, its place in the buffers, its row in the matrix or -1."""
+
+    client: int
+    place: int
+    row: int
+
+
+class Server:
+    """The global model in shared memory, the rule's state, and what clients and terms keep."""
+
+    def __init__(self, work: Work, buffers: Buffers) -> None:
+        self.work, self.buffers = work, buffers
+        self.rule = work.algorithm.rule
+        self.state: Mapping[str, Any] = {}
+        self.known: set[int] = set()  # clients with rows in the tables
+        self.adopt(work.model.module.state_dict())
+
+    def adopt(self, model: Mapping[str, torch.Tensor]) -> None:
+        """Makes this the global model."""
+        params, stats, counts = self.work.model.vectors(model)
+        self.buffers.theta.copy_(params)
+        self.buffers.stats.copy_(stats)
+        self.buffers.counts.copy_(counts)
+
+    def model(self) -> dict[str, torch.Tensor]:
+        """The global model to look at, as a state dict of its own memory."""
+        return self.work.model.state_dict(self.shown(), self.buffers.stats, self.buffers.counts)
+
+    def shown(self) -> torch.Tensor:
+        """The parameters to evaluate: the global model, unless a term says otherwise."""
+        theta = self.buffers.theta
+        for term in self.work.algorithm.client:
+            theta = term.shown(theta, self._kept(term.name, term.server_slots))
+        return theta
+
+    def _kept(self, name: str, slots: Sequence[str]) -> dict[str, torch.Tensor]:
+        return {slot: self.buffers.sent[f"{name}.{slot}"] for slot in slots}
+
+    def aggregate(self, number: int, seats: Sequence[Seat]) -> tuple[Report, dict[ClientId, float], torch.Tensor]:
+        """Weighs and sums what the seats hold; returns the report, the weights by client and the layers' weights.
+
+        A void round leaves everything as it was. Seats outside the cohort only hand in what they keep.
+        """
+        buffers, work = self.buffers, self.work
+        cohort = [seat for seat in seats if seat.row >= 0]
+        fine = {seat for seat in seats if int(buffers.status[seat.place]) == 0}
+        store = self._store(cohort)
+        table = self._reports([seat for seat in cohort if seat in fine])
+        store = store.without(refused_by_metrics(self.rule, table, store.ids) if store.ids else {})
+        sink = MemorySink(work.model.layout)
+        job = rounds.Round(
+            table, self.state, number, work.algorithm.server, diagnose=True, step=buffers.sent.get("step")
+        )
+        try:
+            outcome = rounds.run(self.rule, store, job, sink)
+        except NoValidClients as error:
+            outcome = rounds.nothing(store.without(error.quarantined), job, str(error))
+        weights = torch.from_numpy(outcome.weights)
+        if not outcome.void:
+            self._settle(number, outcome, sink, [seat for seat in seats if seat in fine])
+            self.state = outcome.state
+        by_client = dict(zip(outcome.store.ids, weights.mean(dim=0).tolist(), strict=True))
+        return outcome.report, by_client, weights
+
+    def _store(self, cohort: Sequence[Seat]) -> MemoryStore:
+        """The rows of the cohort as a store: in place if all are fine."""
+        buffers, layout, ids = self.buffers, self.work.model.layout, self.work.federation.ids
+        count = len(cohort)
+        names = tuple(ids[seat.client] for seat in cohort)
+        buffers.matrix[count].copy_(buffers.theta)
+        sizes = [leaf.size for leaf in layout.counts]
+        counters = torch.split(buffers.row_counts[:count], sizes, dim=1) if sizes else ()
+        store = MemoryStore(
+            layout=layout,
+            base=buffers.theta,
+            given=names,
+            ids=names,
+            quarantined={},
+            matrix=buffers.matrix[: count + 1],
+            client_stats=buffers.row_stats[:count],
+            base_stats=buffers.stats,
+            client_counts={
+                leaf.name: part.reshape(count, *leaf.shape) for leaf, part in zip(layout.counts, counters, strict=True)
+            },
+        )
+        status = {ids[seat.client]: int(buffers.status[seat.place]) for seat in cohort}
+        return store.without({name: REASONS[code] for name, code in status.items() if code})
+
+    def _reports(self, seats: Sequence[Seat]) -> dict[str, dict[ClientId, Any]]:
+        """What clients reported: by metric, then by client."""
+        ids = self.work.federation.ids
+        rows = {seat: self.buffers.reports[seat.place].tolist() for seat in seats}
+        table: dict[str, dict[ClientId, Any]] = {
+            name: {ids[seat.client]: row[column] for seat, row in rows.items()}
+            for column, name in enumerate(self.work.metrics)
+        }
+        if "label_hist" in table:
+            table["label_hist"] = {ids[s.client]: self.buffers.histograms[s.place].tolist() for s in seats}
+        return table
+
+    def _settle(self, number: int, outcome: rounds.Outcome, sink: MemorySink, seats: Sequence[Seat]) -> None:
+        """Takes over the new model, lets terms update what they keep, and files what clients keep."""
+        buffers, work = self.buffers, self.work
+        accepted = set(outcome.store.ids)
+        cohort = [seat for seat in seats if seat.row >= 0 and work.federation.ids[seat.client] in accepted]
+        theta = sink.flat
+        for term in work.algorithm.client:
+            old, new = self._rows(term.name, term.client_slots, cohort)
+            rows = outcome.store.rows(0, work.model.layout.dim, None)
+            at = AtServer(
+                theta=theta,
+                before=buffers.theta,
+                updates=rows[:-1],
+                weights=torch.from_numpy(outcome.weights.mean(axis=0)).to(theta.dtype),
+                old=old,
+                new=new,
+                kept=self._kept(term.name, term.server_slots),
+                work=buffers.work[[seat.place for seat in cohort]],
+                lr=work.local.rate(number, work.rounds),
+                population=len(work.federation.ids),
+            )
+            term.settle(at)
+            for slot, changed in new.items():
+                buffers.staged[f"{term.name}.{slot}"][[seat.place for seat in cohort]] = changed
+        if "move" in buffers.sent:
+            torch.sub(theta, buffers.theta, out=buffers.sent["move"])
+        buffers.theta.copy_(theta)
+        for leaf in work.model.layout.stats:
+            buffers.stats[leaf.start : leaf.stop].copy_(sink.others[leaf.name].reshape(-1))
+        for leaf in work.model.layout.counts:
+            buffers.counts[leaf.start : leaf.stop].copy_(sink.others[leaf.name].reshape(-1))
+        filed = [seat for seat in seats if seat.row < 0] + cohort
+        for name, table in buffers.tables.items():
+            for seat in filed:
+                table[seat.client].copy_(buffers.staged[name][seat.place])
+        if buffers.tables:
+            self.known.update(seat.client for seat in filed)
+            for seat in filed:
+                buffers.steps_taken[seat.client] += buffers.steps[seat.place]
+
+    def _rows(
+        self, name: str, slots: Sequence[str], cohort: Sequence[Seat]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """A term's vectors of the cohort, before and after training, `[K, d]`."""
+        clients, places = [seat.client for seat in cohort], [seat.place for seat in cohort]
+        old = {slot: self.buffers.tables[f"{name}.{slot}"][clients] for slot in slots}
+        return old, {slot: self.buffers.staged[f"{name}.{slot}"][places] for slot in slots}
+
+    def snapshot(self, round: int, progress: Mapping[str, Any], identity: str) -> Snapshot:
+        """Everything a run needs to go on after this round, in memory of its own; the model as it is shown."""
+        buffers, ids = self.buffers, self.work.federation.ids
+        state = {
+            "rule": self.state,
+            "theta": buffers.theta.clone(),
+            "sent": {name: vector.clone() for name, vector in buffers.sent.items()},
+            "clients": {
+                ids[client]: {name: table[client].clone() for name, table in buffers.tables.items()}
+                for client in sorted(self.known)
+            },
+            "steps_taken": {ids[client]: float(buffers.steps_taken[client]) for client in sorted(self.known)},
+            "progress": dict(progress),
+        }
+        return Snapshot(round, self.model(), state, identity)
+
+    def restore(self, snapshot: Snapshot) -> Mapping[str, Any]:
+        """Goes back to a snapshot; returns the progress kept with it."""
+        buffers, ids = self.buffers, self.work.federation.ids
+        self.adopt(snapshot.model)
+        state = snapshot.state
+        buffers.theta.copy_(state["theta"])
+        self.state = state["rule"]
+        for name, vector in state["sent"].items():
+            buffers.sent[name].copy_(vector)
+        places = {name: client for client, name in enumerate(ids)}
+        for name, rows in state["clients"].items():
+            self.known.add(places[name])
+            for slot, row in rows.items():
+                buffers.tables[slot][places[name]].copy_(row)
+            buffers.steps_taken[places[name]] = state["steps_taken"][name]
+        progress: Mapping[str, Any] = state["progress"]
+        return progress

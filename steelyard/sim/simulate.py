@@ -1,0 +1,252 @@
+"""`steelyard.simulate(...)`: from what a user has to a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from steelyard.algorithm import Algorithm
+from steelyard.client.flat import FlatModel, Loss
+from steelyard.client.local import Local
+from steelyard.core.errors import SteelyardError
+from steelyard.core.text import to_text
+from steelyard.data import Federation, load
+from steelyard.metrics import MEANING
+from steelyard.models import build
+from steelyard.sim.callbacks import Callback
+from steelyard.sim.history import History
+from steelyard.sim.participation import Participation
+from steelyard.sim.rundir import RunDirectory
+from steelyard.sim.simulator import Options, Simulation
+from steelyard.sim.work import Work
+
+DEFAULT_MODELS = {
+    "digits": "mlp:hidden=[64]",
+    "mnist": "mcmahan_cnn",
+    "fashion-mnist": "mcmahan_cnn",
+    "cifar10": "simple_cnn",
+}
+
+
+def simulate(
+    algorithm: str | Algorithm = "fedavg",
+    data: str | Federation | Mapping[Any, Any] = "digits",
+    model: str | nn.Module | None = None,
+    *,
+    rounds: int = 20,
+    clients: int = 10,
+    partition: str = "dirichlet:alpha=0.3",
+    data_dir: str | Path | None = None,
+    test: Any = None,
+    local: Local | Mapping[str, Any] | None = None,
+    participation: Participation | Mapping[str, Any] | None = None,
+    loss: Loss = nn.functional.cross_entropy,
+    metrics: Sequence[str] = (),
+    seed: int = 0,
+    executor: str = "auto",
+    workers: int | None = None,
+    device: str = "auto",
+    evaluate_every: int = 1,
+    evaluate_clients: int = 0,
+    checkpoint_every: int = 1,
+    keep: int = 2,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    cohorts: Sequence[Sequence[int]] | None = None,
+    callbacks: Sequence[Callback] = (),
+    config: Mapping[str, Any] | None = None,
+) -> History:
+    """Runs federated training on this machine.
+
+    Args:
+        algorithm: a rule as text (`"fedawa"`), or an `Algorithm` of rule, client terms and server optimizer.
+        data: a data set by name (`digits` is embedded), a `Federation`, or a dict of one data set per client.
+        model: a network by name (`"mlp:hidden=[200,200]"`), or any `nn.Module`: its parameters are the initial model.
+        rounds: how many.
+        clients: number of clients a named data set is spread over.
+        partition: how: `iid`, `dirichlet:0.1`, `x_class:classes=1,iid=5`.
+        data_dir: where MNIST, Fashion-MNIST and CIFAR-10 are; else `$STEELYARD_DATA`.
+        test: the server's test set, for a dict of data sets.
+        local: how clients train: a `Local`, or its options as a dict.
+        participation: who takes part: a `Participation`, or its options as a dict.
+        loss: `loss(outputs, targets)`, a mean over the batch.
+        metrics: what clients report beside what the algorithm needs (for records of your own).
+        seed: of initial model, partition, cohorts, batches: everything is a function of it.
+        executor: `serial` (in this process, for debugging), `process` (forked workers), or `auto`.
+        workers: number of processes; one per core by default. Results do not depend on it.
+        device: `cpu`, `cuda`, `mps`, or `auto`: the fastest there is.
+        evaluate_every: rounds between evaluations on the test set; 0 for never.
+        evaluate_clients: rounds between evaluations of the global model on every client's own data; 0 for never.
+        checkpoint_every: rounds between checkpoints in the run directory.
+        keep: how many checkpoints to keep, beside the best.
+        out: the run directory; without one, nothing is written.
+        resume: go on with the run in `out`, from its last checkpoint.
+        overwrite: start afresh in `out` even if it holds a run.
+        cohorts: the clients of each round, by number, instead of drawing them.
+        callbacks: code of yours to call; see `Callback`.
+        config: what to write to `config.json` beside the resolved options (the command line's own).
+    """
+    if not isinstance(algorithm, Algorithm):
+        algorithm = Algorithm(algorithm)
+    options = Options(executor, workers, evaluate_every, evaluate_clients, checkpoint_every)
+    training = local if isinstance(local, Local) else Local(**(local or {}))
+    asked = participation if isinstance(participation, Participation) else Participation(**(participation or {}))
+    federation = _federation(data, clients, partition, data_dir, test, seed).arranged()
+    where = _device(device)
+    flat = FlatModel(_module(model, federation, seed), loss, federation.train.inputs, where)
+    reported = _reported(algorithm, metrics, federation)
+    work = Work(algorithm, federation, flat, training, rounds, seed, reported)
+    _check(algorithm, training, rounds, options)
+    drawn = list(cohorts) if cohorts is not None else asked.draw(seed, len(federation.ids), rounds)
+    _check_cohorts(drawn, rounds, len(federation.ids))
+    described = _described(work, asked)
+    identity = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+    directory = RunDirectory(Path(out), keep) if out is not None else None
+    try:
+        simulation = Simulation(work, asked, options, drawn, directory, callbacks, identity)
+        if directory is not None:
+            _enter(directory, simulation, {**(config or {}), "resolved": described}, resume, overwrite)
+        simulation.run()
+        return History(
+            str(algorithm), simulation.records, simulation.server.model(), directory.path if directory else None
+        )
+    finally:
+        if directory is not None:
+            directory.close()
+
+
+def _enter(
+    directory: RunDirectory, simulation: Simulation, config: Mapping[str, Any], resume: bool, overwrite: bool
+) -> None:
+    """Starts a run in a directory, or goes on with the one in it."""
+    if resume and directory.used:
+        before = directory.config().get("resolved", {})
+        changed = [name for name, value in config["resolved"].items() if before.get(name) != value]
+        if changed:
+            differences = "; ".join(
+                f"{name}: {before.get(name)!r} then, {config['resolved'][name]!r} now" for name in changed
+            )
+            raise SteelyardError(
+                f"{directory.path}: the run in it is another one ({differences}): choose another --out"
+            )
+        for refused in simulation.resume():
+            for callback in simulation.callbacks:
+                callback.warn(f"checkpoint passed over, the one before it is used: {refused}")
+        return
+    if directory.used and not overwrite:
+        raise SteelyardError(
+            f"{directory.path}: holds a run: go on with it (steelyard resume {directory.path}), "
+            "choose another --out, or start afresh with --overwrite"
+        )
+    directory.clear()
+    ids = simulation.work.federation.ids
+    directory.begin(config, [[ids[client] for client in cohort] for cohort in simulation.cohorts])
+
+
+def _federation(
+    data: Any, clients: int, partition: str, data_dir: str | Path | None, test: Any, seed: int
+) -> Federation:
+    if isinstance(data, Federation):
+        return data
+    if isinstance(data, Mapping):
+        return Federation.of(data, test=test)
+    if not isinstance(data, str):
+        raise SteelyardError(
+            f"data is a {type(data).__name__}: give a name, a Federation, or a dict of one data set per client"
+        )
+    train, held_out = load(data, data_dir)
+    return Federation.partitioned(train, held_out, partition, clients, seed)
+
+
+def _module(model: str | nn.Module | None, federation: Federation, seed: int) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return model
+    shape = tuple(federation.train.inputs.shape[1:])
+    name = model or DEFAULT_MODELS.get(federation.name, "mlp:hidden=[64]")
+    if federation.classes is None:
+        raise SteelyardError(f"model={name!r}: the targets are no classes; pass a module of your own")
+    return build(name, shape, federation.classes, seed)
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=wanted).device
+    except (RuntimeError, AssertionError) as error:
+        raise SteelyardError(f"device={wanted!r}: not available here ({str(error).splitlines()[0]})") from None
+
+
+def _reported(algorithm: Algorithm, metrics: Sequence[str], federation: Federation) -> tuple[str, ...]:
+    known = set(MEANING)
+    for name in metrics:
+        if name not in known:
+            raise SteelyardError(f"metrics: clients cannot report {name!r}; they can report {', '.join(sorted(known))}")
+    wanted = algorithm.needs.metrics | set(metrics) | {"num_examples"}
+    unknown = sorted(wanted - known)
+    if unknown:
+        raise SteelyardError(f"the rule needs {unknown[0]!r}, which simulated clients do not report")
+    if "label_hist" in wanted and federation.classes is None:
+        raise SteelyardError("the rule needs 'label_hist', but the targets are no classes")
+    return tuple(sorted(wanted))
+
+
+def _check(algorithm: Algorithm, local: Local, rounds: int, options: Options) -> None:
+    if rounds < 1:
+        raise SteelyardError(f"rounds={rounds}: use at least 1")
+    if options.executor not in ("auto", "serial", "process"):
+        raise SteelyardError(f"executor={options.executor!r}: use auto, serial or process")
+    if options.workers is not None and options.workers < 1:
+        raise SteelyardError(f"workers={options.workers}: use at least 1")
+    if local.optimizer == "adam":
+        for term in algorithm.client:
+            if term.name in ("scaffold", "vrlsgd"):
+                raise SteelyardError(
+                    f"client={term.name} with optimizer=adam: its correction is (x_t - x) / (steps * lr), which is a "
+                    "mean gradient only under SGD: use optimizer=sgd"
+                )
+
+
+def _check_cohorts(cohorts: Sequence[Sequence[int]], rounds: int, clients: int) -> None:
+    if len(cohorts) < rounds:
+        raise SteelyardError(f"cohorts: {len(cohorts)} of them for {rounds} rounds")
+    for number, cohort in enumerate(cohorts, 1):
+        if len(set(cohort)) < len(cohort) or not all(0 <= client < clients for client in cohort):
+            raise SteelyardError(f"cohorts: round {number} has {list(cohort)}: use distinct numbers below {clients}")
+
+
+def _described(work: Work, participation: Participation) -> dict[str, Any]:
+    """What a run is, as plain data: two runs with the same description have the same bits."""
+    local = dataclasses.asdict(work.local) | {"schedule": to_text(work.local.schedule)}
+    loss = work.model.loss
+    leaves = [[leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype)] for leaf in work.model.layout.leaves]
+    digest = hashlib.sha256()
+    digest.update(json.dumps(leaves).encode())
+    params, stats, _ = work.model.vectors(work.model.module.state_dict())
+    digest.update(params.numpy().tobytes())
+    digest.update(stats.numpy().tobytes())
+    return {
+        "algorithm": {name: text for name, text in work.algorithm.texts.items() if text},
+        "local": json.loads(json.dumps(local)),
+        "participation": dataclasses.asdict(participation),
+        "seed": work.seed,
+        "rounds": work.rounds,
+        "loss": f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', type(loss).__name__)}",
+        "metrics": list(work.metrics),
+        "data": {
+            "name": work.federation.name,
+            "clients": len(work.federation.ids),
+            "fingerprint": work.federation.fingerprint(),
+        },
+        "model": {"parameters": work.model.layout.dim, "initial": digest.hexdigest()},
+        "device": work.model.device.type,
+    }

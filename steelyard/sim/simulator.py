@@ -1,0 +1,297 @@
+"""The run: rounds of local work and aggregation, evaluated, recorded, checkpointed.
+
+ask        the cohort of this round, less dropouts and stragglers
+train      groups of clients, on the executor
+aggregate  the core's round, on the matrix the workers wrote
+evaluate   the test set in shards, clients' own data, on the executor
+record     one line of JSON
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.table import ClientId, sort_key
+from steelyard.sim.buffers import SHARD, Buffers
+from steelyard.sim.callbacks import Callback
+from steelyard.sim.checkpoint import Writer
+from steelyard.sim.executors import CLIENTS, TEST, TRAIN, Executor, Forked, Serial, Task, can_fork
+from steelyard.sim.participation import Participation
+from steelyard.sim.rundir import RunDirectory
+from steelyard.sim.server import Seat, Server
+from steelyard.sim.streams import stream
+from steelyard.sim.work import REASONS, Work
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is driven; nothing here changes its numbers.
+
+    Attributes:
+        executor: `auto`, `serial` or `process`.
+        workers: number of processes; None for one per core.
+        evaluate_every: rounds between evaluations on the test set; 0 for never.
+        evaluate_clients: rounds between evaluations on clients' own data; 0 for never.
+        checkpoint_every: rounds between checkpoints.
+    """
+
+    executor: str = "auto"
+    workers: int | None = None
+    evaluate_every: int = 1
+    evaluate_clients: int = 0
+    checkpoint_every: int = 1
+
+
+class RunStopped(SteelyardError):
+    """The run cannot go on; its last checkpoint is intact."""
+
+
+class Simulation:
+    """One run, ready to go on from `done` rounds."""
+
+    def __init__(
+        self,
+        work: Work,
+        participation: Participation,
+        options: Options,
+        cohorts: Sequence[Sequence[int]],
+        directory: RunDirectory | None,
+        callbacks: Sequence[Callback],
+        identity: str,
+    ) -> None:
+        self.work, self.participation, self.options = work, participation, options
+        self.cohorts, self.directory, self.callbacks = cohorts, directory, callbacks
+        self.identity = identity
+        self.clients = len(work.federation.ids)
+        rows = max(map(len, cohorts), default=1)
+        self.buffers: Buffers = work.buffers(self.clients if participation.train_all else rows, rows)
+        self.server = Server(work, self.buffers)
+        self.records: list[Record] = []
+        self.voids = 0
+        self.best: float | None = None
+
+    def resume(self) -> list[str]:
+        """Goes back to the newest checkpoint that verifies; returns what had to be passed over, and why."""
+        assert self.directory is not None
+        snapshot, refused = self.directory.checkpoints.newest(self.identity)
+        if snapshot is not None:
+            progress = self.server.restore(snapshot)
+            self.voids, self.best = progress["voids"], progress["best"]
+        self.records = self.directory.open_log(0 if snapshot is None else snapshot.round)
+        return refused
+
+    def run(self) -> None:
+        """All rounds that are left."""
+        self.work.prepare()
+        executor = self._executor()
+        writer = None
+        try:
+            if self.directory is not None:
+                if self.directory.log is None:
+                    self.directory.open_log(0)
+                assert self.directory.log is not None
+                writer = Writer(self.directory.checkpoints, self.directory.log)
+            for callback in self.callbacks:
+                callback.start(self)
+            for number in range(len(self.records) + 1, self.work.rounds + 1):
+                record, best = self._round(number, executor)
+                self._keep(record, best, writer)
+                asked_to_stop = [callback.round(self, record) for callback in self.callbacks]
+                if any(asked_to_stop):
+                    break
+            if writer is not None and self.records:
+                self._checkpoint(writer, best=False, force=True)
+                writer.flush()
+        finally:
+            executor.close()
+            if writer is not None:
+                writer.close()
+        for callback in self.callbacks:
+            callback.end(self)
+
+    def _executor(self) -> Executor:
+        options, device = self.options, self.work.model.device
+        wanted = options.workers or torch.multiprocessing.cpu_count()
+        forks = can_fork() and device.type == "cpu"
+        if options.executor == "process" and not forks:
+            raise SteelyardError("executor=process forks workers, on Linux and without a GPU: use executor=serial here")
+        if options.executor == "serial" or not forks or (options.executor == "auto" and wanted == 1):
+            return Serial(self.work, self.buffers)
+        handles = [self.directory.lock] if self.directory is not None else []
+        handles += [self.directory.log] if self.directory is not None and self.directory.log is not None else []
+        return Forked(self.work, self.buffers, wanted, handles)
+
+    def _round(self, number: int, executor: Executor) -> tuple[Record, bool]:
+        started = time.perf_counter()
+        work, ids = self.work, self.work.federation.ids
+        cohort = list(self.cohorts[number - 1])
+        steps = [float(work.num_steps(client)) for client in cohort]
+        dropped, late, duration = self.participation.absent(work.seed, number, cohort, ids, steps)
+        gone = {*dropped, *late}
+        seats = self._seats([client for client in cohort if client not in gone], gone)
+        self._mutate(number, sum(seat.row >= 0 for seat in seats))
+        tasks = [Task(TRAIN, number, tuple(n for seat in group for n in seat)) for group in work.groups(seats)]
+        self._do(executor, tasks, number)
+        trained = time.perf_counter()
+        record = self._aggregate(number, seats)
+        aggregated = time.perf_counter()
+        record |= {"dropped": [ids[c] for c in dropped], "late": [ids[c] for c in late]}
+        if self.participation.spread or self.participation.deadline is not None:
+            record["simulated_duration"] = duration
+        record["lr"] = work.local.rate(number, work.rounds)
+        best = self._evaluate(record, number, executor)
+        ended = time.perf_counter()
+        record["timings"] = {
+            "train": round(trained - started, 6),
+            "aggregate": round(aggregated - trained, 6),
+            "evaluate": round(ended - aggregated, 6),
+            "total": round(ended - started, 6),
+        }
+        return record, best
+
+    def _seats(self, present: Sequence[int], gone: set[int]) -> list[Seat]:
+        """Places and rows of all who train: rows in the order of ids, whatever order they come in."""
+        ids = self.work.federation.ids
+        order = sorted(present, key=lambda client: sort_key(ids[client]))
+        rows = {client: row for row, client in enumerate(order)}
+        if self.participation.train_all:
+            order = [client for client in range(self.clients) if client not in gone]
+        return [Seat(client, place, rows.get(client, -1)) for place, client in enumerate(order)]
+
+    def _mutate(self, number: int, rows: int) -> None:
+        """What clients start from, if not from the global model."""
+        broadcast, leaves = self.work.algorithm.broadcast, self.work.model.layout.params
+        if broadcast is not None and rows:
+            rng = stream(self.work.seed, "broadcast", number)
+            self.buffers.starts[:rows] = torch.from_numpy(broadcast.coefficients(rows, leaves, number, rng))
+
+    def _do(self, executor: Executor, tasks: Sequence[Task], number: int) -> None:
+        done = 0
+
+        def step() -> None:
+            nonlocal done
+            done += 1
+            for callback in self.callbacks:
+                callback.progress(self, number, done, len(tasks))
+
+        executor.run(tasks, step if self.callbacks else None)
+
+    def _aggregate(self, number: int, seats: Sequence[Seat]) -> Record:
+        """The core's round; a round without a quorum is void, and too many of them in a row end the run."""
+        cohort = [seat for seat in seats if seat.row >= 0]
+        valid = [seat for seat in cohort if not int(self.buffers.status[seat.place])]
+        if len(valid) < self.participation.quorum:
+            record = self._void(number, cohort, valid)
+        else:
+            record = _plain(*self.server.aggregate(number, seats))
+        self.voids = self.voids + 1 if record["void"] else 0
+        if self.voids >= self.participation.patience:
+            saved = "" if self.directory is None else f"; the last checkpoint is in {self.directory.checkpoints.path}"
+            raise RunStopped(
+                f"round {number}: {self.voids} rounds in a row were void, the last because: {record['void']}{saved}. "
+                "A lower learning rate helps against NaN, participation.patience against bad luck"
+            )
+        return record
+
+    def _void(self, number: int, cohort: Sequence[Seat], valid: Sequence[Seat]) -> Record:
+        """The record of a round that was not aggregated."""
+        ids = self.work.federation.ids
+        refused = {
+            str(ids[seat.client]): REASONS[int(self.buffers.status[seat.place])] for seat in cohort if seat not in valid
+        }
+        shown = "; ".join(f"client {name}: {reason}" for name, reason in list(refused.items())[:3])
+        reason = "no client took part" if not cohort else f"{len(valid)} of {len(cohort)} clients were valid"
+        return {
+            "round": number,
+            "weights": {},
+            "quarantined": refused,
+            "void": f"{reason} ({shown})" if shown else reason,
+        }
+
+    def _evaluate(self, record: Record, number: int, executor: Executor) -> bool:
+        """Adds loss and accuracy to the record where they are due; says whether this is the best round so far."""
+        options, test = self.options, self.work.federation.test
+        last = number == self.work.rounds
+        on_test = test is not None and _due(number, options.evaluate_every, last)
+        on_clients = _due(number, options.evaluate_clients, last)
+        if not on_test and not on_clients:
+            return False
+        self.buffers.shown.copy_(self.server.shown())
+        tasks = [Task(TEST, number, (shard,)) for shard in range(-(-len(test or ()) // SHARD) if on_test else 0)]
+        if on_clients:
+            pieces = max(1, self.clients // 64)
+            edges = [self.clients * i // pieces for i in range(pieces + 1)]
+            tasks += [Task(CLIENTS, number, (a, b)) for a, b in pairwise(edges)]
+        executor.run(tasks)
+        if on_clients:
+            record["client_accuracy"] = _by_client(self.work.federation.ids, self.buffers.client_results)
+        if not on_test:
+            return False
+        loss, right, count = self.buffers.test_results.sum(dim=0).tolist()
+        record["loss"], record["accuracy"] = _number(loss / count), _number(right / count)
+        score = record["accuracy"] if record["accuracy"] is not None else _negative(record["loss"])
+        if score is None or (self.best is not None and score <= self.best):
+            return False
+        self.best = score
+        return True
+
+    def _keep(self, record: Record, best: bool, writer: Writer | None) -> None:
+        self.records.append(record)
+        if self.directory is None or writer is None:
+            return
+        self.directory.append(record)
+        if best or record["round"] % self.options.checkpoint_every == 0:
+            self._checkpoint(writer, best)
+
+    def _checkpoint(self, writer: Writer, best: bool, force: bool = False) -> None:
+        if force or writer.wanted(best):
+            progress = {"voids": self.voids, "best": self.best}
+            writer.offer(self.server.snapshot(len(self.records), progress, self.identity), best)
+
+
+def _due(number: int, every: int, last: bool) -> bool:
+    return bool(every) and (last or number % every == 0)
+
+
+def _plain(report: Mapping[str, Any], weights: Mapping[ClientId, float], by_layer: torch.Tensor) -> Record:
+    """A report as one line of JSON: text keys, and null where a number is not one."""
+    record: Record = {"round": report["round"], "weights": weights}
+    if by_layer.shape[0] > 1:
+        record["layer_weights"] = dict(zip(report["layers"], by_layer.tolist(), strict=True))
+    record |= {name: value for name, value in report.items() if name not in ("round", "layers", "clients")}
+    cleaned: Record = _clean(record)
+    return cleaned
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, Mapping):
+        return {str(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(item) for item in value]
+    return value
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _negative(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def _by_client(ids: Sequence[ClientId], results: torch.Tensor) -> dict[str, float | None]:
+    """Accuracy of each client that has data."""
+    rows = zip(ids, results.tolist(), strict=True)
+    return {str(name): _number(right / count) for name, (_, right, count) in rows if count}
