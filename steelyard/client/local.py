@@ -109,12 +109,13 @@ class Local:
         grad: torch.Tensor,
         held: Mapping[str, torch.Tensor],
         lr: float,
-        t: torch.Tensor,
+        taken: torch.Tensor,
+        step: int,
         free: torch.Tensor | None = None,
     ) -> None:
         """One step on `[C, d]`, in place.
 
-        `t` `[C, 1]` counts each client's steps, this one included; `free` `[d]` is 0 where nothing is learned.
+        `taken` `[C, 1]` counts each client's steps before this round, `step` those in it, this one included; `free` `[d]` is 0 where nothing is learned.
         """
         if self.weight_decay:
             grad.add_(x, alpha=self.weight_decay)
@@ -127,6 +128,7 @@ class Local:
             x.add_(grad, alpha=-lr)
             return
         first, second = self.betas
+        t = taken + step
         m = held["m"].mul_(first).add_(grad, alpha=1 - first)
         v = held["v"].mul_(second).addcmul_(grad, grad, value=1 - second)
         size = v.div(1 - second**t).sqrt_().add_(self.eps)

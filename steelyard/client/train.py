@@ -87,17 +87,23 @@ def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.T
     local = job.local
     count = len(job.batches)
     squares = torch.zeros(count, dtype=torch.float64)
-    active = -1
+    stack = _Stack(job.batches) if isinstance(model, DenseModels) else None
+    plain = not (job.terms or job.norms or local.slots or local.clip)
+    rows, labels = stored.numpy(), targets.numpy()
+    ends = {one.steps for one in job.batches}
     for step in range(job.batches[0].steps):
-        still = sum(one.steps > step for one in job.batches)
-        if still != active:  # some clients have finished: the others are the first ones
-            active = still
+        if step == 0 or step in ends:  # some clients have finished: the others are the first ones
+            active = sum(one.steps > step for one in job.batches)
             x, grad = model.params[:active], model.grad[:active]
             terms = [(term, at.first(active)) for term, at in job.terms]
             held = {name: rows[:active] for name, rows in job.held.items()}
             taken = job.taken[:active]
         if isinstance(model, DenseModels):
-            model.gradient(stored, targets, *_padded(job.batches[:active], step))
+            assert stack is not None
+            if plain:
+                model.descend(rows, labels, *stack.at(step, active), job.lr, local.weight_decay)
+                continue
+            model.gradient(rows, labels, *stack.at(step, active))
         else:
             edges = job.batches[0].edges
             model.gradient(stored, targets, job.batches[0].order[edges[step] : edges[step + 1]])
@@ -107,7 +113,7 @@ def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.T
             _clip(grad, local.clip)
         if job.norms:
             squares[:active] += (grad * grad).sum(dim=1).double().cpu()
-        local.update(x, grad, held, job.lr, taken + (step + 1), job.free)
+        local.update(x, grad, held, job.lr, taken, step + 1, job.free)
     passes = torch.tensor([one.passes for one in job.batches], dtype=torch.float64)
     return job.lr * squares / passes
 
@@ -118,17 +124,27 @@ def _clip(grad: torch.Tensor, limit: float) -> None:
     grad.mul_((limit / (norms + 1e-6)).clamp(max=1.0))
 
 
-def _padded(group: Sequence[Batches], step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The group's batches of one step as `[C, b]`, and each sample's share of its batch `[C, b, 1]`."""
-    parts = [one.order[one.edges[step] : one.edges[step + 1]] for one in group]
-    sizes = [len(part) for part in parts]
-    longest = max(sizes)
-    if min(sizes) == longest:
-        index = parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
-        return index, torch.full((len(parts), longest, 1), 1 / longest)
-    index = torch.zeros(len(parts), longest, dtype=torch.int64)
-    share = torch.zeros(len(parts), longest, 1)
-    for row, part in enumerate(parts):
-        index[row, : len(part)] = part
-        share[row, : len(part)] = 1 / len(part)
-    return index, share
+class _Stack:
+    """The batches of clients side by side, step by step; short batches are padded."""
+
+    def __init__(self, group: Sequence[Batches]) -> None:
+        self.group = group
+        self.edges = group[0].edges
+        self.alike = all(one.edges == self.edges for one in group)
+        self.orders = np.stack([one.order.numpy() for one in group]) if self.alike else None
+        self.shares: dict[tuple[int, int], NDArray[np.float32]] = {}
+
+    def at(self, step: int, active: int) -> tuple[Indices, NDArray[np.float32]]:
+        """Positions `[C, b]` of the samples of a step, and each sample's share of its batch `[C, 1, b]`."""
+        if self.orders is not None:
+            index = self.orders[:, self.edges[step] : self.edges[step + 1]]
+            if index.shape not in self.shares:
+                self.shares[index.shape] = np.full((active, 1, index.shape[1]), 1 / index.shape[1], dtype=np.float32)
+            return index, self.shares[index.shape]
+        parts = [one.order[one.edges[step] : one.edges[step + 1]].numpy() for one in self.group[:active]]
+        padded = np.zeros((active, max(map(len, parts))), dtype=np.int64)
+        share = np.zeros((active, 1, padded.shape[1]), dtype=np.float32)
+        for row, part in enumerate(parts):
+            padded[row, : len(part)] = part
+            share[row, 0, : len(part)] = 1 / len(part)
+        return padded, share

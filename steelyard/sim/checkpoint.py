@@ -3,7 +3,8 @@
     checkpoints/round-000012/model.safetensors   the global model, for anyone to load
                              state.safetensors   everything else a run needs to go on
                              manifest.json       round, identity of the run, size and SHA-256 of the files
-    checkpoints/last, checkpoints/best           links to two of these
+    checkpoints/best-000010/                     the best model so far, without the state
+    checkpoints/last, checkpoints/best           links to these
 
 A checkpoint is written to a hidden directory, synced, and renamed. The truth is the newest directory whose manifest
 verifies; the links are for people.
@@ -18,6 +19,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +41,17 @@ class CheckpointError(SteelyardError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run between two rounds, in memory of its own."""
+    """A run between two rounds, in memory of its own; without a state, only its model."""
 
     round: int
     model: Mapping[str, torch.Tensor]
-    state: Mapping[str, Any]
+    state: Mapping[str, Any] | None
     identity: str
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return f"{'best' if self.state is None else 'round'}-{self.round:06d}"
 
 
 class Checkpoints:
@@ -53,9 +60,9 @@ class Checkpoints:
     def __init__(self, path: Path, keep: int = 2) -> None:
         self.path, self.keep = path, keep
 
-    def save(self, snapshot: Snapshot, best: bool, log: int | None = None) -> None:
-        """Writes a checkpoint, points the links to it and removes those nobody needs; syncs the handle `log` first."""
-        name = f"round-{snapshot.round:06d}"
+    def save(self, snapshot: Snapshot, log: int | None = None) -> None:
+        """Writes a checkpoint, points a link to it and removes those nobody needs; syncs the handle `log` first."""
+        name = snapshot.name
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             hidden = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}."))
@@ -66,8 +73,7 @@ class Checkpoints:
                 self._publish(hidden, name)
             finally:
                 shutil.rmtree(hidden, ignore_errors=True)
-            for link in ["last", "best"] if best else ["last"]:
-                self._link(link, name)
+            self._link("best" if snapshot.state is None else "last", name)
             self._prune()
         except OSError as error:
             raise CheckpointError(
@@ -80,15 +86,16 @@ class Checkpoints:
         shared = len(tied) < len(snapshot.model)  # the format refuses shared memory: store copies
         model = {n: t.clone() if shared else t for n, t in snapshot.model.items()}
         save_file(model, directory / MODEL, metadata={"format": "pt", "round": str(snapshot.round)})
-        save_state(directory / STATE, snapshot.state)
+        if snapshot.state is not None:
+            save_state(directory / STATE, snapshot.state)
         files = {}
-        for name in (MODEL, STATE):
+        for name in [MODEL] if snapshot.state is None else [MODEL, STATE]:
             data = (directory / name).read_bytes()
             files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
         manifest = {"schema": SCHEMA, "round": snapshot.round, "run": snapshot.identity, "files": files}
         manifest["sha256"] = _seal(manifest)
         (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        for name in (MODEL, STATE, MANIFEST):
+        for name in [*files, MANIFEST]:
             _sync(directory / name)
         _sync(directory)
 
@@ -180,12 +187,13 @@ def _sync(path: Path) -> None:
 class Writer:
     """Writes checkpoints beside the training, in a thread: rounds do not wait for the disk.
 
-    `offer` takes a snapshot only when the last one is on disk, or when it is the best so far: a run of short rounds
-    writes as many checkpoints as the disk can take. An error comes out of the next call.
+    A snapshot is wanted when the last one is on disk and writing takes up no more than `pace` of the time: a run of
+    short rounds is not slowed down by its checkpoints. An error comes out of the next call.
     """
 
-    def __init__(self, checkpoints: Checkpoints, log: int) -> None:
-        self.checkpoints, self.log = checkpoints, log
+    def __init__(self, checkpoints: Checkpoints, log: int, pace: float) -> None:
+        self.checkpoints, self.log, self.pace = checkpoints, log, pace
+        self.rest_until = 0.0
         self.pending: dict[bool, Snapshot] = {}  # by whether it is the best
         self.error: Exception | None = None
         self.busy = False
@@ -194,11 +202,11 @@ class Writer:
         self.thread = threading.Thread(target=self._work, name="steelyard-checkpoints", daemon=True)
         self.thread.start()
 
-    def wanted(self, best: bool) -> bool:
-        """Whether a snapshot would be taken now."""
+    def wanted(self) -> bool:
+        """Whether a snapshot should be taken now."""
         with self.changed:
             self._raise()
-            return best or not (self.busy or self.pending)
+            return not (self.busy or self.pending) and time.monotonic() >= self.rest_until
 
     def offer(self, snapshot: Snapshot, best: bool) -> None:
         """Takes a snapshot to write."""
@@ -233,6 +241,7 @@ class Writer:
                 best = min(self.pending, key=lambda kind: self.pending[kind].round)
                 snapshot = self.pending.pop(best)
                 self.busy = True
+            began = time.monotonic()
             try:
                 self.checkpoints.save(snapshot, best, self.log)
             except Exception as error:
@@ -241,6 +250,8 @@ class Writer:
                     self.pending.clear()
                     self.changed.notify_all()
                 return
+            ended = time.monotonic()
             with self.changed:
                 self.busy = False
+                self.rest_until = ended + (ended - began) * (1 / self.pace - 1)
                 self.changed.notify_all()

@@ -24,7 +24,6 @@ from steelyard.data.dataset import Federation
 from steelyard.sim.buffers import SHARD, Buffers, Sizes
 from steelyard.sim.streams import number, stream
 
-STACK = 2  # dense models trained side by side; more did not measure faster
 REASONS = {1: "has no examples", 2: NOT_FINITE}
 
 Group = Sequence[tuple[int, int, int]]  # (client, place, row): row is -1 for a client outside the cohort
@@ -57,12 +56,17 @@ class Work:
         """The stacked closed form, if the network has one."""
         model, inputs = self.model, self.federation.train.inputs
         fits = DenseModels.fits(model.module, model.layout, model.loss, model.device, inputs)
-        return DenseModels(model.module, model.layout, STACK) if fits else None
+        return DenseModels(model.module, model.layout) if fits else None
 
     @cached_property
     def inputs(self) -> torch.Tensor:
         """The training inputs as the model wants them."""
         return self.model.stored(self.federation.train.inputs)
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """The same, one row per sample."""
+        return self.inputs.flatten(1)
 
     @cached_property
     def targets(self) -> torch.Tensor:
@@ -129,13 +133,16 @@ class Work:
     def groups(self, trained: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
         """Clients in the groups they train in, longest first: a function of who trains alone, not of the workers.
 
-        The last ones go alone, so that workers finish together.
+        Groups get smaller towards the end, so that workers finish together (guided self-scheduling).
         """
         order = sorted(trained, key=lambda one: (-self.num_steps(one[0]), one[1]))
-        size = STACK if self.dense is not None else 1
-        together = max(0, len(order) - 2) // size * size
-        groups = [list(order[i : i + size]) for i in range(0, together, size)]
-        return groups + [[one] for one in order[together:]]
+        most = 1 if self.dense is None else self.dense.count
+        groups = []
+        while order:
+            size = min(most, -(-len(order) // 4))
+            groups.append(list(order[:size]))
+            order = order[size:]
+        return groups
 
     def train(self, buffers: Buffers, round: int, group: Group) -> None:
         """Trains a group and writes updates, vectors and reports to their places."""
@@ -165,7 +172,7 @@ class Work:
                 model.load(params[0], buffers.stats, buffers.counts)
                 model.mode(batch_norm=len(self.split(clients[0])[0]) > 1)
                 self._seed(number(self.seed, "module", round, self.federation.ids[clients[0]]))
-            norms = train(model, self.inputs, self.targets, job)
+            norms = train(model, self.inputs if model is self.model else self.rows, self.targets, job)
         work = [self.local.work(drawn.steps, lr, self.algorithm.client.proximal) for drawn in drawn_batches]
         column = torch.tensor(work, dtype=params.dtype, device=params.device).unsqueeze(1)
         for term, at in terms:
