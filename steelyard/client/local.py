@@ -115,7 +115,8 @@ class Local:
     ) -> None:
         """One step on `[C, d]`, in place.
 
-        `taken` `[C, 1]` counts each client's steps before this round, `step` those in it, this one included; `free` `[d]` is 0 where nothing is learned.
+        `taken` `[C, 1]` counts each client's steps before this round, `step` those in it, this one included; `free`
+        `[d]` is 0 where nothing is learned.
         """
         if self.weight_decay:
             grad.add_(x, alpha=self.weight_decay)

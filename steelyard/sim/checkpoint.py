@@ -116,12 +116,9 @@ class Checkpoints:
 
     def _prune(self) -> None:
         best = self.path / "best"
-        needed = {path.name for path in self._all()[: self.keep]} | (
-            {os.readlink(best)} if best.is_symlink() else set()
-        )
-        for path in self._all():
-            if path.name not in needed:
-                shutil.rmtree(path)
+        chosen = os.readlink(best) if best.is_symlink() else None
+        for path in [*self._all()[self.keep :], *(path for path in self.path.glob("best-*") if path.name != chosen)]:
+            shutil.rmtree(path)
 
     def _all(self) -> list[Path]:
         """All checkpoints, newest first."""
@@ -169,7 +166,8 @@ def verified(path: Path) -> Snapshot:
         data = (path / name).read_bytes()
         if len(data) != wanted["size"] or hashlib.sha256(data).hexdigest() != wanted["sha256"]:
             raise SteelyardError(f"{name} is damaged")
-    return Snapshot(manifest["round"], load_file(path / MODEL), load_state(path / STATE), manifest["run"])
+    state = load_state(path / STATE) if STATE in files else None
+    return Snapshot(manifest["round"], load_file(path / MODEL), state, manifest["run"])
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
@@ -194,7 +192,7 @@ class Writer:
     def __init__(self, checkpoints: Checkpoints, log: int, pace: float) -> None:
         self.checkpoints, self.log, self.pace = checkpoints, log, pace
         self.rest_until = 0.0
-        self.pending: dict[bool, Snapshot] = {}  # by whether it is the best
+        self.pending: list[Snapshot] = []
         self.error: Exception | None = None
         self.busy = False
         self.closed = False
@@ -208,11 +206,11 @@ class Writer:
             self._raise()
             return not (self.busy or self.pending) and time.monotonic() >= self.rest_until
 
-    def offer(self, snapshot: Snapshot, best: bool) -> None:
-        """Takes a snapshot to write."""
+    def offer(self, *snapshots: Snapshot) -> None:
+        """Takes snapshots to write, in this order."""
         with self.changed:
             self._raise()
-            self.pending[best] = snapshot
+            self.pending += snapshots
             self.changed.notify_all()
 
     def flush(self) -> None:
@@ -238,12 +236,11 @@ class Writer:
                 self.changed.wait_for(lambda: self.pending or self.closed)
                 if not self.pending:
                     return
-                best = min(self.pending, key=lambda kind: self.pending[kind].round)
-                snapshot = self.pending.pop(best)
+                snapshot = self.pending.pop(0)
                 self.busy = True
             began = time.monotonic()
             try:
-                self.checkpoints.save(snapshot, best, self.log)
+                self.checkpoints.save(snapshot, self.log)
             except Exception as error:
                 with self.changed:
                     self.error, self.busy, self.closed = error, False, True

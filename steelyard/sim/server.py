@@ -189,6 +189,7 @@ class Server:
         buffers, ids = self.buffers, self.work.federation.ids
         self.adopt(snapshot.model)
         state = snapshot.state
+        assert state is not None
         buffers.theta.copy_(state["theta"])
         self.state = state["rule"]
         for name, vector in state["sent"].items():

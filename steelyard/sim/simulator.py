@@ -22,7 +22,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId, sort_key
 from steelyard.sim.buffers import SHARD, Buffers
 from steelyard.sim.callbacks import Callback
-from steelyard.sim.checkpoint import Writer
+from steelyard.sim.checkpoint import Snapshot, Writer
 from steelyard.sim.executors import CLIENTS, TEST, TRAIN, Executor, Forked, Serial, Task, can_fork
 from steelyard.sim.participation import Participation
 from steelyard.sim.rundir import RunDirectory
@@ -42,7 +42,8 @@ class Options:
         workers: number of processes; None for one per core.
         evaluate_every: rounds between evaluations on the test set; 0 for never.
         evaluate_clients: rounds between evaluations on clients' own data; 0 for never.
-        checkpoint_every: rounds between checkpoints.
+        checkpoint_every: rounds between checkpoints, at least.
+        checkpoint_pace: share of the time that writing checkpoints may take.
     """
 
     executor: str = "auto"
@@ -50,6 +51,7 @@ class Options:
     evaluate_every: int = 1
     evaluate_clients: int = 0
     checkpoint_every: int = 1
+    checkpoint_pace: float = 0.02
 
 
 class RunStopped(SteelyardError):
@@ -79,6 +81,7 @@ class Simulation:
         self.records: list[Record] = []
         self.voids = 0
         self.best: float | None = None
+        self.best_model: Snapshot | None = None  # not on disk yet
 
     def resume(self) -> list[str]:
         """Goes back to the newest checkpoint that verifies; returns what had to be passed over, and why."""
@@ -100,7 +103,7 @@ class Simulation:
                 if self.directory.log is None:
                     self.directory.open_log(0)
                 assert self.directory.log is not None
-                writer = Writer(self.directory.checkpoints, self.directory.log)
+                writer = Writer(self.directory.checkpoints, self.directory.log, self.options.checkpoint_pace)
             for callback in self.callbacks:
                 callback.start(self)
             for number in range(len(self.records) + 1, self.work.rounds + 1):
@@ -110,7 +113,7 @@ class Simulation:
                 if any(asked_to_stop):
                     break
             if writer is not None and self.records:
-                self._checkpoint(writer, best=False, force=True)
+                self._checkpoint(writer)
                 writer.flush()
         finally:
             executor.close()
@@ -250,13 +253,17 @@ class Simulation:
         if self.directory is None or writer is None:
             return
         self.directory.append(record)
-        if best or record["round"] % self.options.checkpoint_every == 0:
-            self._checkpoint(writer, best)
+        if best:
+            self.best_model = Snapshot(record["round"], self.server.model(), None, self.identity)
+        if record["round"] % self.options.checkpoint_every == 0 and writer.wanted():
+            self._checkpoint(writer)
 
-    def _checkpoint(self, writer: Writer, best: bool, force: bool = False) -> None:
-        if force or writer.wanted(best):
-            progress = {"voids": self.voids, "best": self.best}
-            writer.offer(self.server.snapshot(len(self.records), progress, self.identity), best)
+    def _checkpoint(self, writer: Writer) -> None:
+        """The best model goes first: once a checkpoint is there, all models it speaks of are."""
+        progress = {"voids": self.voids, "best": self.best}
+        best = [self.best_model] if self.best_model is not None else []
+        writer.offer(*best, self.server.snapshot(len(self.records), progress, self.identity))
+        self.best_model = None
 
 
 def _due(number: int, every: int, last: bool) -> bool:
