@@ -1,10 +1,10 @@
-"""The commands: rules, explain, merge."""
+"""The commands: run, resume, rules, explain, merge."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,6 +13,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from steelyard import __version__
+from steelyard.cli import run as running
+from steelyard.cli.run import fail
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import explain as explained
 from steelyard.core.registry import OPTIMIZERS, RULES, Entry
@@ -41,9 +43,8 @@ RuleText = Annotated[
 ]
 
 
-def _fail(error: Exception) -> NoReturn:
-    Console(stderr=True).print(f"[red]steelyard:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
-    raise typer.Exit(2)
+app.command()(running.run)
+app.command()(running.resume)
 
 
 @app.callback(invoke_without_command=True)
@@ -123,7 +124,7 @@ def explain(
     try:
         made = parse_rule(rule)
     except SteelyardError as error:
-        _fail(error)
+        fail(error)
     root = rooted(made)
     facts = explained(root, MEANING)
     console.print(f"[bold]{escape(to_text(made))}[/]")
@@ -195,7 +196,7 @@ def merge(
             task = progress.add_task("merging", total=job.plan.reads)
             outcome = job.run(out, server=server, force=force, on_read=_Steps(progress, task, job.plan.reads // 200))
     except (SteelyardError, OSError, ValueError) as error:
-        _fail(error)
+        fail(error)
     if quiet:
         return
     table = Table(title=f"{out}", title_justify="left")

@@ -27,7 +27,7 @@ Whole = NDArray[np.int64]
 
 _SMALL = 1_000_000  # multiply-adds of one product up to which OpenBLAS (numpy) beats torch's BLAS on a CPU
 _MOST = 8  # clients side by side: more did not measure faster
-_CACHED = 400_000  # parameters that stay in a core's cache, with their gradients
+_CACHED = 800_000  # parameters that stay in a core's caches, with what is computed on them
 
 
 class _Layer(NamedTuple):
@@ -49,7 +49,7 @@ class DenseModels:
         self.layout = layout
         self.relus = _relus(module)
         self.ones: dict[int, Floats] = {}
-        self.corners: dict[tuple[int, int], tuple[Whole, Whole]] = {}
+        self.corners: dict[tuple[int, int], Whole] = {}
         self.cut = {c: (self._layers(self.params[:c]), self._layers(self.grad[:c])) for c in range(1, count + 1)}
 
     @property
@@ -134,8 +134,7 @@ class DenseModels:
         delta -= delta.max(axis=1, keepdims=True)
         np.exp(delta, out=delta)
         delta *= share / delta.sum(axis=1, keepdims=True)
-        rows, columns = self._corners(count, size)
-        delta[rows, targets.take(flat), columns] -= share.reshape(-1)
+        delta.reshape(-1)[self._corners(delta) + targets.take(flat) * size] -= share.reshape(-1)
         for number in range(len(layers) - 1, -1, -1):
             below = _product(layers[number].weight.transpose(0, 2, 1), delta) if number else delta
             if number and self.relus[number - 1]:
@@ -150,10 +149,12 @@ class DenseModels:
             self.ones[size] = np.ones((size, 1), dtype=np.float32)
         return self.ones[size]
 
-    def _corners(self, count: int, size: int) -> tuple[Whole, Whole]:
-        """Client and column of every sample of a step."""
+    def _corners(self, delta: Floats) -> Whole:
+        """Where in flat `[C, classes, b]` the first class of every sample is."""
+        count, classes, size = delta.shape
         if (count, size) not in self.corners:
-            self.corners[count, size] = (np.repeat(np.arange(count), size), np.tile(np.arange(size), count))
+            first = np.arange(count)[:, None] * (classes * size) + np.arange(size)
+            self.corners[count, size] = first.reshape(-1)
         return self.corners[count, size]
 
 

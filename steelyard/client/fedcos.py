@@ -62,6 +62,6 @@ class FedCos(ClientTerm):
         eps = self.eps if self.form == "official" else 0.0
         root = torch.sqrt(square * length + eps)
         safe = torch.where(root > 0, root, torch.ones_like(root))
-        defined = self.mu * (root > 0)  # the paper's form is constant, cos = 1, where D is zero
+        defined = (root > 0).to(root.dtype).mul_(self.mu)  # the paper's form is constant, cos = 1, where D is zero
         grad.sub_(step * (defined / safe))
         grad.add_(moved.mul_(defined * inner * length / safe**3))

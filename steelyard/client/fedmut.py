@@ -13,8 +13,9 @@ statistics too, which can make variances negative: here only parameters are muta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,7 +26,15 @@ from steelyard.core.registry import BROADCASTS
 from steelyard.core.term import Broadcast
 from steelyard.core.weighting import Card
 
-Shuffle = Callable[[list[float]], None]
+
+class Draws(Protocol):
+    """A source of randomness: numpy's generators, or Python's."""
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
+
+    def shuffle(self, x: Any) -> None:
+        """Shuffles a list in place."""
 
 
 @BROADCASTS.register
@@ -47,15 +56,16 @@ class FedMut(Broadcast):
 
     def coefficients(self, clients: int, leaves: Sequence[Leaf], round: int, rng: np.random.Generator) -> Array:
         """One shuffled column of signs for each tensor."""
-        return self.mutations(clients, len(leaves), round - 1, rng.shuffle)
+        return self.mutations(clients, len(leaves), round - 1, rng)
 
-    def mutations(self, clients: int, tensors: int, t: int, shuffle: Shuffle) -> Array:
-        """Multiples of Delta, `[clients, tensors]`, from any source of shuffles."""
-        back = -1.0 + self.rate * (1 - min(t / self.bound, 1.0))
-        half = clients // 2
+    def mutations(self, clients: int, tensors: int, t: int, rng: Draws) -> Array:
+        """Multiples of Delta, `[clients, tensors]`: pairs in a random order, shuffled, as the authors draw them."""
+        forth, back = self.radius, self.radius * (-1.0 + self.rate * (1 - min(t / self.bound, 1.0)))
         columns = []
         for _ in range(tensors):
-            column = [self.radius] * half + [self.radius * back] * half
-            shuffle(column)
+            column: list[float] = []
+            for _ in range(clients // 2):
+                column += [forth, back] if rng.random() > 0.5 else [back, forth]
+            rng.shuffle(column)
             columns.append(column + [0.0] * (clients % 2))
         return np.array(columns, dtype=np.float64).T

@@ -31,6 +31,7 @@ class Local:
         clip: largest norm of a step's gradient, terms included; None for no limit.
         persistent: keep momentum (Adam's moments) from one participation to the next, as FedLAW's code does.
         train_share: share of each client's data used for training; the rest is its validation set (the authors' 0.7).
+        norm_decay: count weight decay in the gradient norm clients report, as CriticalFL's FedProx and FedNova do.
         drop_last: leave out the last batch of a pass if it is not full (and not the only one).
     """
 
@@ -48,6 +49,7 @@ class Local:
     clip: float | None = None
     persistent: bool = False
     train_share: float = 1.0
+    norm_decay: bool = False
     drop_last: bool = False
 
     def __post_init__(self) -> None:
@@ -129,7 +131,7 @@ class Local:
             x.add_(grad, alpha=-lr)
             return
         first, second = self.betas
-        t = taken + step
+        t = (taken + step).to(x.dtype)
         m = held["m"].mul_(first).add_(grad, alpha=1 - first)
         v = held["v"].mul_(second).addcmul_(grad, grad, value=1 - second)
         size = v.div(1 - second**t).sqrt_().add_(self.eps)

@@ -112,7 +112,8 @@ def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.T
         if local.clip is not None:
             _clip(grad, local.clip)
         if job.norms:
-            squares[:active] += (grad * grad).sum(dim=1).double().cpu()
+            counted = grad.add(x, alpha=local.weight_decay) if local.norm_decay else grad
+            squares[:active] += (counted * counted).sum(dim=1).double().cpu()
         local.update(x, grad, held, job.lr, taken, step + 1, job.free)
     passes = torch.tensor([one.passes for one in job.batches], dtype=torch.float64)
     return job.lr * squares / passes

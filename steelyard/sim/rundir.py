@@ -65,16 +65,6 @@ class RunDirectory:
         write_json(self.path / COHORTS, cohorts, compact=True)
         write_json(self.path / CONFIG, config)  # last: a directory with it is a run
 
-    def config(self) -> dict[str, Any]:
-        """What `begin` wrote."""
-        if not self.used:
-            raise SteelyardError(f"{self.path}: holds no run (no {CONFIG})")
-        try:
-            config: dict[str, Any] = json.loads((self.path / CONFIG).read_bytes())
-        except ValueError as error:
-            raise SteelyardError(f"{self.path / CONFIG}: not JSON: {error}") from None
-        return config
-
     def open_log(self, rounds: int) -> list[dict[str, Any]]:
         """Opens the log for appending after the first `rounds` lines; later ones, half lines too, are cut off."""
         path = self.path / ROUNDS
@@ -105,6 +95,17 @@ class RunDirectory:
             os.close(self.log)
             self.log = None
         os.close(self.lock)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What `begin` wrote into a run directory."""
+    if not (path / CONFIG).exists():
+        raise SteelyardError(f"{path}: holds no run (no {CONFIG})")
+    try:
+        config: dict[str, Any] = json.loads((path / CONFIG).read_bytes())
+    except ValueError as error:
+        raise SteelyardError(f"{path / CONFIG}: not JSON: {error}") from None
+    return config
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from steelyard.algorithm import Algorithm
 from steelyard.client.flat import FlatModel, Loss
 from steelyard.client.local import Local
 from steelyard.core.errors import SteelyardError
+from steelyard.core.table import ClientId
 from steelyard.core.text import to_text
 from steelyard.data import Federation, load
 from steelyard.metrics import MEANING
@@ -23,7 +24,7 @@ from steelyard.models import build
 from steelyard.sim.callbacks import Callback
 from steelyard.sim.history import History
 from steelyard.sim.participation import Participation
-from steelyard.sim.rundir import RunDirectory
+from steelyard.sim.rundir import RunDirectory, read_config
 from steelyard.sim.simulator import Options, Simulation
 from steelyard.sim.work import Work
 
@@ -108,7 +109,8 @@ def simulate(
     drawn = list(cohorts) if cohorts is not None else asked.draw(seed, len(federation.ids), rounds)
     _check_cohorts(drawn, rounds, len(federation.ids))
     described = _described(work, asked)
-    identity = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    fixed = {name: value for name, value in described.items() if name != "rounds"}
+    identity = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
     directory = RunDirectory(Path(out), keep) if out is not None else None
     try:
@@ -129,18 +131,11 @@ def _enter(
 ) -> None:
     """Starts a run in a directory, or goes on with the one in it."""
     if resume and directory.used:
-        before = directory.config().get("resolved", {})
-        changed = [name for name, value in config["resolved"].items() if before.get(name) != value]
-        if changed:
-            differences = "; ".join(
-                f"{name}: {before.get(name)!r} then, {config['resolved'][name]!r} now" for name in changed
-            )
-            raise SteelyardError(
-                f"{directory.path}: the run in it is another one ({differences}): choose another --out"
-            )
+        _check_same(directory.path, read_config(directory.path).get("resolved", {}), config["resolved"])
         for refused in simulation.resume():
             for callback in simulation.callbacks:
                 callback.warn(f"checkpoint passed over, the one before it is used: {refused}")
+        directory.begin(config, _named(simulation))  # it may have been prolonged
         return
     if directory.used and not overwrite:
         raise SteelyardError(
@@ -148,8 +143,23 @@ def _enter(
             "choose another --out, or start afresh with --overwrite"
         )
     directory.clear()
+    directory.begin(config, _named(simulation))
+
+
+def _named(simulation: Simulation) -> list[list[ClientId]]:
+    """The cohorts by client id."""
     ids = simulation.work.federation.ids
-    directory.begin(config, [[ids[client] for client in cohort] for cohort in simulation.cohorts])
+    return [[ids[client] for client in cohort] for cohort in simulation.cohorts]
+
+
+def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """A run is resumed as what it was; only its length may change, unless learning rates depend on it."""
+    changed = [name for name, value in now.items() if before.get(name) != value]
+    if changed == ["rounds"] and not now["local"]["schedule"].startswith("cosine"):
+        return
+    if changed:
+        differences = "; ".join(f"{name}: {before.get(name)!r} then, {now[name]!r} now" for name in changed)
+        raise SteelyardError(f"{path}: the run in it is another one ({differences}): choose another --out")
 
 
 def _federation(

@@ -133,15 +133,18 @@ class Work:
     def groups(self, trained: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
         """Clients in the groups they train in, longest first: a function of who trains alone, not of the workers.
 
-        Groups get smaller towards the end, so that workers finish together (guided self-scheduling).
+        Where clients train side by side, groups are filled so that all take about as long: each client, longest
+        first, goes to the group that has least to do. Their number is a multiple of four, to share out evenly.
         """
-        order = sorted(trained, key=lambda one: (-self.num_steps(one[0]), one[1]))
-        most = 1 if self.dense is None else self.dense.count
-        groups = []
-        while order:
-            size = min(most, -(-len(order) // 4))
-            groups.append(list(order[:size]))
-            order = order[size:]
+        steps = {one: self.num_steps(one[0]) for one in trained}
+        order = sorted(trained, key=lambda one: (-steps[one], one[1]))
+        if self.dense is None:
+            return [[one] for one in order]
+        count = min(len(order), 4 * -(-len(order) // (4 * self.dense.count)))
+        groups: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
+        for one in order:
+            open_groups = [group for group in groups if len(group) < self.dense.count]
+            min(open_groups, key=lambda group: sum(steps[member] for member in group)).append(one)
         return groups
 
     def train(self, buffers: Buffers, round: int, group: Group) -> None:

@@ -1,0 +1,169 @@
+"""The commands `run` and `resume`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from steelyard.core.errors import SteelyardError
+from steelyard.sim.callbacks import Callback
+from steelyard.sim.config import Config, read, validated
+from steelyard.sim.history import History
+from steelyard.sim.rundir import CONFIG, read_config
+from steelyard.sim.simulate import simulate
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON per round instead.")]
+Workers = Annotated[int | None, typer.Option(help="Processes; one per core by default. Results do not depend on it.")]
+
+
+def fail(error: Exception | str, code: int = 2) -> NoReturn:
+    """One line on standard error, and a code that says it failed."""
+    Console(stderr=True).print(f"[red]steelyard:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+    raise typer.Exit(code)
+
+
+def run(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="A TOML file; without one, the embedded digits.", show_default=False)
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", help="key=value on top of the file; repeat it.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory; by default a new one under runs/.", show_default=False)
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start afresh in --out even if it holds a run.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    options: Annotated[bool, typer.Option("--options", help="List every key with its default, and exit.")] = False,
+) -> None:
+    """Train a federation on this machine, and leave a run directory that can be resumed.
+
+    Without arguments: FedAvg on the embedded digits, ten clients, strongly non-IID. Every key of the file can be set on
+    the command line:
+
+    steelyard run --set weighting=fedawa --set client=fedcos:mu=0.02 --set data.partition=dirichlet:0.1 --set rounds=50
+
+    steelyard run experiment.toml --set seed=3 --set data.name=fashion-mnist --out runs/awa-3
+
+    [bold]steelyard rules[/] lists what weighting, client, server and broadcast can be; [bold]--options[/] lists all
+    keys.
+    """
+    console = Console()
+    if options:
+        _print_options(console)
+        return
+    try:
+        config = read(experiment, settings or [])
+        directory = out or _new_directory(config)
+        _go(config, directory, console, quiet, as_json, overwrite=overwrite)
+    except (SteelyardError, OSError) as error:
+        fail(error)
+
+
+def resume(
+    directory: Annotated[Path, typer.Argument(help="A run directory.")],
+    rounds: Annotated[int | None, typer.Option(help="Go on to this round, beyond the one planned.")] = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run that was killed or interrupted, from its last checkpoint: the same bits as if it had not been.
+
+    A damaged checkpoint is named, and the one before it is used. A finished run can be prolonged with --rounds.
+    """
+    console = Console()
+    try:
+        stored = read_config(directory)
+        if "config" not in stored:
+            raise SteelyardError(
+                f"{directory}: was started from Python: call simulate(..., out=..., resume=True) again"
+            )
+        plain = {**stored["config"]}
+        if rounds is not None:
+            plain["rounds"] = rounds
+        if workers is not None:
+            plain["workers"] = workers
+        config = validated(plain, str(directory / CONFIG))
+        _go(config, directory, console, quiet, as_json, resume=True)
+    except (SteelyardError, OSError) as error:
+        fail(error)
+
+
+def _go(config: Config, directory: Path, console: Console, quiet: bool, as_json: bool, **how: Any) -> None:
+    from steelyard.cli.progress import Bar, JsonLines, Lines
+
+    shown: Callback | None = (
+        None if quiet else JsonLines() if as_json else Bar(console) if console.is_terminal else Lines(console)
+    )
+    arguments = config.arguments()
+    if not quiet and not as_json:
+        data = f"{config.data.clients} clients of {config.data.name}, {config.data.partition}"
+        console.print(f"[bold]{escape(str(arguments['algorithm']))}[/] on {escape(data)}", highlight=False)
+    stored: Mapping[str, Any] = {"config": config.model_dump(mode="json", exclude={"workers", "executor"})}
+    try:
+        history = simulate(
+            **arguments, out=directory, config=stored, callbacks=[shown] if shown is not None else [], **how
+        )
+    except KeyboardInterrupt:
+        if isinstance(shown, Bar):
+            shown.bar.stop()
+        fail(f"interrupted; go on with: steelyard resume {directory}", 130)
+    finally:
+        if isinstance(shown, Bar):
+            shown.bar.stop()
+    if not quiet and not as_json:
+        _print_result(history, console)
+
+
+def _print_result(history: History, console: Console) -> None:
+    table = Table(title_justify="left")
+    for column in ("algorithm", "rounds", "accuracy", "best", "loss", "seconds"):
+        table.add_column(column, justify="left" if column == "algorithm" else "right")
+    loss = next(iter(reversed(history.column("loss"))), None)
+    seconds = sum(record["timings"]["total"] for record in history.records)
+    figures = [f"{value:.4f}" if value is not None else "-" for value in (history.accuracy, history.best, loss)]
+    table.add_row(escape(history.name), str(len(history)), *figures, f"{seconds:.1f}")
+    console.print(table)
+    quarantined = sorted({name for record in history.records for name in record.get("quarantined", {})})
+    if quarantined:
+        console.print(f"quarantined at least once: client {', '.join(map(escape, quarantined))}", highlight=False)
+    console.print(f"run: {history.path}", highlight=False, soft_wrap=True)
+
+
+def _new_directory(config: Config) -> Path:
+    """`runs/<rule>-<data>-s<seed>`, with a number if that is taken."""
+    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.weighting)[:40].strip("-")
+    stem = f"{plain}-{config.data.name}-s{config.seed}"
+    number, path = 1, Path("runs") / stem
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{stem}-{number}"
+    return path
+
+
+def _print_options(console: Console) -> None:
+    table = Table(title="Keys of a run", title_justify="left")
+    for column in ("key", "default", "meaning"):
+        table.add_column(column, overflow="fold")
+
+    def rows(model: Any, prefix: str) -> None:
+        for name, field in model.model_fields.items():
+            if hasattr(field.annotation, "model_fields"):
+                rows(field.annotation, f"{prefix}{name}.")
+            else:
+                default = "none" if field.default is None else str(field.default)
+                table.add_row(f"{prefix}{name}", escape(default), escape(field.description or ""))
+
+    rows(Config, "")
+    console.print(table)

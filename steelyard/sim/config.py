@@ -1,0 +1,204 @@
+"""The configuration of a run: TOML and `--set`, validated, every key with its place, its value and the nearest name."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from steelyard.algorithm import Algorithm
+from steelyard.client.local import Local
+from steelyard.core.errors import SteelyardError
+from steelyard.core.text import parse
+from steelyard.data import PARTITIONS, SOURCES
+from steelyard.models import MODELS
+from steelyard.sim.participation import Participation
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Data(_Section):
+    """What clients train on."""
+
+    name: str = Field("digits", description="digits (embedded), mnist, fashion-mnist, cifar10")
+    partition: str = Field("dirichlet:alpha=0.3", description="iid, dirichlet:0.1, x_class:classes=1,iid=5")
+    clients: int = Field(10, ge=1, description="number of clients")
+    dir: str | None = Field(None, description="where the data is; else $STEELYARD_DATA")
+
+
+class LocalSection(_Section):
+    """How clients train."""
+
+    epochs: int | None = Field(None, ge=1, description="passes over the local data per round (1 if steps is not given)")
+    steps: int | None = Field(None, ge=1, description="optimizer steps per round, instead of epochs")
+    batch_size: int = Field(32, ge=1, description="samples per step")
+    lr: float = Field(0.05, gt=0, description="learning rate of round 1")
+    schedule: str = Field("constant", description="constant, exponential:0.995, step:every=10,gamma=0.1, cosine")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="sgd or adam")
+    momentum: float = Field(0.0, ge=0, le=1, description="of sgd")
+    nesterov: bool = Field(False, description="Nesterov's momentum")
+    weight_decay: float = Field(0.0, ge=0, description="L2 on the parameters")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="of adam")
+    eps: float = Field(1e-8, gt=0, description="of adam")
+    clip: float | None = Field(None, gt=0, description="largest norm of a step's gradient")
+    persistent: bool = Field(False, description="keep momentum from one participation to the next")
+    train_share: float = Field(1.0, gt=0, le=1, description="share of local data used for training (the authors' 0.7)")
+    norm_decay: bool = Field(False, description="count weight decay in the reported gradient norm")
+    drop_last: bool = Field(False, description="leave out a last batch that is not full")
+
+
+class ParticipationSection(_Section):
+    """Who takes part."""
+
+    share: float = Field(1.0, gt=0, le=1, description="share of clients asked per round")
+    count: int | None = Field(None, ge=1, description="number of clients asked per round, instead of a share")
+    train_all: bool = Field(False, description="all clients train, the cohort is drawn afterwards")
+    dropout: float = Field(0.0, ge=0, le=1, description="probability that a client does not answer")
+    spread: float = Field(0.0, ge=0, description="deviation of the logarithm of clients' speeds")
+    deadline: float | None = Field(None, gt=0, description="in median durations; later answers are left out")
+    quorum: int = Field(1, ge=1, description="fewer answers make a round void")
+    patience: int = Field(5, ge=1, description="so many void rounds in a row end the run")
+
+
+class Config(_Section):
+    """A run, whole."""
+
+    weighting: str = Field("fedavg", description="the rule: fedavg, fedadp, fedawa, 'feddisco|fedawa', ...")
+    client: str | None = Field(
+        None, description="client terms: fedprox:mu=0.01, fedcos, feddyn, scaffold, vrlsgd; add with +"
+    )
+    server: str | None = Field(None, description="server optimizer: sgd, momentum, adam, yogi, adagrad")
+    broadcast: str | None = Field(None, description="fedmut: clients start from mutated models")
+    model: str | None = Field(
+        None, description="logistic, mlp, mcmahan_cnn, simple_cnn, resnet20; by data set if not given"
+    )
+    rounds: int = Field(20, ge=1, description="number of rounds")
+    seed: int = Field(0, ge=0, description="of everything")
+    executor: Literal["auto", "serial", "process"] = Field("auto", description="serial is the debugger")
+    workers: int | None = Field(None, ge=1, description="processes; one per core by default")
+    device: str = Field("auto", description="cpu, cuda, mps")
+    evaluate_every: int = Field(1, ge=0, description="rounds between evaluations on the test set; 0 for never")
+    evaluate_clients: int = Field(0, ge=0, description="rounds between evaluations on clients' own data; 0 for never")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints, at least")
+    keep: int = Field(2, ge=1, description="checkpoints to keep, beside the best model")
+    metrics: tuple[str, ...] = Field((), description="what clients report beside what the algorithm needs")
+    data: Data = Data()
+    local: LocalSection = LocalSection()
+    participation: ParticipationSection = ParticipationSection()
+
+    def check(self) -> None:
+        """Builds the parts, so that a bad name or option is refused, with its place, before anything starts."""
+        parts: dict[str, Callable[[], object]] = {
+            f"weighting = {self.weighting!r}": lambda: Algorithm(self.weighting),
+            f"client = {self.client!r}": lambda: Algorithm(client=self.client),
+            f"server = {self.server!r}": lambda: Algorithm(server=self.server),
+            f"broadcast = {self.broadcast!r}": lambda: Algorithm(broadcast=self.broadcast),
+            f"model = {self.model!r}": lambda: None if self.model is None else parse(self.model, MODELS),
+            f"data.name = {self.data.name!r}": lambda: SOURCES[self.data.name],
+            f"data.partition = {self.data.partition!r}": lambda: parse(self.data.partition, PARTITIONS),
+            "local": lambda: Local(**self.local.model_dump()),
+            "participation": lambda: Participation(**self.participation.model_dump()),
+        }
+        for place, part in parts.items():
+            try:
+                part()
+            except SteelyardError as error:
+                raise SteelyardError(f"{place}: {error}") from None
+
+    def arguments(self) -> dict[str, Any]:
+        """As arguments of `simulate`."""
+        plain = self.model_dump()
+        parts = {name: plain.pop(name) for name in ("weighting", "client", "server", "broadcast")}
+        data = plain.pop("data")
+        return plain | {
+            "algorithm": Algorithm(parts.pop("weighting"), **parts),
+            "data": data["name"],
+            "partition": data["partition"],
+            "clients": data["clients"],
+            "data_dir": data["dir"],
+        }
+
+
+def read(path: Path | None, settings: Sequence[str] = ()) -> Config:
+    """A configuration from a TOML file (or the defaults) with `key=value` settings on top."""
+    raw: dict[str, Any] = {}
+    source = "configuration" if path is None else str(path)
+    if path is not None:
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise SteelyardError(f"{path}: no such file") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise SteelyardError(f"{path}: cannot be read: {error}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise SteelyardError(f"{path}: not TOML: {error}") from None
+    for setting in settings:
+        _put(raw, setting)
+    return validated(raw, source)
+
+
+def validated(raw: Mapping[str, Any], source: str) -> Config:
+    """A configuration from plain data; the first mistake is named with its place, its value and the cure."""
+    try:
+        config = Config.model_validate(_tuples(raw))
+    except ValidationError as error:
+        raise SteelyardError(f"{source}: {_sentence(error)}") from None
+    try:
+        config.check()
+    except SteelyardError as error:
+        raise SteelyardError(f"{source}: {error}") from None
+    return config
+
+
+def _put(raw: dict[str, Any], setting: str) -> None:
+    """One `a.b=value`; a value is read as TOML if it can be, else as text."""
+    key, separator, text = setting.partition("=")
+    names = key.strip().split(".")
+    if not separator or not all(names):
+        raise SteelyardError(f"--set {setting!r}: write key=value, e.g. --set rounds=50 --set data.name=mnist")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = None if text.strip() == "none" else text.strip()
+    place = raw
+    for name in names[:-1]:
+        place = place.setdefault(name, {})
+        if not isinstance(place, dict):
+            raise SteelyardError(f"--set {setting!r}: {name!r} is a value, not a section")
+    place[names[-1]] = value
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as tuples, which strict validation asks for, and whole numbers left alone."""
+    if isinstance(value, Mapping):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = _names(first["loc"][:-1])
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        elsewhere = [
+            f"{section}.{first['loc'][-1]}"
+            for section in ("data", "local", "participation")
+            if first["loc"][-1] in _names((section,))
+        ]
+        return f"unknown key {place!r}: {f'did you mean {elsewhere[0]!r}?' if elsewhere else hint}"
+    return f"{place} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _names(place: Sequence[Any]) -> list[str]:
+    model: Any = Config
+    for part in place:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)
