@@ -82,7 +82,8 @@ class Training:
 def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.Tensor, job: Training) -> torch.Tensor:
     """Trains `model.params[:C]` in place; returns CriticalFL's gradient norm of each client, float64 `[C]`.
 
-    That is `eta` times the mean over epochs of the sum over batches of `|g|^2`, g with terms and after clipping.
+    That is `eta` times the mean over epochs of the sum over batches of `|g|^2`, where g is the gradient of the loss,
+    clipped, without client terms (in CriticalFL's code those are inside the optimizer, and it measures outside).
     """
     local = job.local
     count = len(job.batches)
@@ -107,13 +108,14 @@ def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.T
         else:
             edges = job.batches[0].edges
             model.gradient(stored, targets, job.batches[0].order[edges[step] : edges[step + 1]])
+        if job.norms:
+            counted = grad.add(x, alpha=local.weight_decay) if local.norm_decay else grad
+            square = (counted * counted).sum(dim=1)
+            squares[:active] += square.clamp(max=local.clip**2 if local.clip else float("inf")).double().cpu()
         for term, at in terms:
             term.add(grad, x, at)
         if local.clip is not None:
             _clip(grad, local.clip)
-        if job.norms:
-            counted = grad.add(x, alpha=local.weight_decay) if local.norm_decay else grad
-            squares[:active] += (counted * counted).sum(dim=1).double().cpu()
         local.update(x, grad, held, job.lr, taken, step + 1, job.free)
     passes = torch.tensor([one.passes for one in job.batches], dtype=torch.float64)
     return job.lr * squares / passes

@@ -9,6 +9,7 @@ import torch
 
 from steelyard.core import round as rounds
 from steelyard.core.errors import NoValidClients
+from steelyard.core.gram import Array
 from steelyard.core.report import Report
 from steelyard.core.table import ClientId
 from steelyard.core.term import AtServer
@@ -58,7 +59,7 @@ class Server:
     def _kept(self, name: str, slots: Sequence[str]) -> dict[str, torch.Tensor]:
         return {slot: self.buffers.sent[f"{name}.{slot}"] for slot in slots}
 
-    def aggregate(self, number: int, seats: Sequence[Seat]) -> tuple[Report, dict[ClientId, float], torch.Tensor]:
+    def aggregate(self, number: int, seats: Sequence[Seat]) -> tuple[Report, dict[ClientId, float], Array]:
         """Weighs and sums what the seats hold; returns the report, the weights by client and the layers' weights.
 
         A void round leaves everything as it was. Seats outside the cohort only hand in what they keep.
@@ -77,12 +78,11 @@ class Server:
             outcome = rounds.run(self.rule, store, job, sink)
         except NoValidClients as error:
             outcome = rounds.nothing(store.without(error.quarantined), job, str(error))
-        weights = torch.from_numpy(outcome.weights)
         if not outcome.void:
             self._settle(number, outcome, sink, [seat for seat in seats if seat in fine])
             self.state = outcome.state
-        by_client = dict(zip(outcome.store.ids, weights.mean(dim=0).tolist(), strict=True))
-        return outcome.report, by_client, weights
+        by_client = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
+        return outcome.report, by_client, outcome.weights
 
     def _store(self, cohort: Sequence[Seat]) -> MemoryStore:
         """The rows of the cohort as a store: in place if all are fine."""

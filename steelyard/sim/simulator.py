@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.gram import Array
 from steelyard.core.table import ClientId, sort_key
 from steelyard.sim.buffers import SHARD, Buffers
 from steelyard.sim.callbacks import Callback
@@ -198,7 +199,7 @@ class Simulation:
         else:
             record = _plain(*self.server.aggregate(number, seats))
         self.voids = self.voids + 1 if record["void"] else 0
-        if self.voids >= self.participation.patience:
+        if self.voids >= min(self.participation.patience, self.work.rounds):
             saved = "" if self.directory is None else f"; the last checkpoint is in {self.directory.checkpoints.path}"
             raise RunStopped(
                 f"round {number}: {self.voids} rounds in a row were void, the last because: {record['void']}{saved}. "
@@ -270,7 +271,7 @@ def _due(number: int, every: int, last: bool) -> bool:
     return bool(every) and (last or number % every == 0)
 
 
-def _plain(report: Mapping[str, Any], weights: Mapping[ClientId, float], by_layer: torch.Tensor) -> Record:
+def _plain(report: Mapping[str, Any], weights: Mapping[ClientId, float], by_layer: Array) -> Record:
     """A report as one line of JSON: text keys, and null where a number is not one."""
     record: Record = {"round": report["round"], "weights": weights}
     if by_layer.shape[0] > 1:

@@ -170,7 +170,7 @@ class Work:
         terms = self._terms(buffers, clients, places, starts, lr)
         drawn_batches = [drawn for drawn, _, _, _ in with_data]
         job = Training(self.local, lr, drawn_batches, terms, held, taken, self.model.free, "grad_norm" in self.metrics)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"):  # what overflows is found below
             if isinstance(model, FlatModel):
                 model.load(params[0], buffers.stats, buffers.counts)
                 model.mode(batch_norm=len(self.split(clients[0])[0]) > 1)

@@ -1,0 +1,56 @@
+"""Small runs to try the simulator on."""
+
+import torch
+from torch import nn
+
+import steelyard
+
+ALGORITHMS = {
+    "fedavg": steelyard.Algorithm("fedavg"),
+    "fedadp": steelyard.Algorithm("fedadp"),
+    "fedawa": steelyard.Algorithm("fedawa:steps=3", server="momentum"),
+    "fedcos": steelyard.Algorithm("uniform", client="fedcos:mu=0.1+fedprox:mu=0.01", server="adam"),
+    "pa3fed": steelyard.Algorithm("pa3fed:score=neg_loss,detector=criticalfl_window"),
+    "scaffold": steelyard.Algorithm("fedavg", client="scaffold"),
+    "feddyn": steelyard.Algorithm("uniform", client="feddyn", broadcast="fedmut:radius=0.5"),
+    "vrlsgd": steelyard.Algorithm("fednova", client="vrlsgd"),
+    "layers": steelyard.Algorithm("feddisco|fedawa_l:steps=2"),
+    "robust": steelyard.Algorithm("guard(fedadp)"),
+}
+
+
+def clients(count=6, seed=0, shape=(5,), classes=3, size=20):
+    """Data sets by client id, of sizes that differ."""
+    g = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, *shape, generator=g)
+    made = {}
+    for k in range(count):
+        targets = torch.randint(0, classes, (size + 3 * k,), generator=g)
+        made[f"client-{k}"] = (centres[targets] + 0.5 * torch.randn(len(targets), *shape, generator=g), targets)
+    return made
+
+
+def net(kind="mlp", seed=0, classes=3):
+    """Networks of every sort: stacked closed form, convolution, BatchNorm, dropout."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if kind == "mlp":
+            return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, classes))
+        if kind == "dropout":
+            return nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, classes))
+        if kind == "cnn":
+            return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, classes))
+        assert kind == "batch_norm"
+        return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))
+
+
+def simulate(algorithm="fedavg", data=None, model=None, **options):
+    given = {"rounds": 4, "local": {"lr": 0.1, "batch_size": 8}, "executor": "serial", **options}
+    return steelyard.simulate(
+        algorithm, clients() if data is None else data, net() if model is None else model, **given
+    )
+
+
+def same(a, b):
+    """Whether two histories hold the same bits, timings apart."""
+    return a.comparable() == b.comparable() and all(torch.equal(a.params[name], b.params[name]) for name in a.params)

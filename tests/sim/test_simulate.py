@@ -1,0 +1,469 @@
+"""What a run does, on small data."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import steelyard
+from steelyard.core.errors import SteelyardError
+from steelyard.sim.executors import TaskError
+from steelyard.sim.simulator import RunStopped
+from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
+
+
+def test_one_step_of_fedavg_is_centralised_gradient_descent():
+    data = clients()
+    history = simulate("fedavg", data, rounds=5, local={"lr": 0.3, "batch_size": 1000})
+    module = net()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
+    inputs, targets = (torch.cat(column) for column in zip(*data.values(), strict=True))
+    for _ in range(5):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(inputs), targets).backward()
+        optimizer.step()
+    for name, expected in module.state_dict().items():
+        torch.testing.assert_close(history.params[name], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_1_2_and_4_workers_give_the_same_bits(name):
+    options = {"rounds": 5, "test": clients(1, seed=9)["client-0"], "participation": {"share": 0.7}}
+    serial = simulate(ALGORITHMS[name], **options)
+    for workers in (1, 2, 4):
+        assert same(serial, simulate(ALGORITHMS[name], executor="process", workers=workers, **options))
+
+
+@pytest.mark.parametrize("kind", ["cnn", "batch_norm", "dropout"])
+def test_other_networks_too(kind):
+    data = clients(shape=(2, 6, 6)) if kind == "cnn" else clients()
+    local = {"lr": 0.1, "batch_size": 8, "momentum": 0.9, "persistent": True}
+    serial = simulate("fedadp", data, net(kind), local=local)
+    assert same(serial, simulate("fedadp", data, net(kind), local=local, executor="process", workers=3))
+    if kind == "batch_norm":
+        assert serial.params["1.running_var"].min() > 0
+        assert serial.params["1.num_batches_tracked"] == 4 * 5  # the most of any client, and still a whole number
+
+
+def test_torch_threads_and_the_order_of_clients_do_not_matter():
+    data = clients()
+    plain = simulate("fedawa", data)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        assert same(plain, simulate("fedawa", data))
+    finally:
+        torch.set_num_threads(before)
+    assert same(plain, simulate("fedawa", dict(reversed(data.items()))))
+
+
+def test_a_client_does_not_change_another_ones_randomness():
+    drawn = {}
+
+    class Spy(steelyard.Callback):
+        def __init__(self, key):
+            self.key = key
+
+        def start(self, simulation):
+            work = simulation.work
+            ids = work.federation.ids
+            here = {name: work.batches(i, 3) for i, name in enumerate(ids)}
+            drawn[self.key] = {n: here[n].order - int(work.federation.index[ids.index(n)][0]) for n in ids}
+
+    data = clients()
+    simulate(data=data, rounds=1, callbacks=[Spy("all")])
+    other = {name: pair for name, pair in data.items() if name != "client-2"}
+    other["client-9"] = data["client-2"]
+    simulate(data=other, rounds=1, callbacks=[Spy("other")])
+    for name in ("client-0", "client-1", "client-3", "client-5"):
+        assert torch.equal(drawn["all"][name], drawn["other"][name])
+
+
+def test_seeds_and_rounds_differ():
+    a, b = simulate(seed=0, rounds=2), simulate(seed=1, rounds=2)
+    assert not same(a, b)
+    assert a.records[0]["weights"] == b.records[0]["weights"]
+
+
+def test_persistent_momentum_is_remembered_and_adam_counts_on():
+    for local in ({"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}):
+        options = {"lr": 0.1, "batch_size": 8} | local
+        fresh, kept = simulate(local=options), simulate(local=options | {"persistent": True})
+        assert fresh.records[0]["update_norm"] == kept.records[0]["update_norm"]
+        assert fresh.records[1]["update_norm"] != kept.records[1]["update_norm"]
+
+
+def test_persistent_momentum_equals_one_long_run_of_a_single_client():
+    data = {"only": clients(1)["client-0"]}
+    local = {"lr": 0.1, "batch_size": 1000, "momentum": 0.9, "persistent": True}
+    history = simulate("fedavg", data, rounds=6, local=local)
+    module = net()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(6):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(data["only"][0]), data["only"][1]).backward()
+        optimizer.step()
+    for name, expected in module.state_dict().items():
+        torch.testing.assert_close(history.params[name], expected, rtol=0, atol=1e-5)
+
+
+def test_fedcos_takes_the_step_before_the_server_optimizer():
+    seen = []
+
+    class Spy(steelyard.Callback):
+        def start(self, simulation):
+            self.theta = simulation.buffers.theta.clone()
+
+        def round(self, simulation, record):
+            seen.append((simulation.buffers.sent["step"].clone(), simulation.buffers.theta - self.theta))
+            self.theta = simulation.buffers.theta.clone()
+
+    algorithm = steelyard.Algorithm("uniform", client="fedcos", server="sgd:lr=0.25")
+    simulate(algorithm, rounds=2, callbacks=[Spy()])
+    for step, moved in seen:
+        torch.testing.assert_close(0.25 * step, moved, rtol=1e-4, atol=1e-7)
+
+
+def test_fedcos_does_nothing_in_round_1():
+    plain = simulate("uniform", rounds=2)
+    penalised = simulate(steelyard.Algorithm("uniform", client="fedcos:mu=0.5"), rounds=2)
+    norms = [[r["update_norm"] for r in history.records] for history in (plain, penalised)]
+    assert norms[0][0] == pytest.approx(norms[1][0], rel=1e-5)
+    assert abs(norms[0][1] - norms[1][1]) > 0.01 * norms[0][1]
+
+
+def test_official_feddyn_is_evaluated_without_the_correction():
+    got = {}
+
+    class Spy(steelyard.Callback):
+        def end(self, simulation):
+            got["theta"], got["h"] = simulation.buffers.theta.clone(), simulation.buffers.sent["feddyn.h"].clone()
+            got["shown"] = simulation.server.shown().clone()
+
+    simulate(steelyard.Algorithm("uniform", client="feddyn"), callbacks=[Spy()])
+    assert got["h"].norm() > 0
+    assert torch.equal(got["shown"], got["theta"] - got["h"])
+
+
+def test_only_declared_metrics_are_computed():
+    asked = {}
+
+    class Spy(steelyard.Callback):
+        def start(self, simulation):
+            asked[simulation.work.algorithm.weighting.name] = simulation.work.metrics
+
+    for rule in ("fedavg", "pa3fed", "feddisco", "fednova"):
+        simulate(rule, rounds=1, callbacks=[Spy()])
+    assert asked == {
+        "fedavg": ("num_examples",),
+        "pa3fed": ("grad_norm", "loss", "num_examples"),
+        "feddisco": ("label_hist", "num_examples"),
+        "fednova": ("normalizer", "num_examples"),
+    }
+    with pytest.raises(SteelyardError, match="clients cannot report 'iq'"):
+        simulate(metrics=["iq"])
+
+
+def test_reports_hold_what_they_say():
+    reported = {}
+
+    class Spy(steelyard.Callback):
+        def round(self, simulation, record):
+            names = simulation.work.metrics
+            reported.update({n: simulation.buffers.reports[:, i].tolist() for i, n in enumerate(names)})
+            reported["label_hist"] = simulation.buffers.histograms.clone()
+
+    data = clients(2)
+    names = ["loss", "loss_before", "accuracy", "accuracy_before", "num_steps", "normalizer", "label_hist", "grad_norm"]
+    history = simulate("fedavg", data, rounds=1, metrics=names, callbacks=[Spy()], local={"lr": 0.1, "epochs": 3})
+    assert reported["num_examples"] == [20, 23]
+    assert reported["num_steps"] == reported["normalizer"] == [3, 3]
+    for k, (inputs, targets) in enumerate(data.values()):
+        with torch.no_grad():
+            expected = nn.functional.cross_entropy(net()(inputs), targets).item()
+        assert reported["loss_before"][k] == pytest.approx(expected, abs=1e-6)
+        assert reported["loss"][k] < expected
+        assert reported["label_hist"][k].tolist() == torch.bincount(targets, minlength=3).tolist()
+    assert min(reported["grad_norm"]) > 0
+    assert history.records[0]["lr"] == 0.1
+
+
+def test_authors_way_all_train_then_a_cohort_is_drawn():
+    trained = []
+
+    class Spy(steelyard.Callback):
+        def round(self, simulation, record):
+            trained.append((len(record["weights"]), len(simulation.server.known)))
+
+    local = {"lr": 0.1, "momentum": 0.9, "persistent": True}
+    simulate(local=local, participation={"share": 0.5, "train_all": True}, rounds=2, callbacks=[Spy()])
+    assert trained == [(3, 6), (3, 6)]
+    trained.clear()
+    simulate(local=local, participation={"share": 0.5}, rounds=1, callbacks=[Spy()])
+    assert trained == [(3, 3)]
+
+
+def test_seventy_thirty_split_weighs_by_all_data_and_trains_on_seventy_percent():
+    got = {}
+
+    class Spy(steelyard.Callback):
+        def start(self, simulation):
+            work = simulation.work
+            got["parts"] = [tuple(map(len, work.split(k))) for k in range(6)]
+            got["sizes"] = work.federation.sizes.tolist()
+
+    history = simulate(local={"train_share": 0.7}, rounds=1, evaluate_clients=1, callbacks=[Spy()])
+    assert got["parts"] == [(n - int(0.3 * n), int(0.3 * n)) for n in got["sizes"]]
+    total = sum(got["sizes"])
+    assert list(history.records[0]["weights"].values()) == pytest.approx([n / total for n in got["sizes"]])
+    assert len(history.records[0]["client_accuracy"]) == 6
+
+
+def test_evaluation_is_that_of_the_final_model():
+    test = clients(1, seed=4, size=1200)["client-0"]
+    history = simulate(test=test, rounds=6, evaluate_every=4)
+    assert [r["round"] for r in history.records if "accuracy" in r] == [4, 6]
+    module = net()
+    module.load_state_dict(history.params)
+    with torch.no_grad():
+        outputs = module(test[0])
+    assert history.accuracy == pytest.approx((outputs.argmax(1) == test[1]).double().mean().item(), abs=1e-12)
+    assert history.records[-1]["loss"] == pytest.approx(nn.functional.cross_entropy(outputs, test[1]).item(), abs=1e-5)
+
+
+def test_dropouts_and_stragglers_are_left_out_and_named():
+    history = simulate(participation={"dropout": 0.4, "spread": 1.0, "deadline": 1.2}, rounds=8)
+    dropped = [len(r["dropped"]) for r in history.records]
+    late = [len(r["late"]) for r in history.records]
+    assert 0 < sum(dropped) < 48
+    assert sum(late) > 0
+    for record in history.records:
+        named = {*record["dropped"], *record["late"]}
+        assert not named & set(record["weights"])
+        assert record["void"] or len(named) + len(record["weights"]) == 6
+    again = simulate(participation={"dropout": 0.4, "spread": 1.0, "deadline": 1.2}, rounds=8)
+    assert same(history, again)
+
+
+def test_nobody_in_a_round_makes_it_void_and_too_many_of_them_end_the_run():
+    history = simulate(participation={"dropout": 0.9, "patience": 100}, rounds=20, seed=3)
+    void = [r for r in history.records if r["void"]]
+    assert void
+    assert all(r["void"] == "no client took part" and r["weights"] == {} for r in void)
+    with pytest.raises(RunStopped, match="5 rounds in a row were void, the last because: no client took part"):
+        simulate(participation={"dropout": 1.0}, rounds=9)
+    with pytest.raises(RunStopped, match="2 rounds in a row were void"):
+        simulate(participation={"dropout": 1.0}, rounds=2)
+
+
+def test_a_quorum():
+    history = simulate(participation={"dropout": 0.5, "quorum": 4, "patience": 100}, rounds=12)
+    assert {bool(r["void"]) for r in history.records} == {True, False}
+    assert all(len(r["weights"]) >= 4 for r in history.records if not r["void"])
+
+
+def test_an_empty_client_is_quarantined_and_the_run_goes_on():
+    data = clients() | {"empty": (torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64))}
+    history = simulate(data=data)
+    for record in history.records:
+        assert record["quarantined"] == {"empty": "has no examples"}
+        assert len(record["weights"]) == 6
+
+
+@pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
+@pytest.mark.parametrize("executor", ["serial", "process"])
+def test_one_sample_one_class_and_a_batch_larger_than_the_data(kind, executor):
+    inputs, targets = clients(1)["client-0"]
+    data = {
+        "one": (inputs[:1], targets[:1]),
+        "class": (inputs, torch.zeros_like(targets)),
+        "nine": (inputs[:9], targets[:9]),  # a batch of 8 and one of 1
+        "few": (inputs[:3], targets[:3]),
+    }
+    history = simulate("fedadp", data, net(kind, classes=int(targets.max()) + 1), executor=executor, workers=2)
+    assert all(r["quarantined"] == {} and len(r["weights"]) == 4 for r in history.records)
+    assert all(torch.isfinite(value).all() for value in history.params.values())
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedawa", "scaffold", "pa3fed"])
+def test_a_client_whose_loss_becomes_nan_is_quarantined_and_the_run_goes_on(name):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x):
+            return self.inner(x) / (x[:, :1] < 50).float()  # infinite for the marked client
+
+    data = clients()
+    data["client-3"] = (data["client-3"][0] + 100, data["client-3"][1])
+    history = simulate(ALGORITHMS[name], data, Odd(), executor="process", workers=2)
+    for record in history.records:
+        assert record["quarantined"] == {"client-3": "NaN or infinity in its parameters"}
+        assert len(record["weights"]) == 5
+    assert all(torch.isfinite(value).all() for value in history.params.values())
+
+
+def test_all_clients_failing_is_one_clear_sentence(tmp_path):
+    with pytest.raises(
+        RunStopped, match=r"5 rounds in a row were void.*NaN or infinity.*lower learning rate"
+    ) as caught:
+        simulate(local={"lr": 1e30}, rounds=9, out=tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    first = steelyard.History.read(tmp_path / "run").records[0]
+    assert len(first["quarantined"]) == 6
+
+
+@pytest.mark.parametrize("executor", ["serial", "process"])
+def test_an_error_in_a_module_names_stage_round_and_client(executor):
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x):
+            if self.training and float(x.max()) > 50:
+                raise ValueError("no such luck")
+            return self.inner(x)
+
+    data = clients()
+    data["client-3"] = (data["client-3"][0] + 100, data["client-3"][1])
+    message = "round 1, training, client 'client-3': ValueError: no such luck"
+    with pytest.raises(TaskError, match=message) as caught:
+        simulate("fedavg", data, Broken(), executor=executor, workers=2)
+    if executor == "serial":
+        assert isinstance(caught.value.__cause__, ValueError)
+    else:
+        assert "test_simulate.py" in str(caught.value)
+
+
+def test_users_own_loss_on_regression_data():
+    g = torch.Generator().manual_seed(0)
+    true = torch.randn(5, 1, generator=g)
+    data = {}
+    for k in range(3):
+        x = torch.randn(30, 5, generator=g)
+        data[k] = (x, x @ true)
+    history = simulate("fedavg", data, nn.Linear(5, 1), loss=nn.functional.mse_loss, test=data[0], rounds=30)
+    assert history.records[-1]["accuracy"] is None
+    assert history.records[-1]["loss"] < 0.05 * history.records[0]["loss"]
+
+
+def test_a_module_with_views_in_its_forward_tied_and_frozen_parameters():
+    class Usual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(2, 4, 3)
+            self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+            self.b.weight = self.a.weight
+            self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+            self.out = nn.Linear(64, 3)
+
+        def forward(self, x):
+            x = self.conv(x).relu()
+            x = x.view(x.size(0), -1)  # refuses channels-last activations
+            return self.out(self.b(self.a(x).relu())) * self.frozen
+
+    local = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.9}
+    history = simulate("fedadp", clients(shape=(2, 6, 6)), Usual(), local=local)
+    assert history.params["a.weight"].data_ptr() == history.params["b.weight"].data_ptr()
+    assert torch.equal(history.params["frozen"], torch.ones(3))
+    assert history.records[-1]["update_norm"] > 0
+
+
+def test_channels_last_is_only_a_matter_of_memory():
+    data = clients(shape=(2, 6, 6))
+
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = net("cnn")
+
+        def forward(self, x):
+            x = self.inner[0](x)
+            return self.inner[3](self.inner[1](x).view(x.size(0), -1))
+
+    fast = simulate("fedadp", data, net("cnn"), rounds=3)
+    usual = simulate("fedadp", data, Plain(), rounds=3)
+    for name, value in fast.params.items():
+        torch.testing.assert_close(usual.params[f"inner.{name}"], value, rtol=0, atol=1e-6)
+
+
+def test_callbacks_are_called_and_may_end_a_run():
+    calls = []
+
+    class Spy(steelyard.Callback):
+        def start(self, simulation):
+            calls.append("start")
+
+        def progress(self, simulation, round, done, total):
+            calls.append((round, done, total))
+
+        def round(self, simulation, record):
+            calls.append(record["round"])
+            return record["round"] == 2
+
+        def end(self, simulation):
+            calls.append("end")
+
+    history = simulate(rounds=9, callbacks=[Spy()])
+    assert len(history) == 2
+    assert calls[0] == "start"
+    assert calls[-1] == "end"
+    assert (1, 4, 4) in calls
+
+
+def test_history_is_pleasant():
+    history = simulate(test=clients(1, seed=9)["client-0"], rounds=15)
+    frame = history.to_pandas()
+    assert list(frame.index) == list(range(1, 16))
+    assert {"accuracy", "loss", "coherence", "weight.client-0", "seconds.train"} <= set(frame.columns)
+    assert history.best == max(history.column("accuracy"))
+    reached = history.rounds_to(history.best)
+    assert history.records[reached - 1]["accuracy"] == history.best
+    assert history.rounds_to(2.0) is None
+    assert "<table>" in history._repr_html_()
+
+
+def test_cohorts_are_the_same_for_every_algorithm_and_can_be_given():
+    share = {"share": 0.5}
+    cohorts = [
+        [list(r["weights"]) for r in simulate(rule, participation=share).records] for rule in ("fedavg", "fedadp")
+    ]
+    assert cohorts[0] == cohorts[1]
+    assert len({tuple(cohort) for cohort in cohorts[0]}) > 1
+    given = simulate(cohorts=[[0], [1, 2], [5], [3]])
+    assert [list(r["weights"]) for r in given.records] == [
+        ["client-0"],
+        ["client-1", "client-2"],
+        ["client-5"],
+        ["client-3"],
+    ]
+    with pytest.raises(SteelyardError, match="2 of them for 4 rounds"):
+        simulate(cohorts=[[0], [1]])
+    with pytest.raises(SteelyardError, match=r"round 1 has \[0, 9\]"):
+        simulate(cohorts=[[0, 9]] * 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds=0"),
+        ({"executor": "threads"}, "executor='threads': use auto, serial or process"),
+        ({"workers": 0}, "workers=0"),
+        ({"device": "quantum"}, "device='quantum': not available"),
+        ({"algorithm": steelyard.Algorithm(client="scaffold"), "local": {"optimizer": "adam"}}, "use optimizer=sgd"),
+        ({"participation": {"count": 7}}, "there are only 6 clients"),
+        ({"data": 3}, "data is a int"),
+        ({"model": nn.Linear(5, 3).half()}, "train in one dtype|float16"),
+    ],
+)
+def test_mistakes_are_named_before_anything_starts(options, message):
+    with pytest.raises(SteelyardError, match=message):
+        simulate(**options)
+
+
+def test_digits_learn_under_every_executor():
+    history = steelyard.simulate("fedavg", rounds=30, partition="iid", local={"lr": 0.3}, seed=1)
+    assert history.accuracy > 0.9
+    assert np.isclose(sum(history.records[0]["weights"].values()), 1.0)
