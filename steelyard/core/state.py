@@ -5,6 +5,7 @@ Tensors are stored as tensors; everything else as JSON in the file's metadata. N
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -33,7 +34,8 @@ def save_state(path: str | os.PathLike[str], state: State) -> None:
         save_file(tensors, temporary, metadata={_KEY: text})
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
 
 

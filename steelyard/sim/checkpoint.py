@@ -85,7 +85,8 @@ class Checkpoints:
         tied = {id(tensor): tensor for tensor in snapshot.model.values()}
         shared = len(tied) < len(snapshot.model)  # the format refuses shared memory: store copies
         model = {n: t.clone() if shared else t for n, t in snapshot.model.items()}
-        save_file(model, directory / MODEL, metadata={"format": "pt", "round": str(snapshot.round)})
+        # One entry only: safetensors writes several in an order that differs from run to run.
+        save_file(model, directory / MODEL, metadata={"format": "pt"})
         if snapshot.state is not None:
             save_state(directory / STATE, snapshot.state)
         files = {}

@@ -57,6 +57,7 @@ def simulate(
     evaluate_every: int = 1,
     evaluate_clients: int = 0,
     checkpoint_every: int = 1,
+    checkpoint_pace: float = 0.02,
     keep: int = 2,
     out: str | Path | None = None,
     resume: bool = False,
@@ -86,7 +87,8 @@ def simulate(
         device: `cpu`, `cuda`, `mps`, or `auto`: the fastest there is.
         evaluate_every: rounds between evaluations on the test set; 0 for never.
         evaluate_clients: rounds between evaluations of the global model on every client's own data; 0 for never.
-        checkpoint_every: rounds between checkpoints in the run directory.
+        checkpoint_every: rounds between checkpoints in the run directory, at least.
+        checkpoint_pace: share of the time that writing them may take: a run of short rounds writes fewer.
         keep: how many checkpoints to keep, beside the best.
         out: the run directory; without one, nothing is written.
         resume: go on with the run in `out`, from its last checkpoint.
@@ -97,7 +99,7 @@ def simulate(
     """
     if not isinstance(algorithm, Algorithm):
         algorithm = Algorithm(algorithm)
-    options = Options(executor, workers, evaluate_every, evaluate_clients, checkpoint_every)
+    options = Options(executor, workers, evaluate_every, evaluate_clients, checkpoint_every, checkpoint_pace)
     training = local if isinstance(local, Local) else Local(**(local or {}))
     asked = participation if isinstance(participation, Participation) else Participation(**(participation or {}))
     federation = _federation(data, clients, partition, data_dir, test, seed).arranged()
@@ -215,6 +217,8 @@ def _check(algorithm: Algorithm, local: Local, rounds: int, options: Options) ->
         raise SteelyardError(f"rounds={rounds}: use at least 1")
     if options.executor not in ("auto", "serial", "process"):
         raise SteelyardError(f"executor={options.executor!r}: use auto, serial or process")
+    if not 0 < options.checkpoint_pace <= 1:
+        raise SteelyardError(f"checkpoint_pace={options.checkpoint_pace}: use a share in (0, 1]")
     if options.workers is not None and options.workers < 1:
         raise SteelyardError(f"workers={options.workers}: use at least 1")
     if local.optimizer == "adam":

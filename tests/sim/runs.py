@@ -9,7 +9,7 @@ ALGORITHMS = {
     "fedavg": steelyard.Algorithm("fedavg"),
     "fedadp": steelyard.Algorithm("fedadp"),
     "fedawa": steelyard.Algorithm("fedawa:steps=3", server="momentum"),
-    "fedcos": steelyard.Algorithm("uniform", client="fedcos:mu=0.1+fedprox:mu=0.01", server="adam"),
+    "fedcos": steelyard.Algorithm("uniform", client="fedcos:mu=0.005+fedprox:mu=0.01", server="adam"),
     "pa3fed": steelyard.Algorithm("pa3fed:score=neg_loss,detector=criticalfl_window"),
     "scaffold": steelyard.Algorithm("fedavg", client="scaffold"),
     "feddyn": steelyard.Algorithm("uniform", client="feddyn", broadcast="fedmut:radius=0.5"),

@@ -1,0 +1,321 @@
+"""Crash safety: checkpoints, the run directory, the lock, workers that die."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import steelyard
+from steelyard.core.errors import SteelyardError
+from steelyard.sim import checkpoint
+from steelyard.sim.checkpoint import CheckpointError, Checkpoints, Snapshot, verified
+from steelyard.sim.rundir import RunDirectory, read_log
+from tests.sim.runs import ALGORITHMS, clients, same, simulate
+
+
+def files(directory):
+    """Everything that must not depend on interruptions: the log without timings, and the final checkpoint."""
+    log = [{k: v for k, v in r.items() if k != "timings"} for r in read_log(directory)]
+    last = directory / "checkpoints" / "last"
+    return log, {name: (last / name).read_bytes() for name in ("model.safetensors", "state.safetensors")}
+
+
+class Stop(steelyard.Callback):
+    """Ends a run after some rounds, as if it had been interrupted there."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def round(self, simulation, record):
+        if record["round"] == self.after:
+            raise KeyboardInterrupt
+
+
+OPTIONS = {
+    "rounds": 6,
+    "test": clients(1, seed=9)["client-0"],
+    "participation": {"share": 0.7},
+    "local": {"lr": 0.1, "batch_size": 8, "momentum": 0.9, "persistent": True},
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_resumed_run_has_the_same_bits(name, tmp_path):
+    whole = simulate(ALGORITHMS[name], out=tmp_path / "whole", **OPTIONS)
+    for after in (1, 4):
+        path = tmp_path / f"cut-{after}"
+        with pytest.raises(KeyboardInterrupt):
+            simulate(ALGORITHMS[name], out=path, callbacks=[Stop(after)], **OPTIONS)
+        resumed = simulate(
+            ALGORITHMS[name],
+            out=path,
+            resume=True,
+            executor="process",
+            workers=2,
+            **{key: value for key, value in OPTIONS.items() if key != "executor"},
+        )
+        assert same(whole, resumed)
+        assert files(path) == files(tmp_path / "whole")
+
+
+def test_a_run_directory_holds_what_it_should(tmp_path):
+    simulate("fedawa", out=tmp_path / "run", **OPTIONS)
+    found = {path.name for path in (tmp_path / "run").iterdir()}
+    assert found == {"config.json", "environment.json", "cohorts.json", "rounds.jsonl", "checkpoints", "lock"}
+    config = json.loads((tmp_path / "run" / "config.json").read_text())["resolved"]
+    assert config["algorithm"] == {"weighting": "fedawa"}
+    assert config["local"]["momentum"] == 0.9
+    cohorts = json.loads((tmp_path / "run" / "cohorts.json").read_text())
+    records = read_log(tmp_path / "run")
+    assert [sorted(r["weights"]) for r in records] == [sorted(cohort) for cohort in cohorts]
+    assert {"accuracy", "loss", "weights", "coherence", "timings", "quarantined", "effective_clients"} <= set(
+        records[0]
+    )
+    assert {"train", "aggregate", "evaluate", "total"} == set(records[0]["timings"])
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["torch"] == torch.__version__
+    last, best = (verified(tmp_path / "run" / "checkpoints" / name) for name in ("last", "best"))
+    assert last.round == 6
+    top = max(r["accuracy"] for r in records)
+    assert best.round == next(r["round"] for r in records if r["accuracy"] == top)
+
+
+def test_checkpoints_are_pruned_and_the_best_stays(tmp_path):
+    store = Checkpoints(tmp_path, keep=2)
+    model = {"w": torch.arange(3.0)}
+    for number in range(1, 6):
+        if number == 2:
+            store.save(Snapshot(number, model, None, "id"))
+        store.save(Snapshot(number, model, {"round": number}, "id"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best", "best-000002", "last", "round-000004", "round-000005"]
+    assert os.readlink(tmp_path / "last") == "round-000005"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "manifest.json"])
+@pytest.mark.parametrize("damage", ["empty", "one", "half", "short", "missing", *[f"bit{i}" for i in range(20)]])
+def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(name, damage, tmp_path):
+    store = Checkpoints(tmp_path)
+    for number in (1, 2):
+        store.save(Snapshot(number, {"w": torch.full((50,), float(number))}, {"x": [number] * 20}, "id"))
+    victim = tmp_path / "round-000002" / name
+    data = bytearray(victim.read_bytes())
+    if damage == "missing":
+        victim.unlink()
+    elif damage.startswith("bit"):
+        at = (int(damage[3:]) * 7919 + 13) % (8 * len(data))
+        data[at // 8] ^= 1 << at % 8
+        victim.write_bytes(data)
+    else:
+        victim.write_bytes(data[: {"empty": 0, "one": 1, "half": len(data) // 2, "short": len(data) - 1}[damage]])
+    snapshot, refused = store.newest("id")
+    assert snapshot.round == 1
+    assert torch.equal(snapshot.model["w"], torch.ones(50))
+    assert len(refused) == 1
+    assert refused[0].startswith("round-000002: ")
+    assert (tmp_path / "damaged-round-000002").exists()
+
+
+def test_resume_after_damage_names_it_and_ends_with_the_same_bits(tmp_path):
+    simulate("fedadp", out=tmp_path / "whole", **OPTIONS)
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedadp", out=tmp_path / "cut", callbacks=[Stop(4)], **OPTIONS)
+    newest = sorted((tmp_path / "cut" / "checkpoints").glob("round-*"))[-1]
+    (newest / "state.safetensors").write_bytes(b"x")
+    said = []
+
+    class Listen(steelyard.Callback):
+        def warn(self, message):
+            said.append(message)
+
+    simulate("fedadp", out=tmp_path / "cut", resume=True, callbacks=[Listen()], **OPTIONS)
+    assert len(said) == 1
+    assert newest.name in said[0]
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+CALLS = ["mkdtemp", "save_file", "save_state", "fsync", "rename", "symlink", "replace", "rmtree"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_killed_at_every_step_of_a_save(call, moment, count, tmp_path, monkeypatch):
+    store = Checkpoints(tmp_path / "c", keep=1)
+    store.save(Snapshot(1, {"w": torch.ones(4)}, {"x": 1}, "id"))
+    homes = {
+        "mkdtemp": (checkpoint.tempfile, "mkdtemp"),
+        "save_file": (checkpoint, "save_file"),
+        "save_state": (checkpoint, "save_state"),
+        "fsync": (os, "fsync"),
+        "rename": (os, "rename"),
+        "symlink": (Path, "symlink_to"),
+        "replace": (os, "replace"),
+        "rmtree": (shutil, "rmtree"),
+    }
+    home, name = homes[call]
+    real, calls = getattr(home, name), []
+
+    def deadly(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == count and moment == "before":
+            os._exit(9)
+        result = real(*args, **kwargs)
+        if len(calls) == count:
+            os._exit(9)
+        return result
+
+    before = (tmp_path / "c" / "round-000001" / "state.safetensors").read_bytes()
+    child = os.fork()
+    if not child:  # no handler and no clean-up runs in it once it is told to exit
+        monkeypatch.setattr(home, name, deadly)
+        store.save(Snapshot(2, {"w": torch.full((4,), 2.0)}, {"x": 2}, "id"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    snapshot, refused = Checkpoints(tmp_path / "c", keep=1).newest("id")
+    assert refused == []
+    assert snapshot.round in (1, 2)
+    assert snapshot.state["x"] == snapshot.round
+    assert float(snapshot.model["w"][0]) == snapshot.round
+    if snapshot.round == 1:
+        assert (tmp_path / "c" / "round-000001" / "state.safetensors").read_bytes() == before
+    store.save(Snapshot(3, {"w": torch.full((4,), 3.0)}, {"x": 3}, "id"))
+    assert store.newest("id")[0].round == 3
+    assert not [p for p in (tmp_path / "c").iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["save_file", "fsync", "rename"])
+def test_a_full_or_failing_disk_loses_nothing_but_that_round(code, call, tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedadp", out=path, callbacks=[Stop(3)], **OPTIONS)
+    before = {p.name: p.read_bytes() for p in (path / "checkpoints" / "last").iterdir()}
+
+    def failing(*args, **kwargs):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(checkpoint if call == "save_file" else os, call, failing)
+    with pytest.raises((CheckpointError, OSError, SteelyardError)) as caught:
+        simulate("fedadp", out=path, resume=True, **OPTIONS)
+    assert os.strerror(code) in str(caught.value)
+    monkeypatch.undo()
+    assert {p.name: p.read_bytes() for p in (path / "checkpoints" / "last").iterdir()} == before
+    assert not [p for p in (path / "checkpoints").iterdir() if p.name.startswith(".")]
+    simulate("fedadp", out=tmp_path / "whole", **OPTIONS)
+    simulate("fedadp", out=path, resume=True, **OPTIONS)
+    assert files(path) == files(tmp_path / "whole")
+
+
+def test_a_second_process_is_refused_at_once(tmp_path):
+    held = RunDirectory(tmp_path / "run")
+    try:
+        code = f"import steelyard; steelyard.simulate(rounds=1, out={str(tmp_path / 'run')!r})"
+        began = time.monotonic()
+        with pytest.raises(SteelyardError, match=rf"in use by pid {os.getpid()} on "):
+            simulate(out=tmp_path / "run")
+        assert time.monotonic() - began < 2
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert other.returncode != 0
+        assert f"in use by pid {os.getpid()}" in other.stderr
+    finally:
+        held.close()
+    simulate(rounds=1, out=tmp_path / "run")
+
+
+def test_workers_do_not_keep_the_lock_of_a_killed_parent(tmp_path):
+    code = f"""
+import os, signal, steelyard, threading
+class Die(steelyard.Callback):
+    def round(self, simulation, record):
+        os.kill(os.getpid(), signal.SIGKILL)
+steelyard.simulate(rounds=3, out={str(tmp_path / "run")!r}, executor="process", workers=2, callbacks=[Die()])
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    RunDirectory(tmp_path / "run").close()
+
+
+def test_a_directory_with_a_run_is_not_overwritten_by_accident(tmp_path):
+    simulate(out=tmp_path / "run", rounds=2)
+    with pytest.raises(SteelyardError, match=r"holds a run: go on with it \(steelyard resume"):
+        simulate(out=tmp_path / "run", rounds=2)
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    simulate(out=tmp_path / "run", rounds=1, overwrite=True)
+    assert len(read_log(tmp_path / "run")) == 1
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+def test_another_run_is_not_resumed(tmp_path):
+    simulate("fedavg", out=tmp_path / "run", rounds=2)
+    with pytest.raises(SteelyardError, match=r"the run in it is another one.*algorithm.*fedavg.*then.*fedadp.*now"):
+        simulate("fedadp", out=tmp_path / "run", rounds=2, resume=True)
+    with pytest.raises(SteelyardError, match=r"another one.*seed"):
+        simulate("fedavg", out=tmp_path / "run", rounds=2, resume=True, seed=5)
+    with pytest.raises(SteelyardError, match=r"another one.*data"):
+        simulate("fedavg", clients(seed=3), out=tmp_path / "run", rounds=2, resume=True)
+
+
+def test_a_finished_run_can_be_prolonged(tmp_path):
+    whole = simulate("fedadp", out=tmp_path / "whole", rounds=5)
+    simulate("fedadp", out=tmp_path / "run", rounds=3)
+    assert same(whole, simulate("fedadp", out=tmp_path / "run", rounds=5, resume=True))
+    assert same(whole, simulate("fedadp", out=tmp_path / "run", rounds=5, resume=True))  # nothing left to do
+    local = {"lr": 0.1, "schedule": "cosine"}
+    simulate("fedadp", out=tmp_path / "cosine", rounds=3, local=local)
+    with pytest.raises(SteelyardError, match=r"another one.*rounds"):
+        simulate("fedadp", out=tmp_path / "cosine", rounds=5, resume=True, local=local)
+
+
+def test_a_worker_that_dies_is_replaced_and_its_clients_redone():
+    class Assassin(steelyard.Callback):
+        def start(self, simulation):
+            self.thread = None
+
+        def progress(self, simulation, round, done, total):
+            if done == 1 and round in (2, 3):
+                children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+                os.kill(int(children[round % len(children)]), signal.SIGKILL)
+
+    options = {"executor": "process", "workers": 2, "rounds": 5}
+    calm = simulate("fedadp", **options)
+    assert same(calm, simulate("fedadp", callbacks=[Assassin()], **options))
+
+
+def test_a_task_that_kills_every_worker_is_named():
+    class Deadly(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(5, 3)
+
+        def forward(self, x):
+            if self.training and float(x.max()) > 50:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self.inner(x)
+
+    data = clients()
+    data["client-3"] = (data["client-3"][0] + 100, data["client-3"][1])
+    with pytest.raises(SteelyardError, match=r"client 'client-3': 3 workers died here.*use fewer workers"):
+        simulate("fedavg", data, Deadly(), executor="process", workers=2)
+
+
+def test_no_process_or_thread_is_left_behind():
+    before = threading.active_count()
+    simulate(executor="process", workers=3)
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    assert children == []
+    assert threading.active_count() <= before + 2  # the kernels' own two stay
+
+
+def test_a_log_that_lost_its_lines_is_not_continued(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedadp", out=tmp_path / "run", callbacks=[Stop(4)], **OPTIONS)
+    (tmp_path / "run" / "rounds.jsonl").write_text("")
+    with pytest.raises(SteelyardError, match=r"lines of rounds 1 to . are missing"):
+        simulate("fedadp", out=tmp_path / "run", resume=True, **OPTIONS)
