@@ -21,7 +21,7 @@ $(VENV)/.docs: $(VENV)/.dev
 	$(PIP) -e ".[dev,docs]"
 	touch $@
 
-demo: setup            ## weights of synthetic clients under every rule; leaves out/demo.html
+demo: setup            ## five algorithms on the embedded digits; leaves runs and a report in out/demo
 	$(BIN)/python examples/demo.py
 
 test: setup
@@ -33,6 +33,7 @@ test-slow: setup
 bench: $(VENV)/.flower ## tables on the screen, JSON in out/
 	$(BIN)/python -m benchmarks.aggregation
 	$(BIN)/python -m benchmarks.merge
+	$(BIN)/python -m benchmarks.simulator
 
 lint: setup
 	$(BIN)/ruff format --check .

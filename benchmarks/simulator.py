@@ -166,9 +166,8 @@ def first_round() -> dict[str, float]:
             record = json.loads((Path(out) / "run" / "rounds.jsonl").read_text().splitlines()[0])
             ended = (Path(out) / "run" / "rounds.jsonl").stat().st_mtime
             times.append(ended - record["timings"]["total"] - begin)
-    print(
-        f"first round starts {statistics.median(times):.2f} s after the command (bar 3 s; {min(times):.2f} to {max(times):.2f})"
-    )
+    middle = statistics.median(times)
+    print(f"first round starts {middle:.2f} s after the command (bar 3 s; {min(times):.2f} to {max(times):.2f})")
     return {"seconds": statistics.median(times), "bar": 3.0}
 
 
@@ -184,7 +183,8 @@ rows = torch.arange(60000).view({count}, -1).numpy()
 data = steelyard.Federation(steelyard.Dataset(inputs, targets, 10), tuple(range({count})), tuple(rows))
 share = {{"count": 100}}
 local = {{"steps": 6, "batch_size": 10}}
-h = steelyard.simulate("fedavg", data, "logistic", rounds=40, participation=share, local=local, evaluate_every=0, workers=2)
+more = {{"participation": share, "local": local, "evaluate_every": 0, "workers": 2}}
+h = steelyard.simulate("fedavg", data, "logistic", rounds=40, **more)
 times = sorted(r["timings"]["total"] for r in h.records)
 print(times[len(times) // 2])
 """
@@ -192,9 +192,10 @@ print(times[len(times) // 2])
         peak = peak_of_tree(process.pid)
         output, _ = process.communicate()
         assert process.returncode == 0
-        results[str(count)] = {"peak_mb": peak / 1e6, "round_seconds": float(output.split()[-1])}
+        seconds = float(output.split()[-1])
+        results[str(count)] = {"peak_mb": peak / 1e6, "round_seconds": seconds}
         print(
-            f"{count:6} clients, 100 per round: peak {peak / 1e6:.0f} MB (bar 1500), {1e3 * float(output.split()[-1]):.1f} ms per round"
+            f"{count:6} clients, 100 per round: peak {peak / 1e6:.0f} MB (bar 1500), {1e3 * seconds:.1f} ms per round"
         )
     return results
 

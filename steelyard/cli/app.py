@@ -17,7 +17,7 @@ from steelyard.cli import run as running
 from steelyard.cli.run import fail
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import explain as explained
-from steelyard.core.registry import OPTIMIZERS, RULES, Entry
+from steelyard.core.registry import BROADCASTS, OPTIMIZERS, RULES, TERMS, Entry
 from steelyard.core.table import ClientId
 from steelyard.core.text import to_text
 from steelyard.core.weighting import Weighting
@@ -65,7 +65,9 @@ def rules(
     Rules are written as text: [bold]name:option=value,...[/], chained with [bold]|[/], and put around one another with
     brackets: [bold]guard(feddisco|fedawa:steps=10)[/].
     """
-    rows = [_row(entry) for entry in RULES] + [_row(entry, "server optimizer") for entry in OPTIMIZERS]
+    others = {"client term": TERMS, "server optimizer": OPTIMIZERS, "broadcast": BROADCASTS}
+    rows = [_row(entry) for entry in RULES]
+    rows += [_row(entry, kind) for kind, registry in others.items() for entry in registry]
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
@@ -78,7 +80,8 @@ def rules(
         table.add_row(*(escape(cell) for cell in cells), style=None if row["kind"] == "rule" else "dim")
     console.print(table)
     console.print(
-        "Server optimizers go to [bold]aggregate(..., server=...)[/]. More on one rule: [bold]steelyard explain RULE[/]"
+        "Dimmed: client terms (client=), server optimizers (server=) and broadcasts (broadcast=) of an algorithm. "
+        "More on one rule: [bold]steelyard explain RULE[/]"
     )
 
 
@@ -112,6 +115,7 @@ def _needs(part: Any) -> list[str]:
         "inner products": needs.gram,
         "per layer": needs.per_layer is not None,
         "coordinates": needs.coordinates,
+        "last global step": bool(needs.broadcast),
     }
     return [*sorted(needs.metrics), *(name for name, wanted in marks.items() if wanted)]
 

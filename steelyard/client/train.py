@@ -51,7 +51,7 @@ def batches(index: Indices, local: Local, rng: np.random.Generator, at_least_two
         ends = [taken + stop for stop in [*cuts[1:], whole]]
         edges += ends[: steps - (len(edges) - 1)]
         taken += whole
-    return Batches(torch.from_numpy(np.concatenate(orders)), tuple(edges), steps / per_pass)
+    return Batches(torch.from_numpy(np.concatenate(orders)[: edges[-1]]), tuple(edges), steps / per_pass)
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,10 @@ class Executor(Protocol):
 @contextmanager
 def one_thread() -> Iterator[None]:
     """One thread for torch and for numpy's BLAS, here and now: the arithmetic of a worker, in this process."""
-    from threadpoolctl import threadpool_limits
-
+    try:
+        from threadpoolctl import threadpool_limits
+    except ModuleNotFoundError:
+        raise SteelyardError("the simulator needs threadpoolctl: pip install 'steelyard[sim]'") from None
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

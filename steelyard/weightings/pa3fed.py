@@ -9,7 +9,9 @@
 Taken literally (`score="loss"`) a client whose loss fell is weighed down, which contradicts the paper's text three
 times ("performance ... should show a gradual increase", "clients with greater stability are given more weight"). The
 text is consistent if s is a performance score: `score="neg_loss"` or `"accuracy"` (Eq. 9). The paper leaves open: the
-normalisation (here over the cohort), the first selection of a client (alpha = 1), round 1 (the detector's say).
+normalisation (here over the cohort), the first selection of a client (alpha = 1), round 1 (the detector's say), and the
+model that is scored: the one trained (`model="local"`, Algorithm 1 scores after training) or the one received
+(`model="global"`, Eq. 7 writes the downloaded w).
 
 PA3Fed is not written as `gate(detector, scores)`: scores must be remembered outside critical periods too, and a
 closed gate computes nothing.
@@ -45,6 +47,7 @@ class PA3Fed(Weighting):
     beta: float = 0.3
     score: str = "loss"
     detector: str | Detector = "eq6"
+    model: str = "local"
 
     name = "pa3fed"
     modifies = True
@@ -58,6 +61,7 @@ class PA3Fed(Weighting):
     def __post_init__(self) -> None:
         checks.number("beta", self.beta)
         checks.one_of("score", self.score, "loss", "neg_loss", "accuracy")
+        checks.one_of("model", self.model, "local", "global")
         if isinstance(self.detector, str):
             checks.one_of("detector", self.detector, *_DETECTORS)
 
@@ -68,11 +72,15 @@ class PA3Fed(Weighting):
     @property
     def needs(self) -> Needs:
         """The score, and what the detector asks for."""
-        return Needs.of("accuracy" if self.score == "accuracy" else "loss") | self._detector.needs
+        return Needs.of(self._metric) | self._detector.needs
+
+    @property
+    def _metric(self) -> str:
+        return ("accuracy" if self.score == "accuracy" else "loss") + ("_before" if self.model == "global" else "")
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Algorithm 1, lines 13 to 20; scores are remembered in and out of critical periods."""
-        reported = view.metric("accuracy" if self.score == "accuracy" else "loss")
+        reported = view.metric(self._metric)
         score = (-reported if self.score == "neg_loss" else reported)[None, :]  # [1, K]
         critical, detected = self._detector.critical(view.restricted(self._detector.needs), state.get("period", {}))
         last = gather(state.get("scores", {}), view.ids, score)

@@ -208,6 +208,7 @@ def test_batches_cover_every_pass_and_cut_steps():
     cut = batches(index, Local(steps=6, batch_size=16), rng(0))
     assert cut.edges == (0, 16, 32, 48, 50, 66, 82)
     assert cut.passes == 1.5
+    assert len(cut.order) == 82
     assert batches(index, Local(batch_size=49), rng(0)).edges == (0, 49, 50)
     assert batches(index, Local(batch_size=49), rng(0), at_least_two=True).edges == (0, 50)
     assert batches(index[:1], Local(batch_size=49), rng(0), at_least_two=True).edges == (0, 1)
