@@ -103,7 +103,8 @@ class _Parser:
             raise self.error(f"{entry.name}: {error}") from error
 
     def option(self, entry: Entry, options: dict[str, Any]) -> None:
-        bare = not options and self.peek(1) != "="  # dirichlet:0.1 is dirichlet:alpha=0.1
+        # dirichlet:0.1 is dirichlet:alpha=0.1, but the name of an option wants a value
+        bare = bool(entry.options) and not options and self.peek(1) != "=" and self.peek() not in entry.options
         name = next(iter(entry.options), "") if bare else self.take()
         if name not in entry.options:
             near = difflib.get_close_matches(name, entry.options, n=1)

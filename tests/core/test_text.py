@@ -109,3 +109,13 @@ def test_server_optimizers_share_the_syntax():
     assert steelyard.parse_optimizer("adam:betas=[0.5,0.9]") == steelyard.adam(betas=(0.5, 0.9))
     with pytest.raises(steelyard.SteelyardError, match="server optimizer"):
         steelyard.parse_optimizer("sgd|adam")
+
+
+def test_a_bare_value_is_the_first_option():
+    assert steelyard.parse_rule("fedadp:3") == steelyard.fedadp(alpha=3)
+    assert steelyard.parse_rule("fedadp:3,clock=client") == steelyard.fedadp(alpha=3, clock="client")
+    assert steelyard.parse_rule("fedawa:official|cap:0.5") == steelyard.parse_rule(
+        "fedawa:preset=official|cap:max_weight=0.5"
+    )
+    with pytest.raises(steelyard.SteelyardError, match="uniform has no option '3'"):
+        steelyard.parse_rule("uniform:3")
