@@ -121,7 +121,7 @@ class FlatModel:
             loss += self.loss(output, wanted).item() * len(part)
             guess = output.argmax(dim=1) if output.ndim > 1 and not wanted.is_floating_point() else output
             same = guess.shape == wanted.shape and not guess.is_floating_point()
-            right += (guess == wanted).double().mean().item() * len(part) if same else float("nan")
+            right += int((guess == wanted).sum()) * len(part) / guess.numel() if same else float("nan")
         return loss, right, len(index)
 
     def mode(self, batch_norm: bool) -> None:

@@ -88,9 +88,9 @@ def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.T
     local = job.local
     count = len(job.batches)
     squares = torch.zeros(count, dtype=torch.float64)
-    stack = _Stack(job.batches) if isinstance(model, DenseModels) else None
+    stack = _Stack(job.batches, stored, targets) if isinstance(model, DenseModels) else None
+    order = job.batches[0].order.to(stored.device)
     plain = not (job.terms or job.norms or local.slots or local.clip)
-    rows, labels = stored.numpy(), targets.numpy()
     ends = {one.steps for one in job.batches}
     for step in range(job.batches[0].steps):
         if step == 0 or step in ends:  # some clients have finished: the others are the first ones
@@ -102,16 +102,16 @@ def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.T
         if isinstance(model, DenseModels):
             assert stack is not None
             if plain:
-                model.descend(rows, labels, *stack.at(step, active), job.lr, local.weight_decay)
+                model.descend(stack.rows, stack.labels, *stack.at(step, active), job.lr, local.weight_decay)
                 continue
-            model.gradient(rows, labels, *stack.at(step, active))
+            model.gradient(stack.rows, stack.labels, *stack.at(step, active))
         else:
             edges = job.batches[0].edges
-            model.gradient(stored, targets, job.batches[0].order[edges[step] : edges[step + 1]])
+            model.gradient(stored, targets, order[edges[step] : edges[step + 1]])
         if job.norms:
             counted = grad.add(x, alpha=local.weight_decay) if local.norm_decay else grad
             square = (counted * counted).sum(dim=1)
-            squares[:active] += square.clamp(max=local.clip**2 if local.clip else float("inf")).double().cpu()
+            squares[:active] += square.clamp(max=local.clip**2 if local.clip else float("inf")).cpu().double()
         for term, at in terms:
             term.add(grad, x, at)
         if local.clip is not None:
@@ -130,8 +130,9 @@ def _clip(grad: torch.Tensor, limit: float) -> None:
 class _Stack:
     """The batches of clients side by side, step by step; short batches are padded."""
 
-    def __init__(self, group: Sequence[Batches]) -> None:
+    def __init__(self, group: Sequence[Batches], stored: torch.Tensor, targets: torch.Tensor) -> None:
         self.group = group
+        self.rows, self.labels = stored.numpy(), targets.numpy()
         self.edges = group[0].edges
         self.alike = all(one.edges == self.edges for one in group)
         self.orders = np.stack([one.order.numpy() for one in group]) if self.alike else None

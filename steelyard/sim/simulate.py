@@ -203,7 +203,7 @@ def _reported(algorithm: Algorithm, metrics: Sequence[str], federation: Federati
     for name in metrics:
         if name not in known:
             raise SteelyardError(f"metrics: clients cannot report {name!r}; they can report {', '.join(sorted(known))}")
-    wanted = algorithm.needs.metrics | set(metrics) | {"num_examples"}
+    wanted = algorithm.needs.metrics | set(metrics)
     unknown = sorted(wanted - known)
     if unknown:
         raise SteelyardError(f"the rule needs {unknown[0]!r}, which simulated clients do not report")

@@ -52,6 +52,16 @@ class Work:
     metrics: tuple[str, ...]
 
     @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Samples of each client."""
+        return self.federation.sizes
+
+    @cached_property
+    def mean_size(self) -> float:
+        """Their mean over all clients."""
+        return float(self.sizes.mean())
+
+    @cached_property
     def dense(self) -> DenseModels | None:
         """The stacked closed form, if the network has one."""
         model, inputs = self.model, self.federation.train.inputs
@@ -81,7 +91,7 @@ class Work:
 
     def prepare(self) -> None:
         """Brings the data into form once, before the fork, so that workers share it."""
-        _ = self.dense, self.inputs, self.targets
+        _ = self.dense, self.inputs, self.targets, self.mean_size
         if self.federation.test is not None:
             _ = self.test
 
@@ -126,7 +136,7 @@ class Work:
         """How many steps a client takes in a round, without drawing its batches."""
         if self.local.steps is not None:
             return self.local.steps
-        count = len(self.federation.index[client])
+        count = int(self.sizes[client])
         count -= int(count * (1 - self.local.train_share) + 1e-9) if self.local.train_share < 1.0 else 0
         return -(-count // self.local.batch_size) * (self.local.epochs or 1)
 
@@ -213,8 +223,7 @@ class Work:
         self, buffers: Buffers, clients: Sequence[int], places: Sequence[int], starts: torch.Tensor, lr: float
     ) -> list[tuple[ClientTerm, AtClient]]:
         """Each term with what it sees; the clients' own vectors are copies."""
-        sizes = self.federation.sizes
-        relative = torch.tensor([sizes[client] / sizes.mean() for client in clients], dtype=starts.dtype)
+        relative = torch.tensor([self.sizes[client] / self.mean_size for client in clients], dtype=starts.dtype)
         seen = []
         for term in self.algorithm.client:
             own = {slot: buffers.tables[f"{term.name}.{slot}"][clients].to(starts.device) for slot in term.client_slots}
@@ -281,7 +290,7 @@ class Work:
                 self.model.load(params, buffers.stats, buffers.counts)
             after = self._measured(client)
         known = {
-            "num_examples": float(self.federation.sizes[client]),
+            "num_examples": float(self.sizes[client]),
             "num_steps": float(steps),
             "normalizer": work,
             "grad_norm": norm,

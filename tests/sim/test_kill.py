@@ -13,6 +13,9 @@ import pytest
 import torch
 
 import steelyard
+from steelyard.sim.checkpoint import Checkpoints
+from steelyard.sim.rundir import RunDirectory
+from steelyard.sim.server import Server
 from tests.sim.runs import ALGORITHMS
 from tests.sim.test_resume import files
 
@@ -92,3 +95,51 @@ def test_killed_and_resumed(rule, seed, whole, tmp_path):
 def test_killed_and_resumed_twenty_times(rule, whole, tmp_path):
     died = [kill_and_resume(rule, seed, whole, tmp_path / str(seed)) for seed in range(100, 120)]
     assert len(set(died)) > 3  # the moments were spread over the run
+
+
+def at_call(home, name, count, after):
+    def patch(monkeypatch):
+        real, calls = getattr(home, name), []
+
+        def deadly(*args, **kwargs):
+            calls.append(1)
+            if len(calls) == count and not after:
+                os._exit(9)
+            result = real(*args, **kwargs)
+            if len(calls) == count:
+                os._exit(9)
+            return result
+
+        monkeypatch.setattr(home, name, deadly)
+
+    return patch
+
+
+MOMENTS = {
+    "before aggregation": at_call(Server, "aggregate", 5, False),
+    "between the sum and what clients keep": at_call(Server, "_settle", 5, False),
+    "after aggregation": at_call(Server, "aggregate", 5, True),
+    "before the log": at_call(RunDirectory, "append", 6, False),
+    "between log and checkpoint": at_call(RunDirectory, "append", 6, True),
+    "while a checkpoint is written": at_call(Checkpoints, "_publish", 3, False),
+    "between rename and link": at_call(Checkpoints, "_publish", 3, True),
+    "while old ones are removed": at_call(Checkpoints, "_prune", 3, False),
+    "before anything": at_call(RunDirectory, "begin", 1, False),
+    "while the configuration is written": at_call(RunDirectory, "begin", 1, True),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_a_chosen_moment(moment, whole, tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    child = os.fork()
+    if not child:
+        MOMENTS[moment](monkeypatch)
+        torch.set_num_threads(1)
+        run("scaffold", path, False)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 9  # it did die there
+    _, status = os.waitpid(forked("scaffold", path, True), 0)
+    assert status == 0
+    assert files(path) == whole["scaffold"][0]
