@@ -45,6 +45,7 @@ class Buffers:
         self.status = memory.zeros([places], i64)
         self.steps = memory.zeros([places], f64)
         self.work = memory.zeros([places], f64)
+        self.seconds = memory.zeros([places], f64)
         self.reports = memory.zeros([places, needs.metrics], f64)
         self.histograms = memory.zeros([places, needs.classes], f64)
         shards = -(-needs.test // SHARD)

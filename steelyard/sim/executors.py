@@ -25,7 +25,8 @@ import torch
 
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.buffers import Buffers
-from steelyard.sim.work import Work
+from steelyard.sim.group import train_group
+from steelyard.sim.work import Seat, Work
 
 TRAIN, TEST, CLIENTS = range(3)
 _STAGES = {TRAIN: "training", TEST: "evaluation on the test set", CLIENTS: "evaluation on clients' data"}
@@ -53,7 +54,7 @@ class Task(NamedTuple):
         """Does it, in this process."""
         if self.stage == TRAIN:
             n = self.numbers
-            work.train(buffers, self.round, list(zip(n[::3], n[1::3], n[2::3], strict=True)))
+            train_group(work, buffers, self.round, [Seat(*seat) for seat in zip(n[::3], n[1::3], n[2::3], strict=True)])
         elif self.stage == TEST:
             work.evaluate_test(buffers, self.numbers[0])
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,16 +16,9 @@ from steelyard.core.term import AtServer
 from steelyard.metrics import refused_by_metrics
 from steelyard.sim.buffers import Buffers
 from steelyard.sim.checkpoint import Snapshot
-from steelyard.sim.work import REASONS, Work
+from steelyard.sim.group import FINE, REASONS
+from steelyard.sim.work import Seat, Work
 from steelyard.stores.memory import MemorySink, MemoryStore
-
-
-class Seat(NamedTuple):
-    """A client that trains in a round: its number, its place in the buffers, its row in the matrix or -1."""
-
-    client: int
-    place: int
-    row: int
 
 
 class Server:
@@ -66,7 +59,7 @@ class Server:
         """
         buffers, work = self.buffers, self.work
         cohort = [seat for seat in seats if seat.row >= 0]
-        fine = {seat for seat in seats if int(buffers.status[seat.place]) == 0}
+        fine = {seat for seat in seats if int(buffers.status[seat.place]) == FINE}
         store = self._store(cohort)
         table = self._reports([seat for seat in cohort if seat in fine])
         store = store.without(refused_by_metrics(self.rule, table, store.ids) if store.ids else {})

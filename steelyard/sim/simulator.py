@@ -25,11 +25,12 @@ from steelyard.sim.buffers import SHARD, Buffers
 from steelyard.sim.callbacks import Callback
 from steelyard.sim.checkpoint import Snapshot, Writer
 from steelyard.sim.executors import CLIENTS, TEST, TRAIN, Executor, Forked, Serial, Task, can_fork
+from steelyard.sim.group import FINE, REASONS
 from steelyard.sim.participation import Participation
 from steelyard.sim.rundir import RunDirectory
-from steelyard.sim.server import Seat, Server
+from steelyard.sim.server import Server
 from steelyard.sim.streams import stream
-from steelyard.sim.work import REASONS, Work
+from steelyard.sim.work import Seat, Work
 
 Record = dict[str, Any]
 
@@ -157,6 +158,7 @@ class Simulation:
         ended = time.perf_counter()
         record["timings"] = {
             "train": round(trained - started, 6),
+            "sgd": round(float(self.buffers.seconds[: len(seats)].sum()), 6),  # of all workers together
             "aggregate": round(aggregated - trained, 6),
             "evaluate": round(ended - aggregated, 6),
             "total": round(ended - started, 6),
@@ -193,7 +195,7 @@ class Simulation:
     def _aggregate(self, number: int, seats: Sequence[Seat]) -> Record:
         """The core's round; a round without a quorum is void, and too many of them in a row end the run."""
         cohort = [seat for seat in seats if seat.row >= 0]
-        valid = [seat for seat in cohort if not int(self.buffers.status[seat.place])]
+        valid = [seat for seat in cohort if int(self.buffers.status[seat.place]) == FINE]
         if len(valid) < self.participation.quorum:
             record = self._void(number, cohort, valid)
         else:

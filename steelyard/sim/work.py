@@ -1,6 +1,7 @@
-"""What a worker does: train a group of clients, evaluate a piece of data. The same code in every executor.
+"""What a process needs to do clients' work: data, model, options; who trains with whom; evaluation.
 
-Models and results travel through tensors in shared memory; a task is a handful of whole numbers. Nothing is pickled.
+The same code in every executor. Models and results travel through tensors in shared memory; a task is a handful of
+whole numbers. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +19,21 @@ from steelyard.algorithm import Algorithm
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.local import Local
-from steelyard.client.train import Batches, Training, batches, train
-from steelyard.core.round import NOT_FINITE, finite
-from steelyard.core.term import AtClient, ClientTerm
+from steelyard.client.train import Batches, batches
 from steelyard.data.dataset import Federation
 from steelyard.sim.buffers import SHARD, Buffers, Sizes
-from steelyard.sim.streams import number, stream
+from steelyard.sim.streams import stream
 
-REASONS = {1: "has no examples", 2: NOT_FINITE}
 
-Group = Sequence[tuple[int, int, int]]  # (client, place, row): row is -1 for a client outside the cohort
+class Seat(NamedTuple):
+    """A client that trains in a round: its number, its place in the buffers, its row in the matrix or -1.
+
+    Rows are the cohort's; clients outside it may train too, where all do.
+    """
+
+    client: int
+    place: int
+    row: int
 
 
 @dataclass(frozen=True)
@@ -140,170 +147,28 @@ class Work:
         count -= int(count * (1 - self.local.train_share) + 1e-9) if self.local.train_share < 1.0 else 0
         return -(-count // self.local.batch_size) * (self.local.epochs or 1)
 
-    def groups(self, trained: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    def groups(self, trained: Sequence[Seat]) -> list[list[Seat]]:
         """Clients in the groups they train in, longest first: a function of who trains alone, not of the workers.
 
         Where clients train side by side, groups are filled so that all take about as long: each client, longest
         first, goes to the group that has least to do. Their number is a multiple of four, to share out evenly.
         """
-        steps = {one: self.num_steps(one[0]) for one in trained}
-        order = sorted(trained, key=lambda one: (-steps[one], one[1]))
+        steps = {seat: self.num_steps(seat.client) for seat in trained}
+        order = sorted(trained, key=lambda seat: (-steps[seat], seat.place))
         if self.dense is None:
-            return [[one] for one in order]
+            return [[seat] for seat in order]
         count = min(len(order), 4 * -(-len(order) // (4 * self.dense.count)))
-        groups: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
-        for one in order:
+        groups: list[list[Seat]] = [[] for _ in range(count)]
+        for seat in order:
             open_groups = [group for group in groups if len(group) < self.dense.count]
-            min(open_groups, key=lambda group: sum(steps[member] for member in group)).append(one)
+            min(open_groups, key=lambda group: sum(steps[member] for member in group)).append(seat)
         return groups
 
-    def train(self, buffers: Buffers, round: int, group: Group) -> None:
-        """Trains a group and writes updates, vectors and reports to their places."""
-        with_data = []
-        for client, place, row in group:
-            drawn = self.batches(client, round)
-            buffers.status[place] = 0 if drawn is not None else 1
-            if drawn is not None:
-                with_data.append((drawn, client, place, row))
-        with_data.sort(key=lambda one: -one[0].steps)
-        if not with_data:
-            return
-        lr = self.local.rate(round, self.rounds)
-        places = [place for _, _, place, _ in with_data]
-        clients = [client for _, client, _, _ in with_data]
-        starts = self._starts(buffers, [row for _, _, _, row in with_data])  # [C, d] or [1, d]
-        before = [self._evaluated(buffers, starts[min(i, len(starts) - 1)], c) for i, c in enumerate(clients)]
-        model: FlatModel | DenseModels = self.dense or self.model
-        params = model.params[: len(places)]
-        params.copy_(starts)
-        held, taken = self._optimizer_state(buffers, clients, params)
-        terms = self._terms(buffers, clients, places, starts, lr)
-        drawn_batches = [drawn for drawn, _, _, _ in with_data]
-        job = Training(self.local, lr, drawn_batches, terms, held, taken, self.model.free, "grad_norm" in self.metrics)
-        with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"):  # what overflows is found below
-            if isinstance(model, FlatModel):
-                model.load(params[0], buffers.stats, buffers.counts)
-                model.mode(batch_norm=len(self.split(clients[0])[0]) > 1)
-                self._seed(number(self.seed, "module", round, self.federation.ids[clients[0]]))
-            norms = train(model, self.inputs if model is self.model else self.rows, self.targets, job)
-        work = [self.local.work(drawn.steps, lr, self.algorithm.client.proximal) for drawn in drawn_batches]
-        column = torch.tensor(work, dtype=params.dtype, device=params.device).unsqueeze(1)
-        for term, at in terms:
-            term.finish(params, at, column)
-        self._hand_in(buffers, with_data, params, norms, work, terms, held, before)
-
-    def _seed(self, seed: int) -> None:
-        """Dropout and the like draw from torch's own generator: it, too, is a function of (seed, round, client)."""
-        torch.default_generator.manual_seed(seed)
-        if self.model.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-
-    def _starts(self, buffers: Buffers, rows: Sequence[int]) -> torch.Tensor:
-        """The models the clients start from."""
-        theta = buffers.theta.unsqueeze(0)
-        if self.algorithm.broadcast is not None:
-            theta = theta.repeat(len(rows), 1)
-            for start, row in zip(theta, rows, strict=True):
-                for number_of_leaf, leaf in enumerate(self.model.layout.params):
-                    much = float(buffers.starts[row, number_of_leaf]) if row >= 0 else 0.0
-                    start[leaf.start : leaf.stop].add_(buffers.sent["move"][leaf.start : leaf.stop], alpha=much)
-        return theta.to(self.model.device)
-
-    def _optimizer_state(
-        self, buffers: Buffers, clients: Sequence[int], like: torch.Tensor
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """The optimizer's vectors and steps so far: fresh, or those of the clients' last participation."""
-        if not self.local.persistent:
-            fresh = {slot: torch.zeros_like(like) for slot in self.local.slots}
-            return fresh, torch.zeros(len(clients), 1, device=like.device)
-        held = {slot: buffers.tables[f"local.{slot}"][clients].to(like.device) for slot in self.local.slots}
-        return held, buffers.steps_taken[clients].to(like.device, torch.float32).unsqueeze(1)
-
-    def _terms(
-        self, buffers: Buffers, clients: Sequence[int], places: Sequence[int], starts: torch.Tensor, lr: float
-    ) -> list[tuple[ClientTerm, AtClient]]:
-        """Each term with what it sees; the clients' own vectors are copies."""
-        relative = torch.tensor([self.sizes[client] / self.mean_size for client in clients], dtype=starts.dtype)
-        seen = []
-        for term in self.algorithm.client:
-            own = {slot: buffers.tables[f"{term.name}.{slot}"][clients].to(starts.device) for slot in term.client_slots}
-            sent = {slot: buffers.sent[f"{term.name}.{slot}"].to(starts.device) for slot in term.server_slots}
-            sent |= {name: buffers.sent[name].to(starts.device) for name in term.needs.broadcast}
-            seen.append((term, AtClient(starts, lr, own, sent, relative.unsqueeze(1).to(starts.device))))
-        return seen
-
-    def _evaluated(self, buffers: Buffers, params: torch.Tensor, client: int) -> tuple[float, float]:
-        """Loss and accuracy of the model received, on the client's data, if anyone asked."""
-        if not {"loss_before", "accuracy_before"} & set(self.metrics):
-            return 0.0, 0.0
-        self.model.load(params, buffers.stats, buffers.counts)
-        return self._measured(client)
-
-    def _measured(self, client: int) -> tuple[float, float]:
+    def measured(self, client: int) -> tuple[float, float]:
+        """Loss and accuracy of the model at hand on all of a client's data."""
         index = torch.from_numpy(self.federation.index[client]).to(self.model.device)
         loss, right, count = self.model.evaluate(self.inputs, self.targets, index)
         return loss / count, right / count
-
-    def _hand_in(
-        self,
-        buffers: Buffers,
-        with_data: Sequence[tuple[Batches, int, int, int]],
-        params: torch.Tensor,
-        norms: torch.Tensor,
-        work: Sequence[float],
-        terms: Sequence[tuple[ClientTerm, AtClient]],
-        held: dict[str, torch.Tensor],
-        before: Sequence[tuple[float, float]],
-    ) -> None:
-        """Writes what the group made to its places in shared memory."""
-        own = {f"{term.name}.{slot}": rows for term, at in terms for slot, rows in at.own.items()}
-        own |= {f"local.{slot}": rows for slot, rows in held.items()} if self.local.persistent else {}
-        for i, (drawn, client, place, row) in enumerate(with_data):
-            fine = finite(params[i]) and all(finite(rows[i]) for rows in own.values())
-            if row >= 0:
-                torch.sub(params[i].cpu(), buffers.theta, out=buffers.matrix[row])
-                fine = fine and finite(buffers.matrix[row]) and finite(self.model.stats)
-                buffers.row_stats[row].copy_(self.model.stats)
-                buffers.row_counts[row].copy_(self.model.counts())
-            for name, rows in own.items():
-                buffers.staged[name][place].copy_(rows[i])
-            buffers.steps[place] = drawn.steps
-            buffers.work[place] = work[i]
-            buffers.status[place] = 0 if fine else 2
-            self._report(buffers, client, place, params[i], drawn.steps, work[i], float(norms[i]), before[i])
-
-    def _report(
-        self,
-        buffers: Buffers,
-        client: int,
-        place: int,
-        params: torch.Tensor,
-        steps: int,
-        work: float,
-        norm: float,
-        before: tuple[float, float],
-    ) -> None:
-        """The metrics somebody asked for, and no others."""
-        after = (0.0, 0.0)
-        if {"loss", "accuracy"} & set(self.metrics):
-            if self.dense is not None:
-                self.model.load(params, buffers.stats, buffers.counts)
-            after = self._measured(client)
-        known = {
-            "num_examples": float(self.sizes[client]),
-            "num_steps": float(steps),
-            "normalizer": work,
-            "grad_norm": norm,
-            "loss_before": before[0],
-            "accuracy_before": before[1],
-            "loss": after[0],
-            "accuracy": after[1],
-            "label_hist": 0.0,  # has a table of its own
-        }
-        buffers.reports[place] = torch.tensor([known[name] for name in self.metrics], dtype=torch.float64)
-        if "label_hist" in self.metrics:
-            labels = self.federation.train.targets[torch.from_numpy(self.federation.index[client])]
-            buffers.histograms[place] = torch.bincount(labels, minlength=buffers.histograms.shape[1]).double()
 
     def evaluate_test(self, buffers: Buffers, shard: int) -> None:
         """Loss, right answers and samples of one shard of the server's test set."""

@@ -80,7 +80,7 @@ def test_a_run_directory_holds_what_it_should(tmp_path):
     assert {"accuracy", "loss", "weights", "coherence", "timings", "quarantined", "effective_clients"} <= set(
         records[0]
     )
-    assert {"train", "aggregate", "evaluate", "total"} == set(records[0]["timings"])
+    assert {"train", "sgd", "aggregate", "evaluate", "total"} == set(records[0]["timings"])
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["torch"] == torch.__version__
     last, best = (verified(tmp_path / "run" / "checkpoints" / name) for name in ("last", "best"))
     assert last.round == 6

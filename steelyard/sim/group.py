@@ -1,0 +1,173 @@
+"""A group of clients that train side by side, from the model they receive to what they hand in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from steelyard.client.dense import DenseModels
+from steelyard.client.flat import FlatModel
+from steelyard.client.train import Batches, Training, train
+from steelyard.core.round import NOT_FINITE, finite
+from steelyard.core.term import AtClient, ClientTerm
+from steelyard.sim.buffers import Buffers
+from steelyard.sim.streams import number
+from steelyard.sim.work import Seat, Work
+
+FINE, EMPTY, BROKEN = range(3)
+REASONS = {EMPTY: "has no examples", BROKEN: NOT_FINITE}
+
+
+class _Trainee(NamedTuple):
+    client: int
+    place: int
+    row: int
+    batches: Batches
+
+
+def train_group(work: Work, buffers: Buffers, round: int, seats: Sequence[Seat]) -> None:
+    """Trains a group and writes updates, vectors and reports to their places."""
+    trainees = []
+    for seat in seats:
+        drawn = work.batches(seat.client, round)
+        buffers.status[seat.place] = EMPTY if drawn is None else FINE
+        if drawn is not None:
+            trainees.append(_Trainee(*seat, drawn))
+    trainees.sort(key=lambda one: -one.batches.steps)
+    if trainees:
+        _Group(work, buffers, round, trainees).train()
+
+
+class _Group:
+    """One piece of work; clients are sorted by number of steps, most first."""
+
+    def __init__(self, work: Work, buffers: Buffers, round: int, trainees: Sequence[_Trainee]) -> None:
+        self.work, self.buffers, self.round, self.trainees = work, buffers, round, trainees
+        self.clients = [one.client for one in trainees]
+        self.lr = work.local.rate(round, work.rounds)
+        self.model: FlatModel | DenseModels = work.dense or work.model
+        self.params = self.model.params[: len(trainees)]  # [C, d]
+        self.starts = self._starts()  # [C, d] or [1, d]
+        self.held, self.taken = self._optimizer_state()
+        self.terms = self._terms()
+
+    def train(self) -> None:
+        """From the models received to what is handed in."""
+        work, buffers = self.work, self.buffers
+        before = [self._received(i) for i in range(len(self.trainees))]
+        self.params.copy_(self.starts)
+        drawn = [one.batches for one in self.trainees]
+        wanted = "grad_norm" in work.metrics
+        job = Training(work.local, self.lr, drawn, self.terms, self.held, self.taken, work.model.free, wanted)
+        with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"):  # what overflows is found below
+            if self.model is work.model:
+                work.model.load(self.params[0], buffers.stats, buffers.counts)
+                work.model.mode(batch_norm=len(work.split(self.clients[0])[0]) > 1)
+                self._seed(number(work.seed, "module", self.round, work.federation.ids[self.clients[0]]))
+            began = time.perf_counter()
+            norms = train(self.model, work.inputs if self.model is work.model else work.rows, work.targets, job)
+            spent = (time.perf_counter() - began) / len(self.trainees)
+        amounts = [work.local.work(one.steps, self.lr, work.algorithm.client.proximal) for one in drawn]
+        column = torch.tensor(amounts, dtype=self.params.dtype, device=self.params.device).unsqueeze(1)
+        for term, at in self.terms:
+            term.finish(self.params, at, column)
+        self._hand_in()
+        for i, one in enumerate(self.trainees):
+            buffers.seconds[one.place] = spent
+            buffers.steps[one.place] = one.batches.steps
+            buffers.work[one.place] = amounts[i]
+            self._report(i, amounts[i], float(norms[i]), before[i])
+
+    def _seed(self, seed: int) -> None:
+        """Dropout and the like draw from torch's own generator: it, too, is a function of (seed, round, client)."""
+        torch.default_generator.manual_seed(seed)
+        if self.work.model.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def _starts(self) -> torch.Tensor:
+        """The models the clients start from: the global one, unless a broadcast mutates it."""
+        buffers, device = self.buffers, self.work.model.device
+        theta = buffers.theta.unsqueeze(0)
+        if self.work.algorithm.broadcast is not None:
+            theta = theta.repeat(len(self.trainees), 1)
+            for start, one in zip(theta, self.trainees, strict=True):
+                for column, leaf in enumerate(self.work.model.layout.params):
+                    much = float(buffers.starts[one.row, column]) if one.row >= 0 else 0.0
+                    start[leaf.start : leaf.stop].add_(buffers.sent["move"][leaf.start : leaf.stop], alpha=much)
+        return theta.to(device)
+
+    def _optimizer_state(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """The optimizer's vectors and steps so far: fresh, or those of the clients' last participation."""
+        local, like = self.work.local, self.params
+        if not local.persistent:
+            fresh = {slot: torch.zeros_like(like) for slot in local.slots}
+            return fresh, torch.zeros(len(like), 1, device=like.device)
+        held = {slot: self.buffers.tables[f"local.{slot}"][self.clients].to(like.device) for slot in local.slots}
+        return held, self.buffers.steps_taken[self.clients].to(like.device, torch.float32).unsqueeze(1)
+
+    def _terms(self) -> list[tuple[ClientTerm, AtClient]]:
+        """Each term with what it sees; the clients' own vectors are copies."""
+        work, buffers, starts = self.work, self.buffers, self.starts
+        relative = torch.tensor([work.sizes[client] / work.mean_size for client in self.clients], dtype=starts.dtype)
+        seen = []
+        for term in work.algorithm.client:
+            own = {slot: buffers.tables[f"{term.name}.{slot}"][self.clients] for slot in term.client_slots}
+            sent = {slot: buffers.sent[f"{term.name}.{slot}"] for slot in term.server_slots}
+            sent |= {name: buffers.sent[name] for name in term.needs.broadcast}
+            own, sent = ({n: v.to(starts.device) for n, v in vectors.items()} for vectors in (own, sent))
+            seen.append((term, AtClient(starts, self.lr, own, sent, relative.unsqueeze(1).to(starts.device))))
+        return seen
+
+    def _received(self, i: int) -> tuple[float, float]:
+        """Loss and accuracy of the model received, on the client's data, if anyone asked."""
+        if not {"loss_before", "accuracy_before"} & set(self.work.metrics):
+            return 0.0, 0.0
+        start = self.starts[min(i, len(self.starts) - 1)]
+        self.work.model.load(start, self.buffers.stats, self.buffers.counts)
+        return self.work.measured(self.clients[i])
+
+    def _hand_in(self) -> None:
+        """Writes updates, statistics and what clients keep to their places; says who is not finite."""
+        buffers, model = self.buffers, self.work.model
+        own = {f"{term.name}.{slot}": rows for term, at in self.terms for slot, rows in at.own.items()}
+        own |= {f"local.{slot}": rows for slot, rows in self.held.items()} if self.work.local.persistent else {}
+        for i, one in enumerate(self.trainees):
+            fine = finite(self.params[i]) and all(finite(rows[i]) for rows in own.values())
+            if one.row >= 0:
+                torch.sub(self.params[i].cpu(), buffers.theta, out=buffers.matrix[one.row])
+                fine = fine and finite(buffers.matrix[one.row]) and finite(model.stats)
+                buffers.row_stats[one.row].copy_(model.stats)
+                buffers.row_counts[one.row].copy_(model.counts())
+            for name, rows in own.items():
+                buffers.staged[name][one.place].copy_(rows[i])
+            buffers.status[one.place] = FINE if fine else BROKEN
+
+    def _report(self, i: int, work: float, norm: float, before: tuple[float, float]) -> None:
+        """The metrics somebody asked for, and no others."""
+        one, metrics = self.trainees[i], self.work.metrics
+        after = (0.0, 0.0)
+        if {"loss", "accuracy"} & set(metrics):
+            if self.model is not self.work.model:
+                self.work.model.load(self.params[i], self.buffers.stats, self.buffers.counts)
+            after = self.work.measured(one.client)
+        known = {
+            "num_examples": float(self.work.sizes[one.client]),
+            "num_steps": float(one.batches.steps),
+            "normalizer": work,
+            "grad_norm": norm,
+            "loss_before": before[0],
+            "accuracy_before": before[1],
+            "loss": after[0],
+            "accuracy": after[1],
+            "label_hist": 0.0,  # has a table of its own
+        }
+        self.buffers.reports[one.place] = torch.tensor([known[name] for name in metrics], dtype=torch.float64)
+        if "label_hist" in metrics:
+            data = self.work.federation
+            labels = data.train.targets[torch.from_numpy(data.index[one.client])]
+            classes = self.buffers.histograms.shape[1]
+            self.buffers.histograms[one.place] = torch.bincount(labels, minlength=classes).double()
