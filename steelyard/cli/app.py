@@ -60,7 +60,7 @@ def _root(
 def rules(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List every rule: name, paper, what it needs from clients, options.
+    """List every rule, client term, server optimizer and broadcast: paper, needs, options.
 
     Rules are written as text: [bold]name:option=value,...[/], chained with [bold]|[/], and put around one another with
     brackets: [bold]guard(feddisco|fedawa:steps=10)[/].
@@ -71,18 +71,17 @@ def rules(
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table(title="Rules", title_justify="left", show_lines=False)
-    for column in ("name", "what it does", "paper", "needs", "options"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        options = ", ".join(f"{name}={value}" for name, value in row["options"].items())
-        cells = [row["name"], row["title"], row["paper"], ", ".join(row["needs"]), options]
-        table.add_row(*(escape(cell) for cell in cells), style=None if row["kind"] == "rule" else "dim")
-    console.print(table)
-    console.print(
-        "Dimmed: client terms (client=), server optimizers (server=) and broadcasts (broadcast=) of an algorithm. "
-        "More on one rule: [bold]steelyard explain RULE[/]"
-    )
+    titles = {"rule": "Rules", **{kind: f"{kind.capitalize()}s ({kind.split()[0]}=)" for kind in others}}
+    for kind, title in titles.items():
+        table = Table(title=title, title_justify="left", show_lines=False)
+        for column in ("name", "what it does", "paper", "needs", "options"):
+            table.add_column(column, overflow="fold")
+        for row in (row for row in rows if row["kind"] == kind):
+            options = ", ".join(f"{name}={value}" for name, value in row["options"].items())
+            cells = [row["name"], row["title"], row["paper"], ", ".join(row["needs"]), options]
+            table.add_row(*(escape(cell) for cell in cells))
+        console.print(table)
+    console.print("More on one rule: [bold]steelyard explain RULE[/]")
 
 
 def _row(entry: Entry, kind: str = "rule") -> dict[str, Any]:

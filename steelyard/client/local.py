@@ -38,7 +38,7 @@ class Local:
     epochs: int | None = None
     steps: int | None = None
     batch_size: int = 32
-    lr: float = 0.05
+    lr: float = 0.1
     schedule: str | Schedule = "constant"
     optimizer: str = "sgd"
     momentum: float = 0.0

@@ -38,7 +38,7 @@ class LocalSection(_Section):
     epochs: int | None = Field(None, ge=1, description="passes over the local data per round (1 if steps is not given)")
     steps: int | None = Field(None, ge=1, description="optimizer steps per round, instead of epochs")
     batch_size: int = Field(32, ge=1, description="samples per step")
-    lr: float = Field(0.05, gt=0, description="learning rate of round 1")
+    lr: float = Field(0.1, gt=0, description="learning rate of round 1")
     schedule: str = Field("constant", description="constant, exponential:0.995, step:every=10,gamma=0.1, cosine")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="sgd or adam")
     momentum: float = Field(0.0, ge=0, le=1, description="of sgd")
@@ -78,7 +78,7 @@ class Config(_Section):
     model: str | None = Field(
         None, description="logistic, mlp, mcmahan_cnn, simple_cnn, resnet20; by data set if not given"
     )
-    rounds: int = Field(20, ge=1, description="number of rounds")
+    rounds: int = Field(50, ge=1, description="number of rounds")
     seed: int = Field(0, ge=0, description="of everything")
     executor: Literal["auto", "serial", "process"] = Field("auto", description="serial is the debugger")
     workers: int | None = Field(None, ge=1, description="processes; one per core by default")

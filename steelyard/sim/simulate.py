@@ -41,7 +41,7 @@ def simulate(
     data: str | Federation | Mapping[Any, Any] = "digits",
     model: str | nn.Module | None = None,
     *,
-    rounds: int = 20,
+    rounds: int = 50,
     clients: int = 10,
     partition: str = "dirichlet:alpha=0.3",
     data_dir: str | Path | None = None,

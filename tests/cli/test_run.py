@@ -183,3 +183,15 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     assert process.returncode == 130
     assert "interrupted; go on with: steelyard resume" in errors
     assert "Traceback" not in errors
+
+
+def test_rules_lists_every_part_of_an_algorithm():
+    made = call("rules")
+    assert made.exit_code == 0
+    for title in ("Rules", "Client terms (client=)", "Server optimizers (server=)", "Broadcasts (broadcast=)"):
+        assert title in made.output
+    rows = json.loads(call("rules", "--json").output)
+    kinds = {row["name"]: row["kind"] for row in rows}
+    assert kinds["fedcos"] == "client term"
+    assert kinds["fedmut"] == "broadcast"
+    assert next(row for row in rows if row["name"] == "fedcos")["needs"] == ["last global step"]

@@ -220,7 +220,7 @@ def test_schedules():
     assert [parse_schedule("step:every=2,gamma=0.1").factor(t, 9) for t in (1, 2, 3)] == [1.0, 1.0, 0.1]
     assert parse_schedule("cosine").factor(1, 10) == 1.0
     assert parse_schedule("cosine").factor(6, 10) == pytest.approx(0.5)
-    assert Local().rate(17, 20) == 0.05
+    assert Local().rate(17, 20) == 0.1
 
 
 @pytest.mark.parametrize(
