@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -13,10 +13,12 @@ from rich.table import Table
 
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.callbacks import Callback
-from steelyard.sim.config import Config, read, validated
 from steelyard.sim.history import History
 from steelyard.sim.rundir import CONFIG, read_config
 from steelyard.sim.simulate import simulate
+
+if TYPE_CHECKING:  # pydantic takes a while to load: only commands that need it do
+    from steelyard.sim.config import Config
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON per round instead.")]
@@ -59,6 +61,8 @@ def run(
     [bold]steelyard rules[/] lists what weighting, client, server and broadcast can be; [bold]--options[/] lists all
     keys.
     """
+    from steelyard.sim.config import read
+
     console = Console()
     if options:
         _print_options(console)
@@ -82,6 +86,8 @@ def resume(
 
     A damaged checkpoint is named, and the one before it is used. A finished run can be prolonged with --rounds.
     """
+    from steelyard.sim.config import validated
+
     console = Console()
     try:
         stored = read_config(directory)
@@ -153,6 +159,8 @@ def _new_directory(config: Config) -> Path:
 
 
 def _print_options(console: Console) -> None:
+    from steelyard.sim.config import Config
+
     table = Table(title="Keys of a run", title_justify="left")
     for column in ("key", "default", "meaning"):
         table.add_column(column, overflow="fold")

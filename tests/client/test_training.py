@@ -123,6 +123,16 @@ def test_local_steps_and_normaliser_equal_fednovas_optimizer(name):
     assert_near(out.params, data[f"{name}/w_new_official"], 1e-9)
 
 
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.7}, {"momentum": 0.7, "nesterov": True}])
+def test_the_normaliser_counts_gradients_in_the_displacement(options):
+    local = Local(lr=0.05, batch_size=1, **options)
+    inputs = torch.ones(6, 1).double()  # every step has the gradient 1
+    model = flat(nn.Linear(1, 1, bias=False).double(), inputs, lambda outputs, _: outputs.mean())
+    start = model.params.clone()
+    run(model, inputs, torch.zeros(6), [in_order(6, 1)], local)
+    assert_near((start - model.params).item(), 0.05 * local.work(6, 0.05, 0.0), 1e-12)
+
+
 @pytest.mark.parametrize("name", ["SGD", "FedProx", "FedNova"])
 def test_gradient_norms_equal_criticalfls(name):
     data = arrays("criticalfl_fgn")

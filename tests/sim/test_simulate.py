@@ -93,6 +93,27 @@ def test_a_client_does_not_change_another_ones_randomness():
         assert torch.equal(drawn["all"][name], drawn["other"][name])
 
 
+def test_what_a_module_draws_differs_by_client_and_round_and_is_the_same_again():
+    drawn = []
+
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x):
+            if self.training:
+                drawn.append(torch.rand(()).item())
+            return self.inner(x)
+
+    before = torch.get_rng_state()
+    for _ in range(2):
+        simulate("fedavg", clients(3), Noisy(), rounds=2, local={"steps": 1})
+    assert drawn[:6] == drawn[6:]
+    assert len(set(drawn)) == 6
+    assert torch.equal(torch.get_rng_state(), before)  # the user's own randomness is left alone
+
+
 def test_seeds_and_rounds_differ():
     a, b = simulate(seed=0, rounds=2), simulate(seed=1, rounds=2)
     assert not same(a, b)
