@@ -23,10 +23,11 @@ from tests.sim.runs import ALGORITHMS, clients, same, simulate
 
 
 def files(directory):
-    """Everything that must not depend on interruptions: the log without timings, and the final checkpoint."""
+    """What must not depend on interruptions: the log without timings, the final checkpoint, the best model."""
     log = [{k: v for k, v in r.items() if k != "timings"} for r in read_log(directory)]
-    last = directory / "checkpoints" / "last"
-    return log, {name: (last / name).read_bytes() for name in ("model.safetensors", "state.safetensors")}
+    last, best = directory / "checkpoints" / "last", directory / "checkpoints" / "best"
+    held = {name: (last / name).read_bytes() for name in ("model.safetensors", "state.safetensors")}
+    return log, held, os.readlink(best), (best / "model.safetensors").read_bytes()
 
 
 class Stop(steelyard.Callback):
@@ -65,6 +66,21 @@ def test_a_resumed_run_has_the_same_bits(name, tmp_path):
         )
         assert same(whole, resumed)
         assert files(path) == files(tmp_path / "whole")
+
+
+def test_a_resumed_run_remembers_void_rounds_and_the_best_one(tmp_path):
+    nobody = {"rounds": 9, "participation": {"dropout": 1.0}}
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedavg", out=tmp_path / "void", callbacks=[Stop(3)], checkpoint_pace=1.0, **nobody)
+    with pytest.raises(SteelyardError, match="round 5: 5 rounds in a row were void"):
+        simulate("fedavg", out=tmp_path / "void", resume=True, **nobody)
+    wild = {**OPTIONS, "local": {"lr": 3.0, "batch_size": 4}, "rounds": 12, "seed": 2}
+    whole = simulate("fedavg", out=tmp_path / "whole", **wild)
+    assert whole.rounds_to(whole.best) < 8  # or this test could not fail
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedavg", out=tmp_path / "cut", callbacks=[Stop(8)], checkpoint_pace=1.0, **wild)
+    simulate("fedavg", out=tmp_path / "cut", resume=True, **wild)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
 def test_a_run_directory_holds_what_it_should(tmp_path):

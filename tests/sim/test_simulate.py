@@ -128,12 +128,19 @@ def test_persistent_momentum_is_remembered_and_adam_counts_on():
         assert fresh.records[1]["update_norm"] != kept.records[1]["update_norm"]
 
 
-def test_persistent_momentum_equals_one_long_run_of_a_single_client():
+LONG = {
+    "momentum": ({"lr": 0.1, "momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "adam": ({"lr": 0.02, "optimizer": "adam"}, lambda p: torch.optim.Adam(p, lr=0.02)),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_persistent_optimizer_state_makes_one_long_run_of_a_single_client(name):
     data = {"only": clients(1)["client-0"]}
-    local = {"lr": 0.1, "batch_size": 1000, "momentum": 0.9, "persistent": True}
-    history = simulate("fedavg", data, rounds=6, local=local)
+    local, make = LONG[name]
+    history = simulate("fedavg", data, rounds=6, local={"batch_size": 1000, "persistent": True, **local})
     module = net()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    optimizer = make(module.parameters())
     for _ in range(6):
         optimizer.zero_grad()
         nn.functional.cross_entropy(module(data["only"][0]), data["only"][1]).backward()
@@ -165,6 +172,27 @@ def test_fedcos_does_nothing_in_round_1():
     norms = [[r["update_norm"] for r in history.records] for history in (plain, penalised)]
     assert norms[0][0] == pytest.approx(norms[1][0], rel=1e-5)
     assert abs(norms[0][1] - norms[1][1]) > 0.01 * norms[0][1]
+
+
+def test_fedmut_clients_start_from_mutated_models():
+    seen = {}
+
+    class Spy(steelyard.Callback):
+        def round(self, simulation, record):
+            buffers, leaves = simulation.buffers, simulation.work.model.layout.params
+            if record["round"] == 1:
+                seen["move"] = buffers.sent["move"].clone()
+                return
+            seen["updates"] = buffers.matrix[:6].clone()
+            spread = torch.cat([buffers.starts[:6, i : i + 1].expand(6, leaf.size) for i, leaf in enumerate(leaves)], 1)
+            seen["expected"] = spread * seen["move"].double()
+
+    algorithm = steelyard.Algorithm("uniform", broadcast="fedmut:radius=0.5")
+    local = {"lr": 0.1, "schedule": "step:every=1,gamma=1e-12"}  # nobody learns anything in round 2
+    simulate(algorithm, rounds=2, local=local, callbacks=[Spy()])
+    assert seen["move"].norm() > 0.01
+    assert len(set(seen["expected"][:, 0].tolist())) == 2  # half go forth, half back
+    torch.testing.assert_close(seen["updates"].double(), seen["expected"], rtol=0, atol=1e-6)
 
 
 def test_official_feddyn_is_evaluated_without_the_correction():
@@ -267,6 +295,41 @@ def test_evaluation_is_that_of_the_final_model():
         outputs = module(test[0])
     assert history.accuracy == pytest.approx((outputs.argmax(1) == test[1]).double().mean().item(), abs=1e-12)
     assert history.records[-1]["loss"] == pytest.approx(nn.functional.cross_entropy(outputs, test[1]).item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedadp", "fedawa", "pa3fed", "robust"])
+def test_all_aggregation_is_the_cores(name):
+    """Round by round, `aggregate` makes of the same updates, reports and state what the simulator made of them."""
+    algorithm = ALGORITHMS[name]
+    compared = []
+
+    class Spy(steelyard.Callback):
+        def start(self, simulation):
+            self.theta, self.state = simulation.buffers.theta.clone(), None
+
+        def round(self, simulation, record):
+            buffers, names = simulation.buffers, simulation.work.metrics
+            ids = list(record["weights"])
+            reports = {
+                n: dict(zip(ids, buffers.reports[: len(ids), i].tolist(), strict=True)) for i, n in enumerate(names)
+            }
+            out = steelyard.aggregate(
+                algorithm.weighting,
+                self.theta,
+                self.theta + buffers.matrix[: len(ids)],
+                ids=ids,
+                metrics=reports,
+                state=self.state,
+                round=record["round"],
+                server=algorithm.server,
+            )
+            torch.testing.assert_close(out.params, buffers.theta, rtol=0, atol=1e-6)
+            torch.testing.assert_close(out.weights.tolist(), list(record["weights"].values()), rtol=1e-4, atol=1e-6)
+            self.theta, self.state = buffers.theta.clone(), out.state
+            compared.append(record["round"])
+
+    simulate(algorithm, rounds=6, participation={"share": 0.7}, callbacks=[Spy()])
+    assert compared == [1, 2, 3, 4, 5, 6]
 
 
 def test_dropouts_and_stragglers_are_left_out_and_named():
