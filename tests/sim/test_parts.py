@@ -28,6 +28,7 @@ def test_cohorts_have_the_asked_size_and_do_not_depend_on_the_length_of_the_run(
     assert asked.draw(seed=4, clients=1000, rounds=5) != cohorts[:5]
     assert Participation(share=0.0001).size(100) == 1
     assert Participation(share=0.29).size(100) == 29  # int(0.29 * 100) is 28 in floating point
+    assert Participation(share=0.59).size(10) == 5  # the authors' int(), not rounding
     assert Participation(count=7).size(100) == 7
     with pytest.raises(SteelyardError, match="there are only 5 clients"):
         Participation(count=7).size(5)

@@ -357,6 +357,15 @@ def test_nobody_in_a_round_makes_it_void_and_too_many_of_them_end_the_run():
         simulate(participation={"dropout": 1.0}, rounds=2)
 
 
+def test_void_rounds_that_are_not_in_a_row_do_not_end_a_run():
+    rare = {"dropout": 0.8, "patience": 100}
+    history = simulate(participation=rare, rounds=25, seed=3)
+    voids = "".join("x" if r["void"] else " " for r in history.records)
+    longest = max(map(len, voids.split()))
+    assert voids.count("x") > longest + 1
+    assert same(history, simulate(participation=rare | {"patience": longest + 1}, rounds=25, seed=3))
+
+
 def test_a_quorum():
     history = simulate(participation={"dropout": 0.5, "quorum": 4, "patience": 100}, rounds=12)
     assert {bool(r["void"]) for r in history.records} == {True, False}
