@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -181,7 +182,9 @@ def _federation(
 
 def _module(model: str | nn.Module | None, federation: Federation, seed: int) -> nn.Module:
     if isinstance(model, nn.Module):
-        return model
+        return copy.deepcopy(model)  # the user's own stays as it is, and is the same start for the next run
+    if model is not None and not isinstance(model, str):
+        raise SteelyardError(f"model is a {type(model).__name__}: give a name or an nn.Module")
     shape = tuple(federation.train.inputs.shape[1:])
     name = model or DEFAULT_MODELS.get(federation.name, "mlp:hidden=[64]")
     if federation.classes is None:

@@ -482,6 +482,18 @@ def test_a_module_with_views_in_its_forward_tied_and_frozen_parameters():
     assert history.records[-1]["update_norm"] > 0
 
 
+def test_the_users_module_and_data_are_left_alone():
+    module, data = net(), clients()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    inputs = {name: pair[0].clone() for name, pair in data.items()}
+    first = simulate("fedavg", data, module)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(torch.equal(pair[0], inputs[name]) for name, pair in data.items())
+    assert same(first, simulate("fedavg", data, module))
+    with pytest.raises(SteelyardError, match="model is a type"):
+        simulate("fedavg", data, nn.Linear)
+
+
 def test_channels_last_is_only_a_matter_of_memory():
     data = clients(shape=(2, 6, 6))
 
