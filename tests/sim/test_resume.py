@@ -268,6 +268,23 @@ steelyard.simulate(rounds=3, out={str(tmp_path / "run")!r}, executor="process", 
     RunDirectory(tmp_path / "run").close()
 
 
+def test_workers_do_not_hold_the_lock(tmp_path):
+    found = []
+
+    class Look(steelyard.Callback):
+        def start(self, simulation):
+            for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+                handles = Path(f"/proc/{child}/fd").iterdir()
+                found.append([os.readlink(handle) for handle in handles])
+
+        def round(self, simulation, record):
+            self.start(simulation)
+
+    simulate(rounds=1, out=tmp_path / "run", executor="process", workers=2, callbacks=[Look()])
+    for names in found[2:]:  # after a round, when they are past their first lines
+        assert not [name for name in names if name.endswith("/lock")]
+
+
 def test_a_directory_with_a_run_is_not_overwritten_by_accident(tmp_path):
     simulate(out=tmp_path / "run", rounds=2)
     with pytest.raises(SteelyardError, match=r"holds a run: go on with it \(steelyard resume"):
