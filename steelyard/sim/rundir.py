@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -10,6 +11,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ class RunDirectory:
     def __init__(self, path: Path, keep: int = 2) -> None:
         import fcntl  # not on Windows, where the rest of the package works
 
-        self.path = path
+        self.path, self.ours = path, not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             self.lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -94,7 +96,19 @@ class RunDirectory:
         if self.log is not None:
             os.close(self.log)
             self.log = None
+        if self.ours and not self.used:  # nothing came of it
+            with contextlib.suppress(OSError):
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
         os.close(self.lock)
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -101,32 +103,42 @@ def simulate(
     if not isinstance(algorithm, Algorithm):
         algorithm = Algorithm(algorithm)
     options = Options(executor, workers, evaluate_every, evaluate_clients, checkpoint_every, checkpoint_pace)
-    training = local if isinstance(local, Local) else Local(**(local or {}))
-    asked = participation if isinstance(participation, Participation) else Participation(**(participation or {}))
-    federation = _federation(data, clients, partition, data_dir, test, seed).arranged()
-    where = _device(device)
-    flat = FlatModel(_module(model, federation, seed), loss, federation.train.inputs, where)
-    reported = _reported(algorithm, metrics, federation)
-    work = Work(algorithm, federation, flat, training, rounds, seed, reported)
+    training: Local = _options("local", Local, local)
+    asked: Participation = _options("participation", Participation, participation)
     _check(algorithm, training, rounds, options)
-    drawn = list(cohorts) if cohorts is not None else asked.draw(seed, len(federation.ids), rounds)
-    _check_cohorts(drawn, rounds, len(federation.ids))
-    described = _described(work, asked)
-    fixed = {name: value for name, value in described.items() if name != "rounds"}
-    identity = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
-
-    directory = RunDirectory(Path(out), keep) if out is not None else None
-    try:
-        simulation = Simulation(work, asked, options, drawn, directory, callbacks, identity)
+    with RunDirectory(Path(out), keep) if out is not None else nullcontext() as directory:  # first: it may be taken
+        federation = _federation(data, clients, partition, data_dir, test, seed).arranged()
+        module = _module(model, federation, seed)
+        flat = FlatModel(module, loss, federation.train.inputs, _device(device))
+        work = Work(algorithm, federation, flat, training, rounds, seed, _reported(algorithm, metrics, federation))
+        drawn = list(cohorts) if cohorts is not None else asked.draw(seed, len(federation.ids), rounds)
+        _check_cohorts(drawn, rounds, len(federation.ids))
+        described = _described(work, asked)
+        simulation = Simulation(work, asked, options, drawn, directory, callbacks, _identity(described))
         if directory is not None:
             _enter(directory, simulation, {**(config or {}), "resolved": described}, resume, overwrite)
         simulation.run()
-        return History(
-            str(algorithm), simulation.records, simulation.server.model(), directory.path if directory else None
-        )
-    finally:
-        if directory is not None:
-            directory.close()
+        path = None if directory is None else directory.path
+        return History(str(algorithm), simulation.records, simulation.server.model(), path)
+
+
+def _options(place: str, kind: type[Any], given: Any) -> Any:
+    """Options as an object, from the object itself or a dict."""
+    if isinstance(given, kind):
+        return given
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in given or {}:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            raise SteelyardError(f"{place}: unknown option {name!r}: {hint}")
+    return kind(**(given or {}))
+
+
+def _identity(described: Mapping[str, Any]) -> str:
+    """What a checkpoint must share with the run that goes on from it: everything but its length."""
+    fixed = {name: value for name, value in described.items() if name != "rounds"}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 def _enter(

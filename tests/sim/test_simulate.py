@@ -577,13 +577,16 @@ def test_cohorts_are_the_same_for_every_algorithm_and_can_be_given():
         ({"device": "quantum"}, "device='quantum': not available"),
         ({"algorithm": steelyard.Algorithm(client="scaffold"), "local": {"optimizer": "adam"}}, "use optimizer=sgd"),
         ({"participation": {"count": 7}}, "there are only 6 clients"),
+        ({"participation": {"shaer": 0.5}}, "participation: unknown option 'shaer': did you mean 'share'"),
+        ({"local": {"learning_rate": 0.5}}, "local: unknown option 'learning_rate': known: epochs"),
         ({"data": 3}, "data is a int"),
         ({"model": nn.Linear(5, 3).half()}, "train in one dtype|float16"),
     ],
 )
-def test_mistakes_are_named_before_anything_starts(options, message):
+def test_mistakes_are_named_before_anything_starts(options, message, tmp_path):
     with pytest.raises(SteelyardError, match=message):
-        simulate(**options)
+        simulate(**options, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_digits_learn_under_every_executor():
