@@ -166,12 +166,11 @@ class Simulation:
         return record, best
 
     def _seats(self, present: Sequence[int], gone: set[int]) -> list[Seat]:
-        """Places and rows of all who train: rows in the order of ids, whatever order they come in."""
-        ids = self.work.federation.ids
-        order = sorted(present, key=lambda client: sort_key(ids[client]))
-        rows = {client: row for row, client in enumerate(order)}
-        if self.participation.train_all:
-            order = [client for client in range(self.clients) if client not in gone]
+        """Places and rows of all who train, both in the order of ids, whatever order clients come in."""
+        ids, cohort = self.work.federation.ids, set(present)
+        trained = [c for c in range(self.clients) if c not in gone] if self.participation.train_all else present
+        order = sorted(trained, key=lambda client: sort_key(ids[client]))
+        rows = {client: row for row, client in enumerate(client for client in order if client in cohort)}
         return [Seat(client, place, rows.get(client, -1)) for place, client in enumerate(order)]
 
     def _mutate(self, number: int, rows: int) -> None:

@@ -19,7 +19,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.sim import checkpoint
 from steelyard.sim.checkpoint import CheckpointError, Checkpoints, Snapshot, verified
 from steelyard.sim.rundir import RunDirectory, read_log
-from tests.sim.runs import ALGORITHMS, clients, same, simulate
+from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
 
 
 def files(directory):
@@ -76,6 +76,15 @@ def test_a_resumed_run_has_the_same_bits(name, tmp_path):
         )
         assert same(whole, resumed)
         assert files(path) == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["batch_norm", "dropout"])
+def test_networks_with_statistics_and_randomness_resume_too(kind, tmp_path):
+    simulate("fedadp", model=net(kind), out=tmp_path / "whole", **OPTIONS)
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedadp", model=net(kind), out=tmp_path / "cut", callbacks=[Stop(3)], **OPTIONS)
+    simulate("fedadp", model=net(kind), out=tmp_path / "cut", resume=True, **OPTIONS)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
 def test_a_resumed_run_remembers_void_rounds_and_the_best_one(tmp_path):

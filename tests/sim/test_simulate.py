@@ -269,6 +269,15 @@ def test_authors_way_all_train_then_a_cohort_is_drawn():
     assert trained == [(3, 3)]
 
 
+@pytest.mark.parametrize("name", ["fedadp", "scaffold"])
+def test_rows_and_clients_stay_together_whatever_order_they_train_in(name):
+    data = dict(reversed(clients(12).items()))  # as text, client-10 comes before client-2
+    options = {"rounds": 3, "metrics": ["num_examples"]}
+    usual = simulate(ALGORITHMS[name], data, **options)
+    authors = simulate(ALGORITHMS[name], data, participation={"train_all": True}, **options)
+    assert same(usual, authors)
+
+
 def test_seventy_thirty_split_weighs_by_all_data_and_trains_on_seventy_percent():
     got = {}
 
