@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -164,7 +165,7 @@ def _run(
 ) -> Iterator[Result]:
     """Cuts the spans into tasks, reads each task's rows and yields the results of `work` in order."""
     dim = sum(stop - start for start, stop in spans)
-    threads = torch.get_num_threads()
+    threads = _threads or torch.get_num_threads()
     length = task_length(count, dim, unit, chunk, streamed=store.scratch(1) is not None)
     buffers: dict[int, torch.Tensor | None] = {}
 
@@ -185,7 +186,7 @@ def task_length(count: int, dim: int, unit: int, chunk: int | None, streamed: bo
 
     By default, enough tasks to share out evenly; where rows come into scratch buffers, little enough for a cache.
     """
-    share = dim // (8 * torch.get_num_threads())
+    share = dim // (8 * (_threads or torch.get_num_threads()))
     wanted = chunk or (min(share, (1 << 20) // count) if streamed else share)
     return max(1, -(-wanted // unit)) * unit
 
@@ -203,6 +204,20 @@ def _tasks(spans: Sequence[Span], length: int) -> list[list[Piece]]:
     return tasks
 
 
+_threads: int | None = None
+
+
+@contextmanager
+def parallel(threads: int) -> Iterator[None]:
+    """Lets the loops use so many threads, whatever torch uses: theirs do not spin when they have nothing to do."""
+    global _threads
+    before, _threads = _threads, threads
+    try:
+        yield
+    finally:
+        _threads = before
+
+
 _pools: dict[int, ThreadPoolExecutor] = {}
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_pools.clear)
@@ -212,6 +227,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     """Workers in which torch keeps to one thread each."""
     with _lock:
         if threads not in _pools:
+            caller = torch.get_num_threads()
             pool = ThreadPoolExecutor(threads, thread_name_prefix="steelyard")
             barrier = threading.Barrier(threads)  # so that every worker takes exactly one of these
 
@@ -221,6 +237,6 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
             for future in [pool.submit(alone) for _ in range(threads)]:
                 future.result()
-            torch.set_num_threads(threads)  # threads yet to start inherit the last value set: restore the caller's
+            torch.set_num_threads(caller)  # threads yet to start inherit the last value set: restore the caller's
             _pools[threads] = pool
         return _pools[threads]

@@ -91,32 +91,31 @@ class DenseModels:
             for name, bias in self.names
         ]
 
-    def gradient(self, inputs: Floats, targets: Whole, index: Whole, share: Floats) -> None:
+    def gradient(self, inputs: Floats, index: Whole, labels: Whole, share: Floats) -> None:
         """Fills `grad[:C]` for the samples `index` `[C, b]`; `share` `[C, 1, b]` is 1 / batch, 0 where padded."""
         layers, grads = self.cut[len(index)]
-        for number, delta, active in self._backward(layers, inputs, targets, index, share):
+        for number, delta, active in self._backward(layers, inputs, labels, index, share):
             weight, bias = grads[number]
             if bias is not None:
                 np.matmul(delta, self._ones(delta), out=bias)
             _product(delta, active, out=weight)
 
-    def descend(
-        self, inputs: Floats, targets: Whole, index: Whole, share: Floats, lr: float, weight_decay: float
-    ) -> None:
-        """A step of plain SGD in one go: products go straight into the weights, and no gradient is ever in memory."""
+    def descend(self, inputs: Floats, index: Whole, labels: Whole, share: Floats, keep: float) -> None:
+        """A step of plain SGD in one go: products go straight into the weights, and no gradient is ever in memory.
+
+        `share` is `-lr / batch` here, and `keep` what weight decay leaves of the parameters, `1 - lr weight_decay`.
+        """
         layers, _ = self.cut[len(index)]
-        keep = 1 - lr * weight_decay
-        for number, delta, active in self._backward(layers, inputs, targets, index, share):
+        for number, delta, active in self._backward(layers, inputs, labels, index, share):
             weight, bias = layers[number]
-            delta *= np.float32(-lr)
             if bias is not None:
-                if weight_decay:
+                if keep != 1:
                     bias *= np.float32(keep)
                 bias += np.matmul(delta, self._ones(delta))
             _accumulate(weight, keep, delta, active)
 
     def _backward(
-        self, layers: list[_Layer], inputs: Floats, targets: Whole, index: Whole, share: Floats
+        self, layers: list[_Layer], inputs: Floats, labels: Whole, index: Whole, share: Floats
     ) -> Iterator[tuple[int, Floats, Floats]]:
         """Layer by layer from the last: its number, `D_l` `[C, out, b]`, and `A_{l-1}` transposed `[C, b, in]`.
 
@@ -134,7 +133,7 @@ class DenseModels:
         delta -= delta.max(axis=1, keepdims=True)
         np.exp(delta, out=delta)
         delta *= share / delta.sum(axis=1, keepdims=True)
-        delta.reshape(-1)[self._corners(delta) + targets.take(flat) * size] -= share.reshape(-1)
+        delta.reshape(-1)[self._corners(delta) + labels.reshape(-1) * size] -= share.reshape(-1)
         for number in range(len(layers) - 1, -1, -1):
             below = _product(layers[number].weight.transpose(0, 2, 1), delta) if number else delta
             if number and self.relus[number - 1]:

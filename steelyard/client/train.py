@@ -102,9 +102,9 @@ def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.T
         if isinstance(model, DenseModels):
             assert stack is not None
             if plain:
-                model.descend(stack.rows, stack.labels, *stack.at(step, active), job.lr, local.weight_decay)
+                model.descend(stack.rows, *stack.at(step, active, -job.lr), 1 - job.lr * local.weight_decay)
                 continue
-            model.gradient(stack.rows, stack.labels, *stack.at(step, active))
+            model.gradient(stack.rows, *stack.at(step, active, 1.0))
         else:
             edges = job.batches[0].edges
             model.gradient(stored, targets, order[edges[step] : edges[step + 1]])
@@ -132,23 +132,28 @@ class _Stack:
 
     def __init__(self, group: Sequence[Batches], stored: torch.Tensor, targets: torch.Tensor) -> None:
         self.group = group
-        self.rows, self.labels = stored.numpy(), targets.numpy()
+        self.rows = stored.numpy()
         self.edges = group[0].edges
         self.alike = all(one.edges == self.edges for one in group)
-        self.orders = np.stack([one.order.numpy() for one in group]) if self.alike else None
-        self.shares: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self.orders = [one.order.numpy() for one in group]
+        self.labels = [targets.numpy().take(order) for order in self.orders]
+        if self.alike:
+            self.order, self.label = np.stack(self.orders), np.stack(self.labels)  # [C, n]
+        self.shares: dict[int, NDArray[np.float32]] = {}
 
-    def at(self, step: int, active: int) -> tuple[Indices, NDArray[np.float32]]:
-        """Positions `[C, b]` of the samples of a step, and each sample's share of its batch `[C, 1, b]`."""
-        if self.orders is not None:
-            index = self.orders[:, self.edges[step] : self.edges[step + 1]]
-            if index.shape not in self.shares:
-                self.shares[index.shape] = np.full((active, 1, index.shape[1]), 1 / index.shape[1], dtype=np.float32)
-            return index, self.shares[index.shape]
-        parts = [one.order[one.edges[step] : one.edges[step + 1]].numpy() for one in self.group[:active]]
-        padded = np.zeros((active, max(map(len, parts))), dtype=np.int64)
-        share = np.zeros((active, 1, padded.shape[1]), dtype=np.float32)
-        for row, part in enumerate(parts):
-            padded[row, : len(part)] = part
-            share[row, 0, : len(part)] = 1 / len(part)
-        return padded, share
+    def at(self, step: int, active: int, scale: float) -> tuple[Indices, Indices, NDArray[np.float32]]:
+        """Positions and labels `[C, b]` of the samples of a step, and each one's share of its batch, `[C, 1, b]`."""
+        if self.alike:
+            part = slice(self.edges[step], self.edges[step + 1])
+            size = part.stop - part.start
+            if size not in self.shares:
+                self.shares[size] = np.full((active, 1, size), scale / size, dtype=np.float32)
+            return self.order[:, part], self.label[:, part], self.shares[size]
+        parts = [slice(one.edges[step], one.edges[step + 1]) for one in self.group[:active]]
+        sizes = [part.stop - part.start for part in parts]
+        index, label = (np.zeros((active, max(sizes)), dtype=np.int64) for _ in range(2))
+        share = np.zeros((active, 1, max(sizes)), dtype=np.float32)
+        for row, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+            index[row, :size], label[row, :size] = self.orders[row][part], self.labels[row][part]
+            share[row, 0, :size] = scale / size
+        return index, label, share

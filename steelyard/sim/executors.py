@@ -155,43 +155,46 @@ class Forked:
         return _Worker(process, ours)
 
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> None:
-        """Hands tasks out as workers become free."""
+        """Hands tasks out as workers become free; short ones two at a time, so that nobody waits to be told."""
         todo = deque((task, 0) for task in tasks)
-        busy: dict[int, tuple[Task, int]] = {}
-        while todo or busy:
-            for number in range(self.workers):
-                if number not in busy and todo:
-                    busy[number] = todo.popleft()
-                    try:
-                        self.crew[number].pipe.send_bytes(busy[number][0].pack())
-                    except OSError:  # it died while idle
-                        self._replace(number, busy, todo)
-            pipes = {self.crew[number].pipe: number for number in busy}
+        given: list[deque[tuple[Task, int]]] = [deque() for _ in range(self.workers)]
+        depth = 1 if self.work.dense is None else 2
+        while todo or any(given):
+            while todo and min(map(len, given)) < depth:
+                number = min(range(self.workers), key=lambda one: len(given[one]))
+                given[number].append(todo.popleft())
+                try:
+                    self.crew[number].pipe.send_bytes(given[number][-1][0].pack())
+                except OSError:  # it died while idle
+                    self._replace(number, given, todo)
+            pipes = {self.crew[number].pipe: number for number in range(self.workers) if given[number]}
             for pipe in wait(list(pipes)):
                 number = pipes[pipe]  # type: ignore[index]
                 try:
                     answer = self.crew[number].pipe.recv_bytes()
                 except (EOFError, OSError):
-                    self._replace(number, busy, todo)
+                    self._replace(number, given, todo)
                     continue
-                task, _ = busy.pop(number)
+                task, _ = given[number].popleft()
                 if answer:
                     raise TaskError(f"{task.where(self.work)}: {answer.decode(errors='replace')}")
                 if done is not None:
                     done()
 
-    def _replace(self, number: int, busy: dict[int, tuple[Task, int]], todo: deque[tuple[Task, int]]) -> None:
+    def _replace(self, number: int, given: list[deque[tuple[Task, int]]], todo: deque[tuple[Task, int]]) -> None:
+        """Hires another worker in place of one that died; its tasks go back to the front of the line."""
         process, pipe = self.crew[number]
         pipe.close()
         process.join()
-        task, deaths = busy.pop(number)
+        task, deaths = given[number].popleft()  # the one it died of; what it had not begun is as good as new
         if deaths + 1 >= _DEATHS:
             raise TaskError(
                 f"{task.where(self.work)}: {_DEATHS} workers died here (exit code {process.exitcode}); if memory ran "
                 "out, use fewer workers; to see the error, use executor=serial"
             )
         self.crew[number] = self._hire()
-        todo.appendleft((task, deaths + 1))
+        todo.extendleft(reversed([(task, deaths + 1), *given[number]]))
+        given[number].clear()
 
     def close(self) -> None:
         """Ends the workers."""

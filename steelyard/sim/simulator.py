@@ -10,6 +10,7 @@ record     one line of JSON
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,14 @@ from typing import Any
 
 import torch
 
+from steelyard import kernels
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.table import ClientId, sort_key
 from steelyard.sim.buffers import SHARD, Buffers
 from steelyard.sim.callbacks import Callback
 from steelyard.sim.checkpoint import Snapshot, Writer
-from steelyard.sim.executors import CLIENTS, TEST, TRAIN, Executor, Forked, Serial, Task, can_fork
+from steelyard.sim.executors import CLIENTS, TEST, TRAIN, Executor, Forked, Serial, Task, can_fork, one_thread
 from steelyard.sim.group import FINE, REASONS
 from steelyard.sim.participation import Participation
 from steelyard.sim.rundir import RunDirectory
@@ -96,8 +98,17 @@ class Simulation:
         return refused
 
     def run(self) -> None:
-        """All rounds that are left."""
+        """All rounds that are left.
+
+        torch and BLAS keep to one thread here: theirs spin for a while after their work, on the workers' cores. The
+        kernels have threads of their own.
+        """
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.work.prepare()
+        with one_thread(), kernels.parallel(cores):
+            self._run()
+
+    def _run(self) -> None:
         executor = self._executor()
         writer = None
         try:
