@@ -135,7 +135,7 @@ def test_checkpoints_are_pruned_and_the_best_stays(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "manifest.json"])
-@pytest.mark.parametrize("damage", ["empty", "one", "half", "short", "missing", *[f"bit{i}" for i in range(20)]])
+@pytest.mark.parametrize("damage", ["empty", "one", "half", "short", "missing", *[f"bit{i}" for i in range(64)]])
 def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(name, damage, tmp_path):
     store = Checkpoints(tmp_path)
     for number in (1, 2):
