@@ -130,7 +130,7 @@ def test_sorted_with_share_one_is_iid():
 
 
 def test_quantity_skews_sizes_and_not_labels():
-    groups = partition("quantity:alpha=0.5", LABELS, 5, seed=3)
+    groups = partition("quantity:alpha=0.5,minimum=10", LABELS, 5, seed=3)
     sizes = np.array([len(group) for group in groups])
     assert sizes.min() >= 10
     assert sizes.max() > 3 * sizes.min()
@@ -193,7 +193,7 @@ def test_for_any_labels(part, labels, clients, seed):
         ("sorted:1.5", 4, r"share_iid=1.5: use a number in \[0.0, 1.0\]"),
         ("quantity:alpha=0", 4, "alpha=0"),
         ("quantity:minimum=-1", 4, "minimum=-1"),
-        ("quantity", 101, "minimum=10: 101 clients would need"),
+        ("quantity:minimum=10", 101, "minimum=10: 101 clients would need"),
         ("quantity:alpha=1e-3", 20, "alpha=0.001: in 1000 draws"),
     ],
 )
