@@ -77,7 +77,7 @@ class Sorted(Partition):
 @PARTITIONS.register
 @dataclass(frozen=True)
 class Quantity(Partition):
-    """Quantity skew without label skew: Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022, IV-E.
+    """Quantity skew without label skew: Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022.
 
     Samples are shuffled and cut by shares `q ~ Dir(alpha 1)` over clients, drawn again until every client has
     `minimum` samples. The last client takes what rounding leaves. The authors' code, NIID-Bench, has ten clients and a

@@ -139,7 +139,7 @@ class CappedDirichlet(Partition):
 @PARTITIONS.register
 @dataclass(frozen=True)
 class BalancedDirichlet(Partition):
-    """Label skew with equal sizes: Hsu et al., 2019, section 3.
+    """Label skew with equal sizes: Hsu et al., "Measuring the Effects of Non-Identical Data Distribution", 2019.
 
     Client after client draws its classes' proportions `q ~ Dir(alpha C p)`, p the shares of the C classes in the data,
     and then its N/K samples by them, without replacement; a class that is used up leaves the draw, so late clients get
