@@ -1,7 +1,20 @@
 """Data: what a federation trains on, where it comes from, and how it is spread over clients."""
 
+from steelyard.data import blocks, dirichlets
+from steelyard.data.corruption import corrupt
 from steelyard.data.dataset import Dataset, Federation
 from steelyard.data.partitions import PARTITIONS, Partition, partition
 from steelyard.data.sources import SOURCES, load
 
-__all__ = ["PARTITIONS", "SOURCES", "Dataset", "Federation", "Partition", "load", "partition"]
+__all__ = [
+    "PARTITIONS",
+    "SOURCES",
+    "Dataset",
+    "Federation",
+    "Partition",
+    "blocks",
+    "corrupt",
+    "dirichlets",
+    "load",
+    "partition",
+]

@@ -88,9 +88,9 @@ class Dirichlet(Partition):
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Class shuffles, proportions, slices, client shuffles."""
-        pools = _shuffled_classes(targets, rng)
+        pools = shuffled_classes(targets, rng)
         shares = rng.dirichlet(np.full(clients, self.alpha), len(pools))  # [C, K]
-        return _dealt(pools, shares, rng)
+        return dealt(pools, shares, rng)
 
 
 @PARTITIONS.register
@@ -152,7 +152,7 @@ class XClass(Partition):
         return [labels] * self.iid + [self.classes] * (clients - self.iid)
 
 
-def _shuffled_classes(targets: Index, rng: np.random.Generator) -> list[Index]:
+def shuffled_classes(targets: Index, rng: np.random.Generator) -> list[Index]:
     """Positions of each class 0, 1, ..., shuffled."""
     pools = [np.flatnonzero(targets == label) for label in range(int(targets.max()) + 1)]
     for pool in pools:
@@ -160,7 +160,7 @@ def _shuffled_classes(targets: Index, rng: np.random.Generator) -> list[Index]:
     return pools
 
 
-def _dealt(pools: list[Index], shares: NDArray[np.float64], rng: np.random.Generator) -> list[Index]:
+def dealt(pools: list[Index], shares: NDArray[np.float64], rng: np.random.Generator) -> list[Index]:
     """Deals each class by its row of `shares [C, K]`: rounded slices, the last client takes the rest."""
     clients = shares.shape[1]
     hands: list[list[Index]] = [[] for _ in range(clients)]

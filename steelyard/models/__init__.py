@@ -3,7 +3,20 @@
 Importing this package registers every network under its text name.
 """
 
-from steelyard.models import cnn, linear, resnet
+from steelyard.models import alexnet, cnn, densenet, lenet, linear, resnet, resnet18, text, vit
 from steelyard.models.registry import MODELS, Architecture, build
 
-__all__ = ["MODELS", "Architecture", "build", "cnn", "linear", "resnet"]
+__all__ = [
+    "MODELS",
+    "Architecture",
+    "alexnet",
+    "build",
+    "cnn",
+    "densenet",
+    "lenet",
+    "linear",
+    "resnet",
+    "resnet18",
+    "text",
+    "vit",
+]

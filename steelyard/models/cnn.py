@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from steelyard.core import checks
 from steelyard.core.weighting import Card
+from steelyard.models.lenet import unpadded
 from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 
 
@@ -16,24 +18,31 @@ class McMahanCNN(Architecture):
     """The CNN of the FedAvg paper, and FedAdp's: 1,663,370 parameters on 28x28 images.
 
     FedAdp's text gives 1024 inputs to the first linear layer and this number of parameters; the number needs padding
-    and 3136 inputs, as here.
+    and 3136 inputs, as here by default. `padding=false` is the other reading, 1024 inputs: 582,026 parameters.
     """
+
+    padding: bool = True
 
     name = "mcmahan_cnn"
     card = Card("two 5x5 convolutions and 512 hidden units", "McMahan et al., AISTATS 2017")
 
+    def __post_init__(self) -> None:
+        checks.one_of("padding", self.padding, False, True)
+
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
-        """Two convolutions that keep the size, each halved by pooling, and two linear layers."""
-        channels, height, width = image_shape(self.name, input_shape, low=4)
+        """Two convolutions, each halved by pooling, and two linear layers."""
+        channels, height, width = image_shape(self.name, input_shape, low=4 if self.padding else 16)
+        high, wide = (height // 4, width // 4) if self.padding else (unpadded(height), unpadded(width))
+        padding = 2 if self.padding else 0
         return nn.Sequential(
-            nn.Conv2d(channels, 32, 5, padding=2),
+            nn.Conv2d(channels, 32, 5, padding=padding),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5, padding=2),
+            nn.Conv2d(32, 64, 5, padding=padding),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(64 * (height // 4) * (width // 4), 512),
+            nn.Linear(64 * high * wide, 512),
             nn.ReLU(),
             nn.Linear(512, classes),
         )

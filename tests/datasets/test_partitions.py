@@ -23,7 +23,14 @@ def test_dirichlet_gives_the_lists_of_fedlaws_code():
     assert counts[:-1] == case["counts"][:-1]
 
 
-@pytest.mark.parametrize("spec", ["iid", "dirichlet", "dirichlet:alpha=0.01", "dirichlet:alpha=1e-6"])
+WHOLE = [
+    *("iid", "dirichlet", "dirichlet:alpha=0.01", "dirichlet:alpha=1e-6", "hybrid_dirichlet", "hybrid_dirichlet:0.1"),
+    *("dirichlet_balanced", "dirichlet_balanced:0.01", "dirichlet_balanced:1e-6", "dirichlet_capped:10,minimum=1"),
+    *("shards", "shards:3", "sorted", "sorted:0.3", "sorted:1", "quantity:minimum=0", "quantity:10,minimum=1"),
+]
+
+
+@pytest.mark.parametrize("spec", WHOLE)
 @pytest.mark.parametrize("clients", [1, 7, 300])
 def test_every_sample_goes_to_exactly_one_client(spec, clients):
     groups = partition(spec, LABELS, clients, seed=1)
@@ -34,7 +41,7 @@ def test_every_sample_goes_to_exactly_one_client(spec, clients):
 
 @pytest.mark.parametrize("entry", list(PARTITIONS), ids=lambda entry: entry.name)
 def test_the_seed_alone_decides(entry):
-    spec = "x_class:samples=50" if entry.name == "x_class" else entry.name
+    spec = {"x_class": "x_class:samples=50", "sorted": "sorted:share_iid=0.3"}.get(entry.name, entry.name)
     first, again, other = (partition(spec, LABELS, 6, seed=seed) for seed in (4, 4, 5))
     assert [group.tolist() for group in first] == [group.tolist() for group in again]
     assert [group.tolist() for group in first] != [group.tolist() for group in other]

@@ -1,0 +1,100 @@
+"""The small convolutional networks that papers call LeNet, and PyTorch's for MNIST."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from steelyard.core.weighting import Card
+from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
+
+
+@MODELS.register
+@dataclass(frozen=True)
+class LeNet(Architecture):
+    """FedCos's "CNNCifar": 62,006 parameters on CIFAR-10, 44,426 on 28x28 grey images (FedDisco's "simple-cnn").
+
+    LeCun et al.'s LeNet-5 with ReLU and max-pooling. FedCos's paper speaks of two linear layers; its code has three.
+    """
+
+    name = "lenet"
+    card = Card("two 5x5 convolutions and three linear layers", "Zhang et al. (FedCos), IEEE IoT Journal 2023")
+
+    def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
+        """Two convolutions without padding, each pooled, and three linear layers."""
+        channels, height, width = image_shape(self.name, input_shape, low=16)
+        return nn.Sequential(
+            nn.Conv2d(channels, 6, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * unpadded(height) * unpadded(width), 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, classes),
+        )
+
+
+@MODELS.register
+@dataclass(frozen=True)
+class FedLAWLeNet(Architecture):
+    """FedLAW's "LeNet5": 28,938 parameters on 28x28 grey images. It is not LeNet-5: it has one linear layer."""
+
+    name = "fedlaw_lenet"
+    card = Card("two 5x5 convolutions and one linear layer", "Li et al. (FedLAW), ICML 2023")
+
+    def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
+        """Two convolutions that keep the size, each halved by pooling, and the linear layer."""
+        channels, height, width = image_shape(self.name, input_shape, low=4)
+        return nn.Sequential(
+            nn.Conv2d(channels, 16, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * (height // 4) * (width // 4), classes),
+        )
+
+
+@MODELS.register
+@dataclass(frozen=True)
+class MnistCNN(Architecture):
+    """FedCos's "CNNMnist", PyTorch's old example for MNIST: 21,840 parameters on 28x28 grey images.
+
+    Half of the second convolution's channels and half of the hidden units are dropped in training.
+    """
+
+    name = "mnist_cnn"
+    card = Card(
+        "two 5x5 convolutions and 50 hidden units, with dropout", "Zhang et al. (FedCos), IEEE IoT Journal 2023"
+    )
+
+    def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
+        """Two convolutions without padding, each pooled, and two linear layers."""
+        channels, height, width = image_shape(self.name, input_shape, low=16)
+        return nn.Sequential(
+            nn.Conv2d(channels, 10, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(10, 20, 5),
+            nn.Dropout2d(0.5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(20 * unpadded(height) * unpadded(width), 50),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(50, classes),
+        )
+
+
+def unpadded(side: int) -> int:
+    """What two 5x5 convolutions without padding, each pooled, leave of a side: 28 -> 24 -> 12 -> 8 -> 4."""
+    return ((side - 4) // 2 - 4) // 2

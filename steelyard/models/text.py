@@ -1,0 +1,102 @@
+"""Networks for text: samples are int64 tokens `[T]`, from 0 to `vocabulary` - 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from steelyard.core import checks
+from steelyard.core.errors import SteelyardError
+from steelyard.core.weighting import Card
+from steelyard.models.registry import MODELS, Architecture, Shape
+
+
+@MODELS.register
+@dataclass(frozen=True)
+class CharLSTM(Architecture):
+    """The next character from those before: LEAF's, FedDyn's and FedCos's LSTM for Shakespeare.
+
+    With 80 characters and classes: 133,520 parameters; CriticalFL's is `embedding=256,hidden=512` (3,739,728). FedCos's
+    repository has no LSTM; this is its paper's text, which equals FedDyn's code. The prediction is made from the last
+    time step.
+
+    Attributes:
+        embedding: numbers per character.
+        hidden: numbers per time step and layer.
+        layers: LSTM layers.
+        vocabulary: characters; by default as many as classes, since it is characters that are predicted.
+    """
+
+    embedding: int = 8
+    hidden: int = 100
+    layers: int = 2
+    vocabulary: int | None = None
+
+    name = "char_lstm"
+    card = Card("embedding and LSTM layers for the next character", "Caldas et al. (LEAF), 2018")
+
+    def __post_init__(self) -> None:
+        for option in ("embedding", "hidden", "layers"):
+            checks.whole(option, getattr(self, option), 1)
+        if self.vocabulary is not None:
+            checks.whole("vocabulary", self.vocabulary, 1)
+
+    def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
+        """Embedding, LSTM, linear layer."""
+        _check_tokens(self.name, input_shape)
+        return nn.Sequential(
+            nn.Embedding(self.vocabulary or classes, self.embedding),
+            LastStep(self.embedding, self.hidden, self.layers),
+            nn.Linear(self.hidden, classes),
+        )
+
+
+@MODELS.register
+@dataclass(frozen=True)
+class TextMean(Architecture):
+    """A text's class from the mean of its tokens' embeddings: Joulin et al.'s fastText, without its n-grams.
+
+    FedAWA's paper has results on AG News and Sogou News, but neither it nor its code says which network: this one is
+    our choice, and no number of parameters can be checked. Token 0 is padding and not counted; a text of nothing else
+    has mean 0.
+
+    Attributes:
+        embedding: numbers per token.
+        vocabulary: tokens, padding included.
+    """
+
+    embedding: int = 64
+    vocabulary: int = 20000
+
+    name = "text_mean"
+    card = Card("mean of embeddings and one linear layer", "Joulin et al. (fastText), EACL 2017")
+
+    def __post_init__(self) -> None:
+        checks.whole("embedding", self.embedding, 1)
+        checks.whole("vocabulary", self.vocabulary, 2)
+
+    def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
+        """Embeddings, mean, linear layer."""
+        _check_tokens(self.name, input_shape)
+        bag = nn.EmbeddingBag(self.vocabulary, self.embedding, mode="mean", padding_idx=0)
+        return nn.Sequential(bag, nn.Linear(self.embedding, classes))
+
+
+class LastStep(nn.Module):
+    """`[N, T, d]` to an LSTM's last time step, `[N, hidden]`."""
+
+    def __init__(self, width: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(width, hidden, layers, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of the last layer."""
+        steps: torch.Tensor = self.lstm(x)[0]
+        return steps[:, -1]
+
+
+def _check_tokens(name: str, input_shape: Shape) -> None:
+    if len(input_shape) != 1:
+        raise SteelyardError(f"input_shape={input_shape}: {name} takes tokens (length,)")
