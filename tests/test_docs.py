@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.core.registry import RULES
+from steelyard.core.registry import BROADCASTS, RULES, TERMS
+from steelyard.data import PARTITIONS, SOURCES
+from steelyard.models import MODELS
 from tests.weightings import test_contract as contract
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +64,17 @@ def test_every_rule_has_a_row_in_the_docs():
     page = (ROOT / "docs" / "rules.md").read_text()
     missing = [entry.name for entry in RULES if f"`{entry.name}" not in page]
     assert missing == []
+
+
+def test_every_partition_model_and_data_set_has_a_row_in_the_docs():
+    page = (ROOT / "docs" / "data-and-models.md").read_text()
+    names = [entry.name for registry in (PARTITIONS, MODELS, SOURCES) for entry in registry]
+    assert [name for name in names if f"`{name}" not in page] == []
+
+
+def test_every_client_term_has_a_row_in_the_docs():
+    page = (ROOT / "docs" / "simulator.md").read_text()
+    assert [entry.name for registry in (TERMS, BROADCASTS) for entry in registry if f"{entry.name}" not in page] == []
 
 
 def test_links_between_pages_lead_somewhere():

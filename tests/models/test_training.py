@@ -1,4 +1,4 @@
-"""Every network of the papers trains a step in the simulator."""
+"""Every network of the papers trains a step under every executor, with the same bits."""
 
 import numpy as np
 import pytest
@@ -39,8 +39,11 @@ def federation(inputs):
 
 def check(spec, data):
     local = {"epochs": 1, "batch_size": 3, "lr": 0.01}
-    options = {"rounds": 1, "local": local, "executor": "serial", "device": "cpu", "seed": 1}
-    end, again = (steelyard.simulate("fedavg", data, spec, **options).params for _ in range(2))
+    options = {"rounds": 1, "local": local, "device": "cpu", "seed": 1, "workers": 2}
+    end, again = (
+        steelyard.simulate("fedavg", data, spec, executor=executor, **options).params
+        for executor in ("serial", "process")
+    )
     start = build(spec, tuple(data.train.inputs.shape[1:]), 3, seed=1).state_dict()
     assert {name: value.shape for name, value in end.items()} == {name: value.shape for name, value in start.items()}
     assert all(torch.isfinite(end[name]).all() and torch.equal(end[name], again[name]) for name in end)
