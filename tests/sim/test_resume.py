@@ -324,19 +324,22 @@ def test_a_finished_run_can_be_prolonged(tmp_path):
         simulate("fedadp", out=tmp_path / "cosine", rounds=5, resume=True, local=local)
 
 
-def test_a_worker_that_dies_is_replaced_and_its_clients_redone():
+@pytest.mark.parametrize("model", ["mlp", "batch_norm"])  # tasks handed out two at a time, and one
+def test_a_worker_that_dies_is_replaced_and_its_clients_redone(model):
+    killed = []
+
     class Assassin(steelyard.Callback):
-        def start(self, simulation):
-            self.thread = None
-
         def progress(self, simulation, round, done, total):
-            if done == 1 and round in (2, 3):
+            if done == 1 and round in (2, 3, 4):
                 children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-                os.kill(int(children[round % len(children)]), signal.SIGKILL)
+                for child in children if round == 4 else children[round % 2 :][:1]:
+                    os.kill(int(child), signal.SIGKILL)
+                    killed.append(child)
 
-    options = {"executor": "process", "workers": 2, "rounds": 5}
+    options = {"model": net(model), "executor": "process", "workers": 2, "rounds": 6}
     calm = simulate("fedadp", **options)
     assert same(calm, simulate("fedadp", callbacks=[Assassin()], **options))
+    assert len(killed) == 4
 
 
 def test_a_task_that_kills_every_worker_is_named():
