@@ -42,7 +42,7 @@ CLIENTS = 10
 CASES = {
     "McMahan CNN": Case("mcmahan_cnn", (1, 28, 28), 32, 600, 1, 3, 2.0),
     "SimpleCNN": Case("simple_cnn", (3, 32, 32), 64, 640, 1, 3, 2.6),
-    "ResNet20": Case("resnet20", (3, 32, 32), 64, 192, 1, 2, 2.3),
+    "ResNet20": Case("resnet20", (3, 32, 32), 64, 192, 1, 3, 2.3),
     "MLP 784-200-200-10": Case("mlp:hidden=[200,200]", (1, 28, 28), 32, 600, 5, 6, 3.0),
     "logistic regression": Case("logistic", (1, 28, 28), 50, 600, 5, 25, 7.0),
 }
