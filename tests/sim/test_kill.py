@@ -87,7 +87,7 @@ def kill_and_resume(rule, seed, whole, tmp_path):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("rule", RULES)
 def test_killed_and_resumed(rule, seed, whole, tmp_path):
-    kill_and_resume(rule, seed, whole, tmp_path)
+    assert 0 <= kill_and_resume(rule, seed, whole, tmp_path) <= ROUNDS
 
 
 @pytest.mark.slow
