@@ -124,4 +124,4 @@ def test_an_error_in_a_module_names_stage_round_and_client(executor):
     if executor == "serial":
         assert isinstance(caught.value.__cause__, ValueError)
     else:
-        assert "test_simulate.py" in str(caught.value)
+        assert "test_bad_input.py" in str(caught.value)
