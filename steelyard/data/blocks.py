@@ -1,4 +1,4 @@
-"""Partitions that cut an ordered list into blocks: by label, partly by label, or by drawn sizes."""
+"""Partitions that cut an ordered list into blocks: by label, partly by label, by drawn sizes, or by group."""
 
 from __future__ import annotations
 
@@ -104,6 +104,43 @@ class Quantity(Partition):
             if min(map(len, parts)) >= self.minimum:
                 return parts
         raise too_rare(f"alpha={self.alpha}", self.minimum)
+
+
+@PARTITIONS.register
+@dataclass(frozen=True)
+class ByGroup(Partition):
+    """Natural clients: the role that speaks, the domain an image is from.
+
+    With at least as many groups as clients, each client is one group of `minimum` samples or more, chosen at random
+    (LEAF's Shakespeare: one role per client). With fewer, clients are dealt round the groups, and the samples of a
+    group are split at random among its clients (digits-5: several clients per domain).
+    """
+
+    minimum: int = 1
+
+    name = "by_group"
+    card = Card("one group of samples per client: a role, a domain", "Caldas et al. (LEAF), 2018")
+    by_groups = True
+
+    def __post_init__(self) -> None:
+        checks.whole("minimum", self.minimum, 1)
+
+    def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
+        """Choose groups, or share them."""
+        sizes = np.bincount(targets)
+        groups = np.flatnonzero(sizes >= self.minimum)
+        if len(groups) == 0:
+            raise SteelyardError(f"minimum={self.minimum}: the largest group has {sizes.max()} samples, use at most so")
+        if len(groups) >= clients:
+            chosen = np.sort(rng.permutation(groups)[:clients])
+            return [np.flatnonzero(targets == group).astype(np.int64) for group in chosen]
+        out: list[Index] = [np.empty(0, dtype=np.int64)] * clients
+        for at, group in enumerate(groups):
+            hosts = range(at, clients, len(groups))
+            parts = np.array_split(rng.permutation(np.flatnonzero(targets == group)), len(hosts))
+            for host, part in zip(hosts, parts, strict=True):
+                out[host] = part.astype(np.int64)
+        return out
 
 
 def _by_label(targets: Index) -> Index:

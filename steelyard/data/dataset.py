@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
-from steelyard.data.partitions import Index, Partition
+from steelyard.core.text import parse
+from steelyard.data.partitions import PARTITIONS, Index, Partition
 from steelyard.data.partitions import partition as spread
 
 _SAMPLE_BYTES = 1 << 19  # of the inputs of train and of test each: what a fingerprint looks at
@@ -30,12 +31,14 @@ class Dataset:
         targets: int64 labels `[N]`, or anything `[N, ...]`.
         classes: the number of classes, if targets are labels.
         name: what reports call it.
+        groups: int64 `[N]`, who or where each sample comes from (a role, a domain), for `by_group`.
     """
 
     inputs: torch.Tensor
     targets: torch.Tensor
     classes: int | None = None
     name: str = ""
+    groups: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.inputs.ndim == 0 or self.targets.ndim == 0 or len(self.inputs) != len(self.targets):
@@ -43,6 +46,10 @@ class Dataset:
             raise SteelyardError(f"{self._label}inputs and targets are {shapes}: give one target per input")
         if self.inputs.dtype not in (torch.float32, torch.int64):
             raise SteelyardError(f"{self._label}inputs are {self.inputs.dtype}: use float32, or int64 for tokens")
+        groups = self.groups
+        if groups is not None and (groups.dtype != torch.int64 or groups.shape != (len(self.inputs),)):
+            found = f"{groups.dtype} {tuple(groups.shape)}"
+            raise SteelyardError(f"{self._label}groups are {found}: give an int64 number per sample, [{len(self)}]")
         if not _finite(self.inputs):
             raise SteelyardError(f"{self._label}inputs hold NaN or infinity: clean them first")
         if self.classes is not None and self.targets.ndim == 1 and len(self):
@@ -76,7 +83,8 @@ class Dataset:
     def take(self, index: slice | Index | torch.Tensor) -> Dataset:
         """The samples at these positions; a slice gives views."""
         at = torch.from_numpy(index) if isinstance(index, np.ndarray) else index
-        return replace(self, inputs=self.inputs[at], targets=self.targets[at])
+        groups = None if self.groups is None else self.groups[at]
+        return replace(self, inputs=self.inputs[at], targets=self.targets[at], groups=groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,10 +139,8 @@ class Federation:
     def partitioned(cls, train: Any, test: Any, partition: str | Partition, clients: int, seed: int) -> Federation:
         """One data set spread over clients 0, 1, ... by a partition such as `dirichlet:alpha=0.1`."""
         data = Dataset.of(train, "train")
-        if data.targets.dtype != torch.int64 or data.targets.ndim != 1:
-            found = f"{data.targets.dtype} of shape {tuple(data.targets.shape)}"
-            raise SteelyardError(f"targets are {found}: a partition needs int64 labels [N]")
-        index = spread(partition, data.targets.numpy(), clients, seed)
+        rule = partition if isinstance(partition, Partition) else parse(partition, PARTITIONS)
+        index = spread(rule, _looked_at(data, rule), clients, seed)
         held_out = None if test is None else Dataset.of(test, "test")
         return cls(data, tuple(range(clients)), tuple(index), held_out, data.name)
 
@@ -237,6 +243,18 @@ def _materialised(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _item(value: Any) -> torch.Tensor:
     return torch.tensor(value) if isinstance(value, (int, float, np.number)) else _tensor("item", value)
+
+
+def _looked_at(data: Dataset, rule: Partition) -> Index:
+    """The labels a partition spreads by, or the groups."""
+    if rule.by_groups:
+        if data.groups is None:
+            raise SteelyardError(f"partition={rule.name}: the data has no groups: give Dataset(..., groups=...)")
+        return data.groups.numpy()
+    if data.targets.dtype != torch.int64 or data.targets.ndim != 1:
+        found = f"{data.targets.dtype} of shape {tuple(data.targets.shape)}"
+        raise SteelyardError(f"targets are {found}: a partition needs int64 labels [N]")
+    return data.targets.numpy()
 
 
 def _slices(sizes: list[int]) -> tuple[Index, ...]:

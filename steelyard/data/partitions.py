@@ -31,10 +31,12 @@ class Partition(ABC):
     Attributes:
         name: the key in text form.
         card: what the command line says of it.
+        by_groups: whether it is called with the groups of samples instead of their labels.
     """
 
     name: str
     card: Card
+    by_groups: bool = False
 
     @abstractmethod
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:

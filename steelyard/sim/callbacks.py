@@ -29,3 +29,20 @@ class Callback:
 
     def end(self, simulation: Simulation) -> None:
         """After the last round."""
+
+
+class Until(Callback):
+    """Ends a run at an accuracy on the test set."""
+
+    def __init__(self, accuracy: float) -> None:
+        self.accuracy = accuracy
+
+    def round(self, simulation: Simulation, record: Mapping[str, Any]) -> bool:
+        """Whether it is reached."""
+        return self.reached(record, self.accuracy)
+
+    @staticmethod
+    def reached(record: Mapping[str, Any], target: float | None) -> bool:
+        """Whether the model of this round has the accuracy; never, if none is asked for."""
+        accuracy = record.get("accuracy")
+        return target is not None and accuracy is not None and accuracy >= target

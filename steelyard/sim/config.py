@@ -79,6 +79,7 @@ class Config(_Section):
         None, description="logistic, mlp, mcmahan_cnn, simple_cnn, resnet20; by data set if not given"
     )
     rounds: int = Field(50, ge=1, description="number of rounds")
+    target: float | None = Field(None, gt=0, le=1, description="end the run at this accuracy on the test set")
     seed: int = Field(0, ge=0, description="of everything")
     executor: Literal["auto", "serial", "process"] = Field("auto", description="serial is the debugger")
     workers: int | None = Field(None, ge=1, description="processes; one per core by default")

@@ -24,7 +24,7 @@ from steelyard.core.text import to_text
 from steelyard.data import Federation, load
 from steelyard.metrics import MEANING
 from steelyard.models import build
-from steelyard.sim.callbacks import Callback
+from steelyard.sim.callbacks import Callback, Until
 from steelyard.sim.history import History
 from steelyard.sim.participation import Participation
 from steelyard.sim.rundir import RunDirectory, read_config
@@ -45,6 +45,7 @@ def simulate(
     model: str | nn.Module | None = None,
     *,
     rounds: int = 50,
+    target: float | None = None,
     clients: int = 10,
     partition: str = "dirichlet:alpha=0.3",
     data_dir: str | Path | None = None,
@@ -75,7 +76,8 @@ def simulate(
         algorithm: a rule as text (`"fedawa"`), or an `Algorithm` of rule, client terms and server optimizer.
         data: a data set by name (`digits` is embedded), a `Federation`, or a dict of one data set per client.
         model: a network by name (`"mlp:hidden=[200,200]"`), or any `nn.Module`: its parameters are the initial model.
-        rounds: how many.
+        rounds: how many, at most.
+        target: end the run at this accuracy on the test set.
         clients: number of clients a named data set is spread over.
         partition: how: `iid`, `dirichlet:0.1`, `x_class:classes=1,iid=5`.
         data_dir: where MNIST, Fashion-MNIST and CIFAR-10 are; else `$STEELYARD_DATA`.
@@ -114,10 +116,12 @@ def simulate(
         drawn = list(cohorts) if cohorts is not None else asked.draw(seed, len(federation.ids), rounds)
         _check_cohorts(drawn, rounds, len(federation.ids))
         described = _described(work, asked)
-        simulation = Simulation(work, asked, options, drawn, directory, callbacks, _identity(described))
+        watching = [*callbacks, Until(target)] if target is not None else callbacks
+        simulation = Simulation(work, asked, options, drawn, directory, watching, _identity(described))
         if directory is not None:
             _enter(directory, simulation, {**(config or {}), "resolved": described}, resume, overwrite)
-        simulation.run()
+        if not any(Until.reached(record, target) for record in simulation.records):  # it may be done already
+            simulation.run()
         path = None if directory is None else directory.path
         return History(str(algorithm), simulation.records, simulation.server.model(), path)
 

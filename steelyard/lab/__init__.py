@@ -1,0 +1,1 @@
+"""The laboratory: many runs, and what may be said of them."""

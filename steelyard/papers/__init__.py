@@ -1,0 +1,1 @@
+"""The papers' tables as data, and the command that regenerates them."""
