@@ -1,5 +1,10 @@
 """Errors. Each message names the parameter, the value found, and the cure."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class SteelyardError(ValueError):
     """Base class of every error this library raises on purpose."""
@@ -25,3 +30,10 @@ class NonFiniteUpdate(SteelyardError):
     def __init__(self, rows: tuple[int, ...]) -> None:
         self.rows = rows
         super().__init__(f"rows {rows} hold NaN or infinity")
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    """A sentence on a name nobody has heard of: the nearest one, else all."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    return f"unknown {kind} {name!r}: " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}")

@@ -5,13 +5,12 @@ Parts are found here and nowhere else: a text never imports code.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, unknown
 from steelyard.core.weighting import Card
 
 Make = TypeVar("Make", bound=Callable[..., Any])
@@ -66,9 +65,7 @@ class Registry:
 
     def __getitem__(self, name: str) -> Entry:
         if name not in self._entries:
-            near = difflib.get_close_matches(name, self._entries, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self._entries))}"
-            raise SteelyardError(f"unknown {self.kind} {name!r}: {hint}")
+            raise SteelyardError(unknown(self.kind, name, self._entries))
         return self._entries[name]
 
 

@@ -140,7 +140,7 @@ def read(path: Path | None, settings: Sequence[str] = ()) -> Config:
         except tomllib.TOMLDecodeError as error:
             raise SteelyardError(f"{path}: not TOML: {error}") from None
     for setting in settings:
-        _put(raw, setting)
+        put(raw, setting)
     return validated(raw, source)
 
 
@@ -157,8 +157,8 @@ def validated(raw: Mapping[str, Any], source: str) -> Config:
     return config
 
 
-def _put(raw: dict[str, Any], setting: str) -> None:
-    """One `a.b=value`; a value is read as TOML if it can be, else as text."""
+def put(raw: dict[str, Any], setting: str) -> None:
+    """Puts one `a.b=value` into a configuration; a value is read as TOML if it can be, else as text."""
     key, separator, text = setting.partition("=")
     names = key.strip().split(".")
     if not separator or not all(names):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from torch import nn
 from steelyard.algorithm import Algorithm
 from steelyard.client.flat import FlatModel, Loss
 from steelyard.client.local import Local
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, unknown
 from steelyard.core.table import ClientId
 from steelyard.core.text import to_text
 from steelyard.data import Federation, load
@@ -133,9 +132,7 @@ def _options(place: str, kind: type[Any], given: Any) -> Any:
     known = [field.name for field in dataclasses.fields(kind)]
     for name in given or {}:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise SteelyardError(f"{place}: unknown option {name!r}: {hint}")
+            raise SteelyardError(f"{place}: {unknown('option', name, known)}")
     return kind(**(given or {}))
 
 

@@ -1,0 +1,199 @@
+"""A paper's table run here: jobs out of cells, numbers out of runs, the paper's beside ours."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steelyard.lab.jobs import Job, Outcome
+from steelyard.papers.cost import duration
+from steelyard.papers.table import METRICS, Cell, Number, Table
+from steelyard.sim.history import History
+
+POINTS, SHARE = 2.0, 0.25  # gaps beyond these ask for a cause: points of accuracy, share of rounds
+
+
+@dataclass(frozen=True)
+class Result:
+    """One cell, run.
+
+    Attributes:
+        cell: what was run.
+        rounds: how many were planned.
+        values: by seed, rounds to the target or accuracy in percent; None where the target was not reached.
+        best: by seed, the highest accuracy in percent.
+        seconds: of all seeds together, as their rounds recorded them.
+        errors: by seed, why a run has no result.
+    """
+
+    cell: Cell
+    rounds: int
+    values: Mapping[int, float | None]
+    best: Mapping[int, float]
+    seconds: float
+    errors: Mapping[int, str]
+
+    @property
+    def reached(self) -> bool:
+        """Whether every seed has a number."""
+        return bool(self.values) and None not in self.values.values()
+
+    @property
+    def mean(self) -> float | None:
+        """Over seeds; None if one of them did not reach the target."""
+        return statistics.mean(v for v in self.values.values() if v is not None) if self.reached else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation over seeds; None for fewer than two."""
+        known = [value for value in self.values.values() if value is not None]
+        return statistics.stdev(known) if self.reached and len(known) > 1 else None
+
+
+def jobs(table: Table, seeds: Sequence[int]) -> list[Job]:
+    """All runs of a table, seed by seed, so that a table cut short has whole seeds."""
+    return [
+        Job(f"{cell.name}/seed-{seed}", cell.config(seed), {"cell": cell.name, "seed": str(seed)})
+        for seed in seeds
+        for cell in table.cells
+    ]
+
+
+def results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
+    """The numbers of each cell."""
+    measure = _MEASURES[table.metric]
+    found = []
+    for cell in table.cells:
+        mine = [outcome for outcome in outcomes if outcome.job.labels["cell"] == cell.name]
+        runs = {outcome.job.config.seed: outcome.history for outcome in mine if outcome.history is not None}
+        found.append(
+            Result(
+                cell,
+                mine[0].job.config.rounds if mine else 0,
+                {seed: measure(history, cell.target) for seed, history in runs.items()},
+                {seed: 100 * (history.best or 0.0) for seed, history in runs.items()},
+                sum(record["timings"]["total"] for history in runs.values() for record in history.records),
+                {outcome.job.config.seed: outcome.error for outcome in mine if outcome.error is not None},
+            )
+        )
+    return found
+
+
+def last10(history: History) -> float | None:
+    """FedLAW's metric: the mean accuracy of the last ten rounds."""
+    accuracies = history.column("accuracy")[-10:]
+    return statistics.mean(accuracies) if accuracies else None
+
+
+_MEASURES: dict[str, Callable[[History, float | None], float | None]] = {
+    "rounds": lambda history, target: None if target is None else history.rounds_to(target),
+    "last10": lambda history, _: _percent(last10(history)),
+    "best": lambda history, _: _percent(history.best),
+    "final": lambda history, _: _percent(history.accuracy),
+}
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def ours(result: Result) -> str:
+    """Mean and deviation as text; where a target was not reached, how often, and the best accuracy."""
+    if not result.values:
+        return "failed" if result.errors else "-"
+    digits = 0 if result.cell.target is not None else 2
+    if result.mean is None:
+        missed = sum(value is None for value in result.values.values())
+        best = statistics.mean(result.best.values())
+        return f"N/A in {missed} of {len(result.values)} ({best:.2f} %)"
+    spread = "" if result.deviation is None else f" ± {result.deviation:.{digits}f}"
+    return f"{result.mean:.{digits}f}{spread}"
+
+
+def by_seed(result: Result) -> str:
+    """The number of each seed."""
+    digits = 0 if result.cell.target is not None else 2
+    return ", ".join("N/A" if value is None else f"{value:.{digits}f}" for value in result.values.values())
+
+
+def gap(result: Result) -> str:
+    """Ours less the paper's: in points, or in percent of the paper's rounds."""
+    if result.mean is None or result.cell.number.value is None:
+        return "" if (result.mean is None) != (result.cell.number.value is None) else "both N/A"
+    if result.cell.target is not None:
+        return f"{result.mean / result.cell.number.value - 1:+.0%}"
+    return f"{result.mean - result.cell.number.value:+.2f}"
+
+
+def beyond(result: Result) -> bool:
+    """Whether the gap asks for a cause."""
+    paper = result.cell.number.value
+    if result.mean is None or paper is None:
+        return (result.mean is None) != (paper is None) and not _silent(result.cell.number)
+    if result.cell.target is not None:
+        return abs(result.mean / paper - 1) > SHARE
+    return abs(result.mean - paper) > POINTS
+
+
+def _silent(number: Number) -> bool:
+    return number.value is None and number.best is None
+
+
+def markdown(table: Table, found: Sequence[Result], command: Sequence[str], environment: Mapping[str, Any]) -> str:
+    """The table with everything needed to judge it: command, versions, time, deviations."""
+    seconds = sum(result.seconds for result in found)
+    versions = ", ".join(f"{name} {environment[name]}" for name in ("steelyard", "python", "torch", "numpy"))
+    lines = [
+        f"# {table.name}: {table.title}",
+        "",
+        f"{table.paper}.",
+        "",
+        f"Metric: {METRICS[table.metric]}. Ours is the mean over seeds ± the sample deviation.",
+        "",
+        "```console",
+        f"$ {shlex.join(command)}",
+        "```",
+        "",
+        f"{versions}; {environment['cores']} cores; {duration(seconds)} of rounds in all, runs side by side.",
+        "",
+    ]
+    short = {result.rounds for result in found if result.rounds < table.rounds}
+    if short:
+        lines += [f"**Reduced: {_either(short)} rounds instead of the paper's {table.rounds}.** Gaps say little.", ""]
+    lines += ["| setting | algorithm | paper | ours | by seed | gap | |", "|---|---|---|---|---|---|---|"]
+    for result in found:
+        cell = result.cell
+        flag = "beyond" if beyond(result) else ""
+        fields = [cell.column, cell.row, str(cell.number), ours(result), by_seed(result), gap(result), flag]
+        lines.append("| " + " | ".join(field.replace("|", "\\|") for field in fields) + " |")
+    limits = f"{SHARE:.0%} of rounds" if table.metric == "rounds" else f"{POINTS:g} points"
+    lines += ["", f"*beyond*: further than {limits} from the paper.", ""]
+    errors = [(result.cell.name, seed, error) for result in found for seed, error in result.errors.items()]
+    if errors:
+        lines += ["Failed:", "", *(f"- {name}, seed {seed}: {error}" for name, seed, error in errors), ""]
+    lines += ["Known deviations:", "", *(f"- {text}" for text in table.deviations), ""]
+    return "\n".join(lines)
+
+
+def comma_separated(found: Sequence[Result]) -> str:
+    """One line per cell and seed."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["cell", "setting", "algorithm", "seed", "rounds_planned", "paper", "ours", "best_accuracy"])
+    for result in found:
+        cell = result.cell
+        for seed, value in result.values.items():
+            paper = "" if cell.number.value is None else f"{cell.number.value:g}"
+            mine = "" if value is None else f"{value:g}"
+            best = f"{result.best[seed]:.4f}"
+            writer.writerow([cell.name, cell.column, cell.row, seed, result.rounds, paper, mine, best])
+    return out.getvalue()
+
+
+def _either(values: set[int]) -> str:
+    return " or ".join(map(str, sorted(values)))

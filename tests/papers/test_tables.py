@@ -1,0 +1,127 @@
+"""The papers' tables as data."""
+
+import pytest
+
+from steelyard.core.errors import SteelyardError
+from steelyard.papers import cost
+from steelyard.papers.table import METRICS, Number, merged, names, parsed, read, tables
+
+SOME = {  # read in the papers by hand, apart from the files
+    ("fedadp-table1", "mnist-1class-3iid/fedavg"): Number(None, 94.48),
+    ("fedadp-table1", "mnist-1class-5iid/fedadp"): Number(61),
+    ("fedadp-table1", "fashion-mnist-2class-6iid/fedavg"): Number(134),
+    ("fedlaw-table1", "alpha-100/gamma-093"): Number(70.16),
+    ("fedlaw-table9", "alpha-0.2/gamma-097"): Number(63.72),
+    ("fedlaw-table3", "cifar10-0.1-resnet/fedprox"): Number(48.84),
+    ("fedlaw-table3", "fashion-mnist-0.1-mlp/fedavg"): Number(85.11),
+    ("fedcos-table1", "90/fedcos-002"): Number(69.83),
+    ("fedcos-table2", "total/fedopt-fedcos"): Number(80.76),
+    ("pa3fed-table2", "cifar10-0.1/vrlsgd-pa3fed"): Number(57.75),
+    ("pa3fed-table2", "fashion-mnist-0.3/fedmut"): Number(78.12),
+    ("fedawa-table1", "tiny-imagenet-0.5/fedawa-l"): Number(34.86),
+    ("fedawa-table1", "cifar10-100/fedadam"): Number(70.40),
+    ("fedawa-table4", "cifar100-0.1/fedawa-cos"): Number(36.74),
+}
+
+
+@pytest.mark.parametrize(("table", "cell"), SOME)
+def test_numbers_are_the_papers(table, cell):
+    found = {c.name: c.number for c in read(table).cells}
+    assert found[cell] == SOME[table, cell]
+
+
+@pytest.mark.parametrize("table", list(tables()), ids=names())
+def test_every_cell_is_a_run_that_would_start(table):
+    assert table.metric in METRICS
+    assert len(table.seeds) == 3
+    assert len({cell.name for cell in table.cells}) == len(table.cells)
+    for cell in table.cells:
+        config = cell.config(table.seeds[0])
+        assert config.rounds == table.rounds
+        assert (config.target is not None) == (table.metric == "rounds")
+        assert cell.number.value is not None or cell.number.best is not None
+
+
+@pytest.mark.parametrize("table", list(tables()), ids=names())
+def test_rows_of_a_column_differ_only_in_their_algorithm(table):
+    """The same data, model and length for every algorithm; FedProx's authors train it without momentum."""
+    for column in {cell.column for cell in table.cells}:
+        plain = [dict(cell.raw) for cell in table.cells if cell.column == column]
+        shared = [{key: raw.get(key) for key in ("data", "model", "rounds", "target")} for raw in plain]
+        assert all(one == shared[0] for one in shared)
+
+
+def test_cells_are_chosen_by_pattern():
+    table = read("fedadp-table1")
+    assert [cell.name for cell in table.chosen(["mnist-1class-5iid/*"]).cells] == [
+        "mnist-1class-5iid/fedavg",
+        "mnist-1class-5iid/fedadp",
+    ]
+    assert table.chosen([]).cells == table.cells
+    with pytest.raises(SteelyardError, match="--cells 'svhn/\\*': fedadp-table1 has no such cell; it has mnist-1class"):
+        table.chosen(["svhn/*"])
+
+
+def test_settings_go_on_top_of_every_cell_and_leave_the_table_alone():
+    table = read("fedadp-table1")
+    changed = table.changed(["rounds=5", "local.lr=0.5"])
+    assert {cell.config(1).rounds for cell in changed.cells} == {5}
+    assert {cell.config(1).local.lr for cell in changed.cells} == {0.5}
+    assert {cell.config(1).rounds for cell in table.cells} == {300}
+
+
+def test_an_unknown_table_is_answered_with_the_nearest():
+    with pytest.raises(SteelyardError, match="unknown table 'fedadp-tabel1': did you mean 'fedadp-table1'"):
+        read("fedadp-tabel1")
+
+
+def test_a_row_with_too_few_numbers_is_refused():
+    raw = {
+        "title": "t",
+        "paper": "p",
+        "metric": "best",
+        "seeds": [1],
+        "base": {"rounds": 2},
+        "row": [{"id": "a", "label": "A", "set": {}}],
+        "column": [{"id": "x", "label": "X", "set": {}}, {"id": "y", "label": "Y", "set": {}}],
+        "numbers": {"a": [1.0]},
+    }
+    with pytest.raises(SteelyardError, match="row 'a' has 1 numbers for 2 columns"):
+        parsed("t", raw)
+
+
+def test_the_second_configuration_wins_section_by_section():
+    low = {"a": 1, "local": {"lr": 1.0, "epochs": 2}}
+    assert merged(low, {"local": {"lr": 2.0}}) == {"a": 1, "local": {"lr": 2.0, "epochs": 2}}
+    assert low["local"]["lr"] == 1.0
+
+
+def test_costs_grow_with_rounds_and_with_the_network():
+    table = read("fedlaw-table1").chosen(["alpha-1/gamma-100"])
+    small = cost.seconds(table.cells[0].config(8))
+    longer = cost.seconds(table.changed(["rounds=400"]).cells[0].config(8))
+    deeper = cost.seconds(table.changed(["model=resnet20"]).cells[0].config(8))
+    assert longer == pytest.approx(2 * small)
+    assert deeper == pytest.approx(small * 81.6 / 9.1, rel=0.05)  # operations per sample
+
+
+def test_cost_counts_what_clients_train_on():
+    """10 nodes x 600 samples x 3 passes of 8.5 million operations, and 10 000 test images."""
+    cell = read("fedadp-table1").chosen(["mnist-1class-5iid/fedavg"]).changed(["rounds=1"]).cells[0]
+    operations = 8.534e6 * (3 * 6000 + 10_000)
+    cores = __import__("os").sched_getaffinity(0)
+    assert cost.seconds(cell.config(1)) == pytest.approx(
+        operations / (cost.speed() * cost.EFFICIENCY * len(cores)), rel=0.01
+    )
+
+
+def test_an_unknown_data_set_has_no_estimate():
+    assert cost.seconds(read("fedadp-table1").changed(["data.name=svhn"]).cells[0].config(1)) is None
+    assert cost.duration(None) == "?"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(40, "40 s"), (720, "12 min"), (12_600, "3.5 h"), (345_600, "4 days"), (5399, "90 min")]
+)
+def test_durations_in_words(value, words):
+    assert cost.duration(value) == words
