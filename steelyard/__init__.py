@@ -23,6 +23,7 @@ from steelyard.server.optimizers import Adagrad as adagrad
 from steelyard.server.optimizers import Adam as adam
 from steelyard.server.optimizers import Momentum as momentum
 from steelyard.server.optimizers import Yogi as yogi
+from steelyard.server.probe import Probe
 from steelyard.sim.callbacks import Callback
 from steelyard.sim.history import History
 from steelyard.sim.participation import Participation
@@ -43,6 +44,9 @@ from steelyard.weightings.fedawa import FedAWA as fedawa
 from steelyard.weightings.fedawa import FedAWACos as fedawa_cos
 from steelyard.weightings.fedawa import fedawa_l
 from steelyard.weightings.feddisco import FedDisco as feddisco
+from steelyard.weightings.fedlaw import FedLAW as fedlaw
+from steelyard.weightings.fedlaw import gws, law
+from steelyard.weightings.fedlaw_swa import FedLAWSWA as fedlaw_swa
 from steelyard.weightings.fednova import FedNova as fednova
 from steelyard.weightings.gate import Gate as gate
 from steelyard.weightings.geometric_median import GeometricMedian as geometric_median
@@ -68,6 +72,7 @@ __all__ = [
     "Merge",
     "NoValidClients",
     "Participation",
+    "Probe",
     "SafetensorsStore",
     "SteelyardError",
     "__version__",
@@ -89,14 +94,18 @@ __all__ = [
     "fedcos",
     "feddisco",
     "feddyn",
+    "fedlaw",
+    "fedlaw_swa",
     "fedmut",
     "fednova",
     "fedprox",
     "gate",
     "geometric_median",
     "guard",
+    "gws",
     "if_finite",
     "krum",
+    "law",
     "ldawa",
     "load_state",
     "median",

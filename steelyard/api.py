@@ -14,6 +14,7 @@ from steelyard.core import round as rounds
 from steelyard.core.errors import NoValidClients, SteelyardError
 from steelyard.core.layout import Kind, Params
 from steelyard.core.optimizer import ServerOptimizer
+from steelyard.core.probe import ProxyLoss
 from steelyard.core.report import Report
 from steelyard.core.store import UpdateStore
 from steelyard.core.table import ClientId, State
@@ -59,6 +60,7 @@ def aggregate(
     server: str | ServerOptimizer | None = None,
     kinds: Mapping[str, Kind] | None = None,
     diagnose: bool = False,
+    probe: ProxyLoss | None = None,
     chunk: int | None = None,
 ) -> Aggregate:
     """Aggregates client models into a new global model.
@@ -77,6 +79,7 @@ def aggregate(
         server: a server optimizer, or its text form.
         kinds: overrides what leaves are, by name pattern: `"param"`, `"stat"` or `"count"`.
         diagnose: compute the Gram even if the rule needs none, so that the report has coherence, cosines and norms.
+        probe: the server's proxy data (`steelyard.Probe`), for rules that look at it: `fedlaw`, `gws`, `law`.
         chunk: coordinates per read of the clients; any value gives the same bits.
 
     A client that does not fit (keys, shapes, dtypes, NaN, invalid metrics) is quarantined: it is left out, and named
@@ -84,6 +87,8 @@ def aggregate(
     the round is void instead: `out.params` is the base model and `out.report["void"]` says why.
     """
     root = rooted(parse_rule(rule))
+    if root.needs.probe and probe is None:
+        raise SteelyardError(rounds.NO_PROBE.format(rule=rounds.rule_in_need(root)))
     optimizer = None if server is None else parse_optimizer(server)
     if isinstance(clients, UpdateStore):
         store, given = clients, clients.given
@@ -102,7 +107,7 @@ def aggregate(
         store = MemoryStore.of(base, models, refused_by_metrics(root, table, given), kinds)
 
     sink = MemorySink(store.layout)
-    job = rounds.Round(table, state or {}, round, optimizer, diagnose, chunk)
+    job = rounds.Round(table, state or {}, round, optimizer, diagnose, chunk, probe=probe)
     try:
         outcome = rounds.run(root, store, job, sink)
     except NoValidClients as error:

@@ -102,6 +102,36 @@ def combine(store: Rows, count: int, spans: Sequence[Span], emit: Emit, chunk: i
         pass
 
 
+def project(store: Rows, count: int, vector: torch.Tensor, chunk: int | None = None) -> NDArray[np.float64]:
+    """Inner products of the `count` rows with one vector `[d]`, float64 `[count]`."""
+    values = vector.numpy()
+
+    def work(pieces: list[Piece], rows: torch.Tensor) -> list[NDArray[np.float64]]:
+        terms = []
+        for _, start, stop in pieces:
+            for left in range(start, stop, BLOCK):
+                right = min(left + BLOCK, stop)
+                terms.append(_products(rows[:, left - pieces[0].start : right - pieces[0].start].numpy(), values[left:right]))
+        return terms
+
+    out = np.zeros(count)
+    for terms in _run(store, [(0, len(values))], work, count, BLOCK, chunk):
+        for term in terms:
+            out += term
+    return out
+
+
+def _products(panel: Floats, vector: Floats) -> NDArray[np.float64]:
+    """`panel @ vector` for `[R, n]`, added up in float64 over short runs of coordinates."""
+    if vector.dtype == np.float64:
+        return np.asarray(panel @ vector, dtype=np.float64)
+    out = np.zeros(len(panel))
+    full = len(vector) // _RUN * _RUN
+    for low in range(0, full, _RUN):
+        out += panel[:, low : low + _RUN] @ vector[low : low + _RUN]
+    return out + panel[:, full:] @ vector[full:] if full < len(vector) else out
+
+
 def _upper_products(panel: Floats) -> NDArray[np.float64]:
     """The upper triangle of `panel @ panel.T` for `[R, n]`, tile by tile, in short runs of coordinates."""
     count, n = panel.shape

@@ -35,7 +35,7 @@ class FlatModel:
         self.channels_last = inputs.ndim == 4 and convolutions
         self.params = torch.zeros(1, self.layout.dim, dtype=self.layout.row_dtype, device=device)  # [1, d]
         self.grad = torch.zeros_like(self.params)
-        self.stats = torch.zeros(self.layout.stat_dim, dtype=torch.float32, device=device)
+        self.stats = torch.zeros(self.layout.stat_dim, dtype=self.layout.row_dtype, device=device)
         self._bind(state, named)
         if self.channels_last and not self._runs(inputs):
             self.channels_last = False  # a view() in its forward wants the usual order
@@ -56,7 +56,7 @@ class FlatModel:
                     "float32 or float64 (model.float())"
                 )
 
-    def _view(self, vector: torch.Tensor, leaf: Leaf) -> torch.Tensor:
+    def view(self, vector: torch.Tensor, leaf: Leaf) -> torch.Tensor:
         """The leaf's stretch of a flat vector, in the leaf's shape."""
         stretch = vector[leaf.start : leaf.stop]
         if self.channels_last and len(leaf.shape) == 4:
@@ -74,12 +74,12 @@ class FlatModel:
             leaf = leaf if leaf is None or leaf.tied is None else places[leaf.tied]
             if leaf is None or leaf.kind == "count":
                 continue  # not in the state dict, or an integer
-            view = self._view(self.params[0], leaf) if leaf.kind == "param" else self._stat(self.stats, leaf)
+            view = self.view(self.params[0], leaf) if leaf.kind == "param" else self._stat(self.stats, leaf)
             with torch.no_grad():
                 view.copy_(values[leaf.name])
             tensor.data = view
             if leaf.kind == "param" and tensor.requires_grad:
-                tensor.grad = self._view(self.grad[0], leaf)
+                tensor.grad = self.view(self.grad[0], leaf)
         self.counters = [self.module.get_buffer(leaf.name) for leaf in self.layout.counts]
 
     def _stat(self, vector: torch.Tensor, leaf: Leaf) -> torch.Tensor:
@@ -152,7 +152,7 @@ class FlatModel:
     def state_dict(self, params: torch.Tensor, stats: torch.Tensor, counts: torch.Tensor) -> dict[str, torch.Tensor]:
         """Flat vectors as a state dict of its own memory, tied weights tied."""
         made = {
-            leaf.name: self._view(params, leaf).clone(memory_format=torch.contiguous_format)
+            leaf.name: self.view(params, leaf).clone(memory_format=torch.contiguous_format)
             for leaf in self.layout.params
         }
         made |= {leaf.name: self._stat(stats, leaf).to(leaf.dtype).clone() for leaf in self.layout.stats}
@@ -165,7 +165,7 @@ class FlatModel:
         params = torch.empty(self.layout.dim, dtype=self.layout.row_dtype)
         stats = torch.empty(self.layout.stat_dim, dtype=torch.float64)
         for leaf in self.layout.params:
-            self._view(params, leaf).copy_(state[leaf.name])
+            self.view(params, leaf).copy_(state[leaf.name])
         for leaf in self.layout.stats:
             self._stat(stats, leaf).copy_(state[leaf.name])
         counts = [state[leaf.name].reshape(-1).to(torch.int64) for leaf in self.layout.counts]

@@ -19,12 +19,15 @@ from steelyard.core.layout import Granularity, Layers, Layout, Leaf
 from steelyard.core.mixture import Mixture
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.report import Report, describe
+from steelyard.core.probe import ProxyLoss, Session, Trial
 from steelyard.core.store import UpdateStore
+from steelyard.core.sums import WeightedSum
 from steelyard.core.table import ClientId, State
 from steelyard.core.view import View
 from steelyard.core.weighting import Weighting
 
 NOT_FINITE = "NaN or infinity in its parameters"
+NO_PROBE = "{rule} looks at proxy data and there is none: pass probe=steelyard.Probe(model, inputs, targets)"
 
 
 class Sink(Protocol):
@@ -52,6 +55,7 @@ class Round:
         diagnose: compute the Gram even for a rule that needs none, so that the report is whole.
         chunk: coordinates per read; any value gives the same bits.
         step: if given, receives `target - theta`: the aggregated step before the server optimizer.
+        probe: the server's proxy data, for rules that look at it.
     """
 
     metrics: Mapping[str, Mapping[ClientId, Any]] = field(default_factory=dict)
@@ -61,6 +65,7 @@ class Round:
     diagnose: bool = False
     chunk: int | None = None
     step: torch.Tensor | None = None
+    probe: ProxyLoss | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,20 @@ def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
                     "the base model itself holds NaN or infinity: nothing can be aggregated onto it"
                 ) from None
             store = store.without({store.ids[row]: NOT_FINITE for row in found.rows})
+
+
+def rule_in_need(rule: Weighting) -> str:
+    """The name of the part that wants a probe."""
+    inner = next((part for part in rule.parts if part.needs.probe), None)
+    return rule.name if inner is None else rule_in_need(inner)
+
+
+def _base_buffers(store: UpdateStore) -> dict[str, torch.Tensor]:
+    """Statistics and counters of the global model; none if it is one flat tensor."""
+    layout = store.layout
+    _, stats = store.stats()
+    found = {leaf.name: stats[leaf.start : leaf.stop].view(leaf.shape) for leaf in layout.stats}
+    return found | {leaf.name: store.base_counts()[leaf.name] for leaf in layout.counts}
 
 
 def nothing(store: UpdateStore, job: Round, reason: str) -> Outcome:
@@ -122,7 +141,22 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     metrics = {
         name: np.array([job.metrics[name][client] for client in ids], dtype=np.float64) for name in rule.needs.metrics
     }
-    view = View(ids, job.number, rule.needs, metrics, grams, lambda layers: len(layout.layers(layers).names))
+
+    @cache
+    def session() -> Session:
+        if job.probe is None:
+            raise SteelyardError(NO_PROBE.format(rule=rule_in_need(rule)))
+        return job.probe.open(layout, job.number, _base_buffers(store), job.state.get("probe", {}))
+
+    view = View(
+        ids,
+        job.number,
+        rule.needs,
+        metrics,
+        grams,
+        lambda layers: len(layout.layers(layers).names),
+        lambda: Trial(store, session(), job.chunk),
+    )
     start = Mixture.convex(np.ones((1, len(ids))))
     mixture, after = rule.apply(start, view, job.state)
     if mixture.layers is None and rule.needs.per_layer is not None:  # a layer-wise rule that is still warming up
@@ -142,6 +176,12 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     counts = store.counts()
     for leaf in layout.counts:
         sink.put(leaf, counts[leaf.name].to(leaf.dtype))
+    buffers = session().buffers() if session.cache_info().currsize else None
+    if buffers is not None:  # as the passes over the proxy data left them, instead of the clients'
+        for leaf in (*layout.stats, *layout.counts):
+            sink.put(leaf, buffers[leaf.name].to(leaf.dtype).view(leaf.shape))
+        if layout.flat and buffers:
+            state["probe"] = dict(buffers)
     seen = products.cache_info().currsize > 0  # a closed gate never asked for the Gram, and is not made to pay for it
     gram = grams(mixture.layers) if seen or job.diagnose else None
     report = describe(store, mixture, weights, cut, gram, job.number)
@@ -155,7 +195,7 @@ def _combine(
     layout = store.layout
     server = _ServerStep(job.server, layout, state, job.state) if job.server is not None else None
     reduction = _Reduction(mixture, layout.row_dtype) if mixture.reduce is not None else None
-    mix = reduction or _WeightedSum(mixture, layout.row_dtype)
+    mix = reduction or WeightedSum(mixture.weights, mixture.base, layout.row_dtype)
 
     def emit(piece: kernels.Piece, rows: torch.Tensor) -> None:
         room = sink.room(piece.start, piece.stop)
@@ -183,17 +223,6 @@ def _refuse_non_finite(rows: torch.Tensor) -> None:
     bad = torch.nonzero(~torch.isfinite(rows).all(dim=1)).flatten().tolist()
     if bad:
         raise NonFiniteUpdate(tuple(bad))
-
-
-class _WeightedSum:
-    """`base * theta + sum_k w_k d_k`: one matrix-vector product, since `theta` is the last row."""
-
-    def __init__(self, mixture: Mixture, dtype: torch.dtype) -> None:
-        table = torch.from_numpy(np.column_stack([mixture.weights, mixture.base])).to(dtype)  # [g, K+1]
-        self.coefficients = list(table)
-
-    def __call__(self, rows: torch.Tensor, layer: int, out: torch.Tensor | None) -> torch.Tensor:
-        return torch.mv(rows.T, self.coefficients[layer], out=out)
 
 
 class _ServerStep:

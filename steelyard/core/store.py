@@ -51,5 +51,8 @@ class UpdateStore(Protocol):
     def counts(self) -> Mapping[str, torch.Tensor]:
         """Each counter's maximum over the clients."""
 
+    def base_counts(self) -> Mapping[str, torch.Tensor]:
+        """The global model's counters."""
+
     def without(self, refused: Mapping[ClientId, str]) -> UpdateStore:
         """The same store less these clients."""

@@ -11,6 +11,7 @@ from steelyard.core.errors import UndeclaredNeed
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Granularity
 from steelyard.core.needs import Needs
+from steelyard.core.probe import Trial
 from steelyard.core.table import ClientId
 
 
@@ -27,6 +28,7 @@ class View:
     metrics: Mapping[str, Array]
     grams: Callable[[Granularity | None], Gram]
     layer_counts: Callable[[Granularity | None], int]
+    trials: Callable[[], Trial]
     layers: Granularity | None = None
     rows: Array | None = None
 
@@ -51,6 +53,14 @@ class View:
             raise UndeclaredNeed("the rule reads the Gram but declares gram=False")
         gram = self.grams(layers)
         return gram if self.rows is None else gram.transformed(self.rows)
+
+    @property
+    def probe(self) -> Trial:
+        """The loss on the server's proxy data, as a function of weights on these clients' updates."""
+        if not self.needs.probe:
+            raise UndeclaredNeed("the rule reads the probe but declares probe=False")
+        trial = self.trials()
+        return trial if self.rows is None else trial.transformed(self.rows)
 
     @property
     def layer_count(self) -> int:

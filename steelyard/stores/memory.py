@@ -103,6 +103,11 @@ class MemoryStore:
         """Each counter's maximum over the clients."""
         return {name: stacked.amax(dim=0) for name, stacked in self.client_counts.items()}
 
+    def base_counts(self) -> Mapping[str, torch.Tensor]:
+        """The global model's counters."""
+        leaves = _leaves(self.base)
+        return {leaf.name: leaves[leaf.name].detach().cpu() for leaf in self.layout.counts}
+
     def without(self, refused: Mapping[ClientId, str]) -> MemoryStore:
         """The same store less these clients (copies the rows that stay)."""
         refused = {client: reason for client, reason in refused.items() if client in self.ids}

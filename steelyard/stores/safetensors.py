@@ -217,6 +217,10 @@ class SafetensorsStore:
             for leaf in self.layout.counts
         }
 
+    def base_counts(self) -> Mapping[str, torch.Tensor]:
+        """The global model's counters."""
+        return {leaf.name: self.source.load(leaf.name) for leaf in self.layout.counts}
+
     def without(self, refused: Mapping[ClientId, str]) -> SafetensorsStore:
         """The same store less these clients."""
         refused = {client: reason for client, reason in refused.items() if client in self.ids}

@@ -13,6 +13,8 @@ from steelyard.weightings import (
     fedavg,
     fedawa,
     feddisco,
+    fedlaw,
+    fedlaw_swa,
     fednova,
     gate,
     geometric_median,
@@ -22,6 +24,7 @@ from steelyard.weightings import (
     ldawa,
     modifiers,
     nnm,
+    optim,
     pa3fed,
     per_layer,
 )
@@ -36,6 +39,8 @@ __all__ = [
     "fedavg",
     "fedawa",
     "feddisco",
+    "fedlaw",
+    "fedlaw_swa",
     "fednova",
     "gate",
     "geometric_median",
@@ -45,6 +50,7 @@ __all__ = [
     "ldawa",
     "modifiers",
     "nnm",
+    "optim",
     "pa3fed",
     "per_layer",
 ]

@@ -32,7 +32,6 @@ position in the cohort, logits belong to client ids; a client met for the first 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +47,7 @@ from steelyard.core.table import State, gather, known, scatter
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
 from steelyard.weightings.modifiers import Shrink
+from steelyard.weightings.optim import adam, sgd, softmax
 from steelyard.weightings.per_layer import PerLayer
 
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -122,11 +122,11 @@ class FedAWA(Weighting):
         fresh = _entry(np.broadcast_to(prior.shares, shape), table, view, self.init)
         logits = gather(table, view.ids, fresh)  # [g, K]
         origin = gather(origins, view.ids, logits)
-        step = _adam(self.lr) if self.optimizer == "adam" else _sgd(self.lr)
+        step = adam() if self.optimizer == "adam" else sgd(decay=5e-4)
         for _ in range(self.steps):
             shares = softmax(logits)
             slope = self._gradient(gram, shares)  # d objective / d lambda
-            logits = step(logits, shares * (slope - (shares * slope).sum(axis=1, keepdims=True)))
+            logits = step(logits, shares * (slope - (shares * slope).sum(axis=1, keepdims=True)), self.lr)
             if self.travel is not None:
                 logits = np.clip(logits, origin - self.travel, origin + self.travel)
         after = {"logits": scatter(table, view.ids, logits)}
@@ -176,44 +176,6 @@ def _entry(prior: Array, table: Any, view: View, init: str) -> Array:
     if old.any():
         logits = logits + (gather(table, view.ids, logits) - logits)[:, old].mean(axis=1, keepdims=True)
     return logits
-
-
-def softmax(logits: Array) -> Array:
-    """Along the clients."""
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    shares: Array = powers / powers.sum(axis=1, keepdims=True)
-    return shares
-
-
-def _adam(lr: float, betas: tuple[float, float] = (0.5, 0.999), eps: float = 1e-8) -> Callable[[Array, Array], Array]:
-    """Torch's Adam, fresh."""
-    m: Array | float = 0.0
-    v: Array | float = 0.0
-    t = 0
-
-    def step(x: Array, gradient: Array) -> Array:
-        nonlocal m, v, t
-        t += 1
-        m = betas[0] * m + (1 - betas[0]) * gradient
-        v = betas[1] * v + (1 - betas[1]) * gradient**2
-        moved: Array = x - lr / (1 - betas[0] ** t) * m / (np.sqrt(v) / np.sqrt(1 - betas[1] ** t) + eps)
-        return moved
-
-    return step
-
-
-def _sgd(lr: float, momentum: float = 0.9, decay: float = 5e-4) -> Callable[[Array, Array], Array]:
-    """Torch's SGD, fresh."""
-    velocity: Array | None = None
-
-    def step(x: Array, gradient: Array) -> Array:
-        nonlocal velocity
-        gradient = gradient + decay * x
-        velocity = gradient if velocity is None else momentum * velocity + gradient
-        moved: Array = x - lr * velocity
-        return moved
-
-    return step
 
 
 def fedawa_l(layers: Granularity = "tensor", **options: Any) -> Weighting:

@@ -1,0 +1,193 @@
+"""The server's proxy data: a network, a few labelled samples, and the loss of any model on them.
+
+BatchNorm on the proxy (`bn`), since a mixture has no running statistics of its own:
+
+    proxy     batches are normalised by their own statistics; the running ones are updated on the way, from the global
+              model's, and become the new model's. Clients' statistics are not used. This is what FedLAW's authors do.
+    average   batches are normalised by their own statistics; the new model gets the average of the clients'.
+    frozen    batches are normalised by the global model's running statistics; the new model gets the average.
+
+Dropout is off.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from steelyard.client.flat import FlatModel, Loss
+from steelyard.core import checks
+from steelyard.core.errors import SteelyardError
+from steelyard.core.layout import Layout, Leaf
+
+_STREAM = int.from_bytes(b"prox", "big")  # keeps these draws apart from all others of the same seed
+
+
+class Probe:
+    """Proxy samples and the network to try on them.
+
+    Flat client vectors follow `model.parameters()`; state dicts are matched by name. The model itself is only a mould,
+    with one exception: where clients are flat vectors, its BatchNorm buffers are the server's, and are updated.
+
+    Attributes:
+        model: the network.
+        inputs: the samples, `[n, ...]`.
+        targets: what to predict.
+        batch_size: samples per step.
+        shuffle: a new order for every epoch, drawn from seed and round; else the given one.
+        loss: `loss(outputs, targets)`, a mean over the batch.
+        bn: `proxy`, `average` or `frozen`.
+        seed: of the order of batches.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        targets: Any,
+        batch_size: int = 128,
+        shuffle: bool = True,
+        *,
+        loss: Loss = nn.functional.cross_entropy,
+        bn: str = "proxy",
+        seed: int = 0,
+    ) -> None:
+        checks.whole("batch_size", batch_size, 1)
+        checks.one_of("bn", bn, "proxy", "average", "frozen")
+        checks.whole("seed", seed)
+        self.model, self.batch_size, self.shuffle, self.bn, self.seed = model, batch_size, shuffle, bn, seed
+        self.inputs, self.targets = torch.as_tensor(inputs), torch.as_tensor(targets)
+        if len(self.inputs) != len(self.targets) or len(self.inputs) == 0:
+            found = f"{len(self.inputs)} inputs and {len(self.targets)} targets"
+            raise SteelyardError(f"probe: {found}: give one target per input, and at least one")
+        self.network = FlatModel(copy.deepcopy(model), loss, self.inputs, torch.device("cpu"))
+        self.stored = self.network.stored(self.inputs)
+
+    def open(
+        self, layout: Layout, number: int, buffers: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
+    ) -> ProbeSession:
+        """The network with the global model's statistics, ready for round `number`."""
+        return ProbeSession(self, layout, number, buffers, state)
+
+
+class ProbeSession:
+    """A probe in use for one round."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        layout: Layout,
+        number: int,
+        buffers: Mapping[str, torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+    ) -> None:
+        self.probe, self.network, self.flat = probe, probe.network, layout.flat
+        self.rng = np.random.Generator(
+            np.random.Philox(np.random.SeedSequence(entropy=probe.seed, spawn_key=(_STREAM, number)))
+        )
+        self.places = _flat_places(self.network, probe.model, layout) if layout.flat else None
+        if self.places is None:
+            _check_names(self.network.layout, layout)
+        shared = self.places is None and not self.network.channels_last
+        self.params = self.network.params[0] if shared else torch.empty_like(self.network.params[0])
+        self.grad = self.network.grad[0] if shared else torch.empty_like(self.params)
+        self.shared = shared
+        held = buffers if not layout.flat else state or dict(probe.model.named_buffers())
+        self._adopt(held)
+
+    def _adopt(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        own = dict(self.network.module.named_buffers())
+        with torch.no_grad():
+            for leaf in (*self.network.layout.stats, *self.network.layout.counts):
+                own[leaf.name].copy_(buffers[leaf.name])
+
+    def epoch(self) -> Iterator[torch.Tensor]:
+        """Positions of the samples, batch by batch."""
+        count = len(self.probe.inputs)
+        order = self.rng.permutation(count) if self.probe.shuffle else np.arange(count)
+        return iter(torch.split(torch.from_numpy(order), self.probe.batch_size))
+
+    def backward(self, batch: torch.Tensor) -> float:
+        """Loss and gradient of a batch, in the layout's coordinates."""
+        network = self.network
+        self._load()
+        self._mode(batch)
+        network.grad.zero_()
+        loss = network.loss(network.module(network.batch(self.probe.stored, batch)), self.probe.targets[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
+        if not self.shared:
+            for outer, inner in self._pairs(self.grad, network.grad[0]):
+                outer.copy_(inner)
+        return float(loss.item())
+
+    def outputs(self, batch: torch.Tensor) -> torch.Tensor:
+        """What the network says of some samples, as it evaluates: with its running statistics, without a graph."""
+        self._load()
+        self.network.module.eval()
+        with torch.no_grad():
+            made: torch.Tensor = self.network.module(self.network.batch(self.probe.stored, batch))
+        return made
+
+    def buffers(self) -> dict[str, torch.Tensor] | None:
+        """The running statistics after these passes, if they are the ones to keep."""
+        if self.probe.bn != "proxy":
+            return None
+        own = dict(self.network.module.named_buffers())
+        layout = self.network.layout
+        found = {leaf.name: own[leaf.name].detach().clone() for leaf in (*layout.stats, *layout.counts)}
+        if self.flat:
+            kept = dict(self.probe.model.named_buffers())
+            with torch.no_grad():
+                for name, values in found.items():
+                    kept[name].copy_(values)
+        return found
+
+    def _mode(self, batch: torch.Tensor) -> None:
+        self.network.module.eval()
+        if self.probe.bn != "frozen" and len(batch) > 1:  # one sample has no variance
+            for part in self.network.module.modules():
+                if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                    part.train()
+
+    def _load(self) -> None:
+        if not self.shared:
+            with torch.no_grad():
+                for outer, inner in self._pairs(self.params, self.network.params[0]):
+                    inner.copy_(outer)
+
+    def _pairs(self, outer: torch.Tensor, inner: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each leaf in the round's vector and in the network's."""
+        for leaf in self.network.layout.params:
+            start = leaf.start if self.places is None else self.places[leaf.name]
+            yield outer[start : start + leaf.size].view(leaf.shape), self.network.view(inner, leaf)
+
+
+def _flat_places(network: FlatModel, model: nn.Module, layout: Layout) -> dict[str, int]:
+    """Where each parameter begins in a flat vector that follows `model.parameters()`."""
+    places, at = {}, 0
+    for name, parameter in model.named_parameters():
+        places[name] = at
+        at += parameter.numel()
+    if at != layout.dim:
+        raise SteelyardError(f"probe.model has {at} parameters and the clients' vectors {layout.dim}: they must agree")
+    return {leaf.name: places[leaf.name] for leaf in network.layout.params}
+
+
+def _check_names(own: Layout, clients: Layout) -> None:
+    theirs = {leaf.name: _signature(leaf) for leaf in clients.leaves}
+    for leaf in own.leaves:
+        if theirs.get(leaf.name) != _signature(leaf):
+            found = theirs.get(leaf.name, ("nothing",))
+            raise SteelyardError(f"probe.model has {leaf.name!r} {_signature(leaf)}, the clients {found}: use one model")
+    extra = sorted(set(theirs) - {leaf.name for leaf in own.leaves})
+    if extra:
+        raise SteelyardError(f"the clients have {extra[0]!r}, which probe.model lacks: use one model")
+
+
+def _signature(leaf: Leaf) -> tuple[str, tuple[int, ...], str]:
+    return leaf.kind, leaf.shape, str(leaf.dtype)
