@@ -9,11 +9,13 @@ from typing import Any
 
 import steelyard.client
 import steelyard.server.optimizers
+import steelyard.server.refiners
 import steelyard.weightings  # noqa: F401 - registers every part
 from steelyard.core.errors import SteelyardError
 from steelyard.core.needs import Needs
 from steelyard.core.optimizer import ServerOptimizer
-from steelyard.core.registry import BROADCASTS, OPTIMIZERS, TERMS
+from steelyard.core.refiner import Refiner
+from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, TERMS
 from steelyard.core.term import Broadcast, ClientTerm, Terms
 from steelyard.core.text import parse, to_text
 from steelyard.core.weighting import Weighting
@@ -25,6 +27,12 @@ _PLUS = re.compile(r"(?<![0-9][eE])\+")  # not the one in 1e+3
 def parse_optimizer(spec: str | ServerOptimizer) -> ServerOptimizer:
     """A server optimizer from its text form (`"momentum:beta=0.9"`)."""
     made: ServerOptimizer = _made(spec, OPTIMIZERS, ServerOptimizer, "a server optimizer")
+    return made
+
+
+def parse_refiner(spec: str | Refiner) -> Refiner:
+    """A refiner from its text form (`"feddf:epochs=100"`)."""
+    made: Refiner = _made(spec, REFINERS, Refiner, "a refiner")
     return made
 
 
@@ -56,12 +64,14 @@ class Algorithm:
         client: what clients add to plain SGD.
         server: the server optimizer, if any.
         broadcast: what clients start from, if not from the global model itself.
+        refine: what the server does with proxy data after the sum, if anything.
     """
 
     weighting: Weighting
     client: Terms
     server: ServerOptimizer | None
     broadcast: Broadcast | None
+    refine: Refiner | None
 
     def __init__(
         self,
@@ -70,6 +80,7 @@ class Algorithm:
         client: str | ClientTerm | Terms | None = None,
         server: str | ServerOptimizer | None = None,
         broadcast: str | Broadcast | None = None,
+        refine: str | Refiner | None = None,
     ) -> None:
         plain = (None, "", "none")
         object.__setattr__(self, "weighting", parse_rule(weighting))
@@ -77,6 +88,7 @@ class Algorithm:
         object.__setattr__(self, "server", None if server in plain else parse_optimizer(server))
         sent = None if broadcast in plain else _made(broadcast, BROADCASTS, Broadcast, "a broadcast")
         object.__setattr__(self, "broadcast", sent)
+        object.__setattr__(self, "refine", None if refine in plain else parse_refiner(refine))
 
     @property
     def rule(self) -> Chain:
@@ -87,7 +99,7 @@ class Algorithm:
     def needs(self) -> Needs:
         """Those of all parts."""
         sent = Needs(broadcast=frozenset({"move"})) if self.broadcast is not None else Needs()
-        return self.rule.needs | self.client.needs | sent
+        return self.rule.needs | self.client.needs | sent | Needs(probe=self.refine is not None)
 
     @property
     def texts(self) -> dict[str, str | None]:
@@ -97,9 +109,10 @@ class Algorithm:
             "client": "+".join(to_text(term) for term in self.client) or None,
             "server": None if self.server is None else to_text(self.server),
             "broadcast": None if self.broadcast is None else to_text(self.broadcast),
+            "refine": None if self.refine is None else to_text(self.refine),
         }
 
     def __str__(self) -> str:
         texts = self.texts
-        extra = [f"{name}={texts[name]}" for name in ("client", "server", "broadcast") if texts[name]]
+        extra = [f"{name}={texts[name]}" for name in ("client", "server", "broadcast", "refine") if texts[name]]
         return " ".join([str(texts["weighting"]), *extra])

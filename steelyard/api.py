@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard.algorithm import parse_optimizer
+from steelyard.algorithm import parse_optimizer, parse_refiner
 from steelyard.core import round as rounds
 from steelyard.core.errors import NoValidClients, SteelyardError
 from steelyard.core.layout import Kind, Params
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.probe import ProxyLoss
+from steelyard.core.refiner import Refiner
 from steelyard.core.report import Report
 from steelyard.core.store import UpdateStore
 from steelyard.core.table import ClientId, State
@@ -61,6 +62,7 @@ def aggregate(
     kinds: Mapping[str, Kind] | None = None,
     diagnose: bool = False,
     probe: ProxyLoss | None = None,
+    refine: str | Refiner | None = None,
     chunk: int | None = None,
 ) -> Aggregate:
     """Aggregates client models into a new global model.
@@ -80,6 +82,7 @@ def aggregate(
         kinds: overrides what leaves are, by name pattern: `"param"`, `"stat"` or `"count"`.
         diagnose: compute the Gram even if the rule needs none, so that the report has coherence, cosines and norms.
         probe: the server's proxy data (`steelyard.Probe`), for rules that look at it: `fedlaw`, `gws`, `law`.
+        refine: what the server does with proxy data after the sum: `server_ft`, `feddf`, `fedbe`.
         chunk: coordinates per read of the clients; any value gives the same bits.
 
     A client that does not fit (keys, shapes, dtypes, NaN, invalid metrics) is quarantined: it is left out, and named
@@ -87,8 +90,10 @@ def aggregate(
     the round is void instead: `out.params` is the base model and `out.report["void"]` says why.
     """
     root = rooted(parse_rule(rule))
-    if root.needs.probe and probe is None:
-        raise SteelyardError(rounds.NO_PROBE.format(rule=rounds.rule_in_need(root)))
+    refiner = None if refine is None else parse_refiner(refine)
+    wanting = rounds.in_need(root, refiner)
+    if wanting and probe is None:
+        raise SteelyardError(rounds.NO_PROBE.format(rule=wanting))
     optimizer = None if server is None else parse_optimizer(server)
     if isinstance(clients, UpdateStore):
         store, given = clients, clients.given
@@ -107,7 +112,7 @@ def aggregate(
         store = MemoryStore.of(base, models, refused_by_metrics(root, table, given), kinds)
 
     sink = MemorySink(store.layout)
-    job = rounds.Round(table, state or {}, round, optimizer, diagnose, chunk, probe=probe)
+    job = rounds.Round(table, state or {}, round, optimizer, diagnose, chunk, probe=probe, refine=refiner)
     try:
         outcome = rounds.run(root, store, job, sink)
     except NoValidClients as error:

@@ -111,7 +111,9 @@ def project(store: Rows, count: int, vector: torch.Tensor, chunk: int | None = N
         for _, start, stop in pieces:
             for left in range(start, stop, BLOCK):
                 right = min(left + BLOCK, stop)
-                terms.append(_products(rows[:, left - pieces[0].start : right - pieces[0].start].numpy(), values[left:right]))
+                terms.append(
+                    _products(rows[:, left - pieces[0].start : right - pieces[0].start].numpy(), values[left:right])
+                )
         return terms
 
     out = np.zeros(count)

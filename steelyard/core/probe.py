@@ -9,7 +9,7 @@ one combine, one forward and backward pass of one network, one projection.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -22,18 +22,33 @@ from steelyard.core.layout import Layout
 from steelyard.core.store import UpdateStore
 from steelyard.core.sums import WeightedSum
 
+Objective = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
 
 class Session(Protocol):
     """A network and its proxy samples, open for one round; vectors are in the layout's coordinates."""
 
     params: torch.Tensor
     grad: torch.Tensor
+    rng: np.random.Generator
 
     def epoch(self) -> Iterator[torch.Tensor]:
         """The batches of one pass over the proxy samples: their positions."""
 
-    def backward(self, batch: torch.Tensor) -> float:
-        """Fills `grad` with the gradient of the mean loss of a batch at `params`; returns the loss."""
+    def backward(self, batch: torch.Tensor, objective: Objective | None = None) -> float:
+        """Fills `grad` with the gradient of a batch's loss at `params`; returns the loss.
+
+        The loss is the probe's own, or an objective: a function of the outputs and the batch's positions.
+        """
+
+    def outputs(self) -> torch.Tensor:
+        """What the network at `params` says of all samples, with its running statistics and without a graph."""
+
+    def adopt(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Takes over statistics and counters, by name; those not given stay."""
+
+    def held(self) -> dict[str, torch.Tensor]:
+        """Statistics and counters as they are now."""
 
     def buffers(self) -> Mapping[str, torch.Tensor] | None:
         """Statistics and counters as the passes left them, by name; None if they are left to the mixture."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +15,13 @@ import torch
 from steelyard import kernels
 from steelyard.core.errors import NonFiniteUpdate, NoValidClients, SteelyardError
 from steelyard.core.gram import Array, Gram
-from steelyard.core.layout import Granularity, Layers, Layout, Leaf
+from steelyard.core.layout import Granularity, Layers, Layout
 from steelyard.core.mixture import Mixture
 from steelyard.core.optimizer import ServerOptimizer
-from steelyard.core.report import Report, describe
 from steelyard.core.probe import ProxyLoss, Session, Trial
+from steelyard.core.refiner import Held, Refiner
+from steelyard.core.report import Report, describe
+from steelyard.core.sink import Sink
 from steelyard.core.store import UpdateStore
 from steelyard.core.sums import WeightedSum
 from steelyard.core.table import ClientId, State
@@ -28,19 +30,6 @@ from steelyard.core.weighting import Weighting
 
 NOT_FINITE = "NaN or infinity in its parameters"
 NO_PROBE = "{rule} looks at proxy data and there is none: pass probe=steelyard.Probe(model, inputs, targets)"
-
-
-class Sink(Protocol):
-    """Receives the new model: parameters by position, from several threads, and other leaves whole."""
-
-    def room(self, start: int, stop: int) -> torch.Tensor | None:
-        """Where to put coordinates `start:stop` in the rows' dtype, or None to have them handed to `write`."""
-
-    def write(self, start: int, values: torch.Tensor) -> None:
-        """Parameters from position `start` on."""
-
-    def put(self, leaf: Leaf, values: torch.Tensor) -> None:
-        """A statistic or a counter, in the leaf's dtype."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +44,8 @@ class Round:
         diagnose: compute the Gram even for a rule that needs none, so that the report is whole.
         chunk: coordinates per read; any value gives the same bits.
         step: if given, receives `target - theta`: the aggregated step before the server optimizer.
-        probe: the server's proxy data, for rules that look at it.
+        probe: the server's proxy data, for rules and refiners that look at it.
+        refine: what the server does with the proxy data after the sum.
     """
 
     metrics: Mapping[str, Mapping[ClientId, Any]] = field(default_factory=dict)
@@ -66,6 +56,7 @@ class Round:
     chunk: int | None = None
     step: torch.Tensor | None = None
     probe: ProxyLoss | None = None
+    refine: Refiner | None = None
 
 
 @dataclass(frozen=True)
@@ -95,10 +86,23 @@ def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
             store = store.without({store.ids[row]: NOT_FINITE for row in found.rows})
 
 
-def rule_in_need(rule: Weighting) -> str:
-    """The name of the part that wants a probe."""
-    inner = next((part for part in rule.parts if part.needs.probe), None)
-    return rule.name if inner is None else rule_in_need(inner)
+def in_need(rule: Weighting, refine: Refiner | None = None) -> str | None:
+    """The name of the part that looks at proxy data, if one does."""
+    if rule.needs.probe:
+        inner = next((part for part in rule.parts if part.needs.probe), None)
+        return rule.name if inner is None else in_need(inner)
+    return None if refine is None else refine.name
+
+
+def _keep_proxy(session: Session, layout: Layout, state: dict[str, Any], sink: Sink | None) -> None:
+    """Statistics as the passes over the proxy data left them, instead of the clients'; a flat model has none itself."""
+    buffers = session.buffers()
+    if buffers is None:
+        return
+    for leaf in (*layout.stats, *layout.counts) if sink is not None else ():
+        sink.put(leaf, buffers[leaf.name].to(leaf.dtype).view(leaf.shape))  # type: ignore[union-attr]
+    if layout.flat and buffers:
+        state["probe"] = buffers
 
 
 def _base_buffers(store: UpdateStore) -> dict[str, torch.Tensor]:
@@ -145,8 +149,11 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     @cache
     def session() -> Session:
         if job.probe is None:
-            raise SteelyardError(NO_PROBE.format(rule=rule_in_need(rule)))
+            raise SteelyardError(NO_PROBE.format(rule=in_need(rule, job.refine)))
         return job.probe.open(layout, job.number, _base_buffers(store), job.state.get("probe", {}))
+
+    def trial() -> Trial:
+        return Trial(store, session(), job.chunk)
 
     view = View(
         ids,
@@ -155,7 +162,7 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
         metrics,
         grams,
         lambda layers: len(layout.layers(layers).names),
-        lambda: Trial(store, session(), job.chunk),
+        trial,
     )
     start = Mixture.convex(np.ones((1, len(ids))))
     mixture, after = rule.apply(start, view, job.state)
@@ -168,20 +175,22 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
         return Outcome(store, weights, base, job.state, describe(store, mixture, weights, cut, None, job.number), True)
     weights = mixture.client_weights
     state = dict(after)
-    used = _combine(store, mixture, cut, job, state, sink)
+    held = None if job.refine is None else Held(session())
+    used = _combine(store, mixture, cut, job, state, held or sink)
     if used is not None:
         share = used / used.sum()
         weights = mixture.weights.sum(axis=1, keepdims=True) * (share if mixture.rows is None else share @ mixture.rows)
-    _mix_stats(store, mixture, cut, sink)
+    _mix_stats(store, mixture, cut, held or sink)
     counts = store.counts()
     for leaf in layout.counts:
-        sink.put(leaf, counts[leaf.name].to(leaf.dtype))
-    buffers = session().buffers() if session.cache_info().currsize else None
-    if buffers is not None:  # as the passes over the proxy data left them, instead of the clients'
-        for leaf in (*layout.stats, *layout.counts):
-            sink.put(leaf, buffers[leaf.name].to(leaf.dtype).view(leaf.shape))
-        if layout.flat and buffers:
-            state["probe"] = dict(buffers)
+        (held or sink).put(leaf, counts[leaf.name].to(leaf.dtype))
+    if session.cache_info().currsize:
+        _keep_proxy(session(), layout, state, held or sink)
+    if held is not None and job.refine is not None:
+        share = np.maximum(weights, 0.0).mean(axis=0)
+        before = job.state.get("refine", {})
+        state["refine"] = held.refined(job.refine, trial(), share / share.sum(), before, sink)
+        _keep_proxy(session(), layout, state, None)
     seen = products.cache_info().currsize > 0  # a closed gate never asked for the Gram, and is not made to pay for it
     gram = grams(mixture.layers) if seen or job.diagnose else None
     report = describe(store, mixture, weights, cut, gram, job.number)

@@ -24,6 +24,7 @@ from steelyard.client.flat import FlatModel, Loss
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Layout, Leaf
+from steelyard.core.probe import Objective
 
 _STREAM = int.from_bytes(b"prox", "big")  # keeps these draws apart from all others of the same seed
 
@@ -98,13 +99,19 @@ class ProbeSession:
         self.grad = self.network.grad[0] if shared else torch.empty_like(self.params)
         self.shared = shared
         held = buffers if not layout.flat else state or dict(probe.model.named_buffers())
-        self._adopt(held)
+        self.adopt(held)
 
-    def _adopt(self, buffers: Mapping[str, torch.Tensor]) -> None:
+    def adopt(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Takes over statistics and counters, by name."""
         own = dict(self.network.module.named_buffers())
         with torch.no_grad():
-            for leaf in (*self.network.layout.stats, *self.network.layout.counts):
-                own[leaf.name].copy_(buffers[leaf.name])
+            for name in buffers.keys() & self.held().keys():
+                own[name].copy_(buffers[name])
+
+    def held(self) -> dict[str, torch.Tensor]:
+        """Statistics and counters as they are now."""
+        own, layout = dict(self.network.module.named_buffers()), self.network.layout
+        return {leaf.name: own[leaf.name].detach().clone() for leaf in (*layout.stats, *layout.counts)}
 
     def epoch(self) -> Iterator[torch.Tensor]:
         """Positions of the samples, batch by batch."""
@@ -112,34 +119,35 @@ class ProbeSession:
         order = self.rng.permutation(count) if self.probe.shuffle else np.arange(count)
         return iter(torch.split(torch.from_numpy(order), self.probe.batch_size))
 
-    def backward(self, batch: torch.Tensor) -> float:
+    def backward(self, batch: torch.Tensor, objective: Objective | None = None) -> float:
         """Loss and gradient of a batch, in the layout's coordinates."""
         network = self.network
         self._load()
         self._mode(batch)
         network.grad.zero_()
-        loss = network.loss(network.module(network.batch(self.probe.stored, batch)), self.probe.targets[batch])
+        outputs = network.module(network.batch(self.probe.stored, batch))
+        wanted = self.probe.targets[batch]
+        loss = network.loss(outputs, wanted) if objective is None else objective(outputs, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         if not self.shared:
             for outer, inner in self._pairs(self.grad, network.grad[0]):
                 outer.copy_(inner)
         return float(loss.item())
 
-    def outputs(self, batch: torch.Tensor) -> torch.Tensor:
-        """What the network says of some samples, as it evaluates: with its running statistics, without a graph."""
+    def outputs(self) -> torch.Tensor:
+        """What the network says of all samples, as it evaluates."""
         self._load()
         self.network.module.eval()
+        every = torch.arange(len(self.probe.inputs))
         with torch.no_grad():
-            made: torch.Tensor = self.network.module(self.network.batch(self.probe.stored, batch))
-        return made
+            parts = [self.network.module(self.network.batch(self.probe.stored, at)) for at in torch.split(every, 512)]
+        return torch.cat(parts)
 
     def buffers(self) -> dict[str, torch.Tensor] | None:
         """The running statistics after these passes, if they are the ones to keep."""
         if self.probe.bn != "proxy":
             return None
-        own = dict(self.network.module.named_buffers())
-        layout = self.network.layout
-        found = {leaf.name: own[leaf.name].detach().clone() for leaf in (*layout.stats, *layout.counts)}
+        found = self.held()
         if self.flat:
             kept = dict(self.probe.model.named_buffers())
             with torch.no_grad():
@@ -183,7 +191,9 @@ def _check_names(own: Layout, clients: Layout) -> None:
     for leaf in own.leaves:
         if theirs.get(leaf.name) != _signature(leaf):
             found = theirs.get(leaf.name, ("nothing",))
-            raise SteelyardError(f"probe.model has {leaf.name!r} {_signature(leaf)}, the clients {found}: use one model")
+            raise SteelyardError(
+                f"probe.model has {leaf.name!r} {_signature(leaf)}, the clients {found}: use one model"
+            )
     extra = sorted(set(theirs) - {leaf.name for leaf in own.leaves})
     if extra:
         raise SteelyardError(f"the clients have {extra[0]!r}, which probe.model lacks: use one model")

@@ -181,7 +181,7 @@ class Point:
 
     @property
     def shares(self) -> Array:
-        """lambda."""
+        """Lambda."""
         if self.function == "quad":
             squares: Array = self.x**2
             return squares / squares.sum()
@@ -189,7 +189,7 @@ class Point:
 
     @property
     def gamma(self) -> float:
-        """gamma."""
+        """Gamma."""
         return self.g**2 if self.function == "quad" else math.exp(self.g)
 
     def gradient(self, by_share: Array, by_gamma: float) -> Array:

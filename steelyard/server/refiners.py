@@ -1,0 +1,280 @@
+"""Refiners: what the server does with proxy data after the sum.
+
+    server_ft   trains the averaged model on the proxy labels                      the FedLAW paper's baseline
+    feddf       distils the clients' models into it                                Lin et al., NeurIPS 2020
+    fedbe       distils the clients', the average and models sampled around them   Chen & Chao, ICLR 2021
+
+Presets `paper` are what the FedLAW paper says of its baselines, `official` what its authors' code does, which differs:
+
+                     paper (FedLAW, appendix D)          official (FedLAW's code)
+    optimizer        Adam, betas (0.5, 0.999), lr 0.01   SGD, lr 0.08, momentum 0.9, weight decay 5e-4; its momentum
+                                                         persists from round to round
+    epochs           server_ft 2, feddf and fedbe 100    20
+
+FedDF's own authors train with Adam at 1e-3 under a cosine schedule for thousands of steps and average losses, logits or
+probabilities (`average`); FedBE's take ten samples, sharpen the averaged probabilities by a temperature of 0.5 and
+average weights over the last steps (`swa`). The code FedLAW compares to takes one sample and does neither.
+The student trains in the mode the probe's `bn` says; teachers use their own running statistics (in the code the average
+and the sampled teacher normalise by batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from steelyard.client.local import Local
+from steelyard.core import checks
+from steelyard.core.errors import SteelyardError
+from steelyard.core.refiner import AtRefine, Refiner
+from steelyard.core.registry import REFINERS
+from steelyard.core.table import State
+from steelyard.core.weighting import Card
+
+_UNSET: Any = "preset"
+_SGD = {"optimizer": "sgd", "lr": 0.08, "momentum": 0.9, "weight_decay": 5e-4, "persistent": True}
+_ADAM = {"optimizer": "adam", "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "persistent": False}
+_PRESETS: dict[str, dict[str, Any]] = {"paper": _ADAM, "official": _SGD}
+_BETAS = (0.5, 0.999)
+
+Objective = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of outputs and the batch's positions
+
+
+def _filled(part: Any, epochs: int) -> None:
+    """Puts the preset's values where none was given, and checks them."""
+    checks.one_of("preset", part.preset, *_PRESETS)
+    for option, value in (_PRESETS[part.preset] | {"epochs": epochs if part.preset == "paper" else 20}).items():
+        if getattr(part, option) is _UNSET:
+            object.__setattr__(part, option, value)
+    checks.whole("epochs", part.epochs, 1)
+    _optimizer(part)
+
+
+def _optimizer(part: Any) -> Local:
+    return Local(
+        lr=part.lr, optimizer=part.optimizer, momentum=part.momentum, weight_decay=part.weight_decay, betas=_BETAS
+    )
+
+
+def _trained(
+    part: Any, at: AtRefine, state: State, objective: Objective | None, swa: tuple[int, int] | None = None
+) -> State:
+    """Trains the model in the session; with `swa` it ends at the mean of the models from a step on, every so many."""
+    local, x = _optimizer(part), at.session.params[None]  # [1, d]
+    held = {slot: torch.zeros_like(x) for slot in local.slots}
+    taken = torch.zeros(1, 1)
+    if part.persistent and state:
+        held = {slot: state[slot].clone() for slot in local.slots}
+        taken += float(state["steps"])
+    mean, seen, step = torch.zeros_like(x), 0, 0
+    for _ in range(part.epochs):
+        for batch in at.session.epoch():
+            step += 1
+            at.session.backward(batch, objective)
+            local.update(x, at.session.grad[None], held, part.lr, taken, step)
+            if swa is not None and step >= swa[0] and (step - swa[0]) % swa[1] == 0:
+                seen += 1
+                mean += (x - mean) / seen
+    if seen:
+        x.copy_(mean)
+    return {**held, "steps": float(taken) + step} if part.persistent else {}
+
+
+@REFINERS.register
+@dataclass(frozen=True)
+class ServerFT(Refiner):
+    """Fine-tunes the aggregated model on the proxy labels."""
+
+    preset: str = "paper"
+    epochs: int = _UNSET
+    lr: float = _UNSET
+    optimizer: str = _UNSET
+    momentum: float = _UNSET
+    weight_decay: float = _UNSET
+    persistent: bool = _UNSET
+
+    name = "server_ft"
+    card = Card("fine-tunes on proxy data", "Li et al. (FedLAW), ICML 2023")
+
+    def __post_init__(self) -> None:
+        _filled(self, epochs=2)
+
+    def refine(self, at: AtRefine, state: State) -> State:
+        """Epochs of the proxy loss."""
+        return _trained(self, at, state, None)
+
+
+@REFINERS.register
+@dataclass(frozen=True)
+class FedDF(Refiner):
+    """Distils the clients into the aggregated model: KL(teachers, student) on the proxy inputs.
+
+    Attributes:
+        preset: `paper` or `official`.
+        epochs: passes over the proxy data.
+        lr: learning rate.
+        optimizer: `adam` or `sgd`.
+        momentum: of sgd.
+        weight_decay: L2 on the parameters.
+        persistent: keep the optimizer's state from round to round.
+        average: what is averaged over teachers, with equal weights: `logits`, `probabilities` or `losses`.
+        temperature: divides all logits.
+    """
+
+    preset: str = "paper"
+    epochs: int = _UNSET
+    lr: float = _UNSET
+    optimizer: str = _UNSET
+    momentum: float = _UNSET
+    weight_decay: float = _UNSET
+    persistent: bool = _UNSET
+    average: str = "logits"
+    temperature: float = 1.0
+
+    name = "feddf"
+    card = Card("distils the clients into the average", "Lin et al., NeurIPS 2020")
+
+    def __post_init__(self) -> None:
+        _filled(self, epochs=100)
+        checks.one_of("average", self.average, "logits", "probabilities", "losses")
+        checks.number("temperature", self.temperature, 0.0, open_low=True)
+
+    def refine(self, at: AtRefine, state: State) -> State:
+        """Teachers first, all at once: they do not change; then the student."""
+        with _student_kept(at):
+            logits = torch.stack([at.session.outputs() for _ in _clients(at)]) / self.temperature  # [K, n, C]
+        objective = distillation(logits, self.average, self.temperature)
+        return _trained(self, at, state, objective)
+
+
+@REFINERS.register
+@dataclass(frozen=True)
+class FedBE(Refiner):
+    """Distils an ensemble of clients, their average and models sampled around them.
+
+    Attributes:
+        preset: `paper` or `official`.
+        epochs: passes over the proxy data.
+        lr: learning rate.
+        optimizer: `adam` or `sgd`.
+        momentum: of sgd.
+        weight_decay: L2 on the parameters.
+        persistent: keep the optimizer's state from round to round.
+        samples: how many models are sampled.
+        mode: `gaussian` (per tensor, around the mean of unit-length updates) or `dirichlet` (random mixtures of clients).
+        scale: deviations of the Gaussian.
+        alpha: of the Dirichlet.
+        average: what is averaged over teachers: `logits` or `probabilities`.
+        sharpen: temperature of the averaged probabilities; 1 leaves them as they are, FedBE's authors use 0.5.
+        swa_start: step from which weights are averaged (SWA); 0 for never.
+        swa_every: steps between averaged weights.
+    """
+
+    preset: str = "paper"
+    epochs: int = _UNSET
+    lr: float = _UNSET
+    optimizer: str = _UNSET
+    momentum: float = _UNSET
+    weight_decay: float = _UNSET
+    persistent: bool = _UNSET
+    samples: int = 1
+    mode: str = "gaussian"
+    scale: float = 0.1
+    alpha: float = 1.0
+    average: str = "logits"
+    sharpen: float = 1.0
+    swa_start: int = 0
+    swa_every: int = 25
+
+    name = "fedbe"
+    card = Card("distils clients, average and sampled models into the average", "Chen & Chao, ICLR 2021")
+
+    def __post_init__(self) -> None:
+        _filled(self, epochs=100)
+        checks.whole("samples", self.samples)
+        checks.one_of("mode", self.mode, "gaussian", "dirichlet")
+        checks.number("scale", self.scale, 0.0)
+        checks.number("alpha", self.alpha, 0.0, open_low=True)
+        checks.one_of("average", self.average, "logits", "probabilities")
+        checks.number("sharpen", self.sharpen, 0.0, open_low=True)
+        checks.whole("swa_start", self.swa_start)
+        checks.whole("swa_every", self.swa_every, 1)
+
+    def refine(self, at: AtRefine, state: State) -> State:
+        """The ensemble's outputs, then the student."""
+        with _student_kept(at):
+            logits = [at.session.outputs()]
+            buffers = at.session.held()
+            logits += [at.session.outputs() for _ in _clients(at)]
+            at.session.adopt(buffers)
+            for _ in range(self.samples):
+                self._sample(at)
+                logits.append(at.session.outputs())
+        objective = distillation(torch.stack(logits), self.average, 1.0, self.sharpen)
+        return _trained(self, at, state, objective, (self.swa_start, self.swa_every) if self.swa_start else None)
+
+    def _sample(self, at: AtRefine) -> None:
+        """A model around the clients', into the network."""
+        if self.mode == "dirichlet":
+            at.trial.mix(at.session.rng.dirichlet(np.full(len(at.shares), self.alpha)), 1.0)
+            return
+        for leaf in at.store.layout.params:
+            rows = at.store.rows(leaf.start, leaf.stop, at.store.scratch(leaf.size))
+            updates, theta = rows[:-1], rows[-1]
+            norms = torch.linalg.vector_norm(updates, dim=1, keepdim=True)
+            units = updates / norms.clamp(min=torch.finfo(updates.dtype).tiny)
+            mean = units.mean(dim=0)
+            variance = (units.square().mean(dim=0) - mean.square()).clamp(min=1e-5)
+            noise = torch.from_numpy(at.session.rng.standard_normal(leaf.size)).to(mean.dtype)
+            drawn = mean + self.scale * variance.sqrt() * noise
+            at.session.params[leaf.start : leaf.stop] = drawn * norms.mean() + theta
+
+
+class _student_kept:  # noqa: N801 - reads like a statement
+    """Puts the student back after teachers went through the network."""
+
+    def __init__(self, at: AtRefine) -> None:
+        self.at = at
+
+    def __enter__(self) -> None:
+        self.params, self.buffers = self.at.session.params.clone(), self.at.session.held()
+
+    def __exit__(self, *_: object) -> None:
+        self.at.session.params.copy_(self.params)
+        self.at.session.adopt(self.buffers)
+
+
+def _clients(at: AtRefine) -> Iterator[None]:
+    """The clients' models, one after the other, in the network."""
+    for row in range(len(at.store.ids)):
+        at.client(row)
+        yield
+
+
+def distillation(logits: torch.Tensor, average: str, temperature: float = 1.0, sharpen: float = 1.0) -> Objective:
+    """KL(teachers, student) of a batch, its mean over samples; teachers' logits `[T, n, C]`."""
+    if logits.ndim != 3:
+        raise SteelyardError(f"distillation needs outputs [n, classes], found {tuple(logits.shape[1:])}")
+    if average == "losses":
+        each = logits.softmax(dim=2)
+
+        def mean_loss(outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+            student = (outputs / temperature).log_softmax(dim=1)
+            losses = [functional.kl_div(student, teacher[batch], reduction="batchmean") for teacher in each]
+            return torch.stack(losses).mean()
+
+        return mean_loss
+    wanted = logits.mean(dim=0).softmax(dim=1) if average == "logits" else logits.softmax(dim=2).mean(dim=0)
+    if sharpen != 1.0:
+        wanted = wanted.pow(1 / sharpen)
+        wanted = wanted / wanted.sum(dim=1, keepdim=True)
+
+    def loss(outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return functional.kl_div((outputs / temperature).log_softmax(dim=1), wanted[batch], reduction="batchmean")
+
+    return loss
