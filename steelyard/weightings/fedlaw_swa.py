@@ -35,7 +35,7 @@ from steelyard.weightings.optim import adam
 
 FIRST = 6  # the epoch after which the first snapshot is taken
 _ANNEAL, _RISE = 100, 10  # epochs
-_ORDERS = {"paper": "gamma,lambda", "official": "lambda,gamma"}
+_ORDERS = {"paper": "gamma_first", "official": "lambda_first"}
 _UNSET: Any = "preset"
 
 
@@ -50,7 +50,7 @@ class FedLAWSWA(Weighting):
         lr: learning rate of the first epochs.
         swa_lr: learning rate of the last epochs of the stage of lambda.
         function: `exp` or `quad`.
-        order: `"lambda,gamma"` or `"gamma,lambda"`.
+        order: `lambda_first` or `gamma_first`.
         halve: epochs after which the learning rate of the stage of gamma is halved.
         snapshots: `required`, or `optional`: too few epochs leave the prior, as in the code.
         floor: lower bound on the product of all gammas so far.
@@ -108,8 +108,9 @@ class FedLAWSWA(Weighting):
         """The two stages."""
         refuse_layers(self.name, view)
         point = Point.at(prior.shares[0], self.function, "prior")
-        for stage in self.order.split(","):
-            point = self._lambda(point, view) if stage == "lambda" else self._gamma(point, view)
+        stages = (self._lambda, self._gamma)
+        for stage in stages if self.order == "lambda_first" else reversed(stages):
+            point = stage(point, view)
         return settled(prior, point.shares, point.gamma, self.floor, view, state)
 
     def _lambda(self, point: Point, view: View) -> Point:
