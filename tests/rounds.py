@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import torch
 
 import steelyard
@@ -70,6 +71,33 @@ def reports(ids, seed=0):
         "accuracy": draw(0.1, 0.9),
         "grad_norm": draw(0.1, 1.0),
     }
+
+
+class Quadratic:
+    """A stand-in for proxy data that fits any model: sample j pulls every coordinate towards 0.1 j."""
+
+    def open(self, layout, number, buffers, state):
+        return _Pull(layout)
+
+
+class _Pull:
+    def __init__(self, layout):
+        self.params = torch.zeros(layout.dim, dtype=layout.row_dtype)
+        self.grad = torch.zeros_like(self.params)
+        self.rng = np.random.default_rng(0)
+
+    def epoch(self):
+        return iter(torch.split(torch.arange(3), 2))
+
+    def backward(self, batch, objective=None):
+        self.grad.zero_()
+        for sample in batch.tolist():
+            away = self.params - 0.1 * sample
+            self.grad += away / (1 + away.square()).sqrt() / (len(batch) * len(away))
+        return float(self.grad[0])
+
+    def buffers(self):
+        return None
 
 
 def equal(a, b):

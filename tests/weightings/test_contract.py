@@ -12,7 +12,7 @@ from steelyard.core.view import View
 from steelyard.stores.memory import MemoryStore
 from steelyard.stores.safetensors import SafetensorsStore
 from steelyard.weightings.chain import rooted
-from tests.rounds import cohort, equal, every_rule, model, reports
+from tests.rounds import Quadratic, cohort, equal, every_rule, model, reports
 
 RULES = every_rule()
 LATER = 4  # L-DAWA is past its warm-up by then
@@ -22,7 +22,12 @@ every = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 def run(rule, base, clients, **options):
     options.setdefault("round", LATER)
     options.setdefault("metrics", reports(list(clients)))
-    return steelyard.aggregate(rule, base, clients, **options)
+    return aggregate(rule, base, clients, **options)
+
+
+def aggregate(rule, base, clients, **options):
+    """Rules that look at proxy data get some that fits any model."""
+    return steelyard.aggregate(rule, base, clients, probe=Quadratic() if rooted(rule).needs.probe else None, **options)
 
 
 @every
@@ -44,8 +49,8 @@ def test_permutation_equivariance(rule):
     models, table = list(clients.values()), reports(list(clients))
     order = [3, 0, 5, 1, 4, 2]
     lists = {name: [column[c] for c in clients] for name, column in table.items()}
-    first = steelyard.aggregate(rule, base, models, metrics=lists, round=LATER)
-    second = steelyard.aggregate(
+    first = aggregate(rule, base, models, metrics=lists, round=LATER)
+    second = aggregate(
         rule,
         base,
         [models[k] for k in order],
@@ -92,7 +97,7 @@ def test_any_scale_of_updates(rule, scale):
     base = torch.randn(4000, generator=g)
     steps = scale * torch.randn(6, 4000, generator=g)
     clients = base.double() + steps.double()
-    out = steelyard.aggregate(rule, base.double(), list(clients), metrics=reports(range(6)), round=LATER)
+    out = aggregate(rule, base.double(), list(clients), metrics=reports(range(6)), round=LATER)
     assert out.weights.isfinite().all()
     assert out.params.isfinite().all()
 
@@ -102,8 +107,8 @@ def test_needs_are_sufficient_and_necessary(rule, monkeypatch):
     """The rule reads all that it declares over two rounds, and nothing else (a view raises on undeclared touches)."""
     base, clients = cohort()
     root = rooted(rule)
-    metrics, grams = set(), set()
-    read_metric, read_gram = View.metric, View._gram
+    metrics, grams, probes = set(), set(), []
+    read_metric, read_gram, read_probe = View.metric, View._gram, View.probe
 
     def metric(view, name):
         metrics.add(name)
@@ -115,6 +120,7 @@ def test_needs_are_sufficient_and_necessary(rule, monkeypatch):
 
     monkeypatch.setattr(View, "metric", metric)
     monkeypatch.setattr(View, "_gram", gram)
+    monkeypatch.setattr(View, "probe", property(lambda view: probes.append(view) or read_probe.fget(view)))
     table = {name: column for name, column in reports(list(clients)).items() if name in root.needs.metrics}
     first = run(rule, base, clients, metrics=table)
     if "grad_norm" in table:
@@ -122,6 +128,7 @@ def test_needs_are_sufficient_and_necessary(rule, monkeypatch):
     run(rule, base, clients, metrics=table, state=first.state, round=LATER + 1)
     assert metrics == root.needs.metrics
     assert bool(grams) == root.needs.gram
+    assert bool(probes) == root.needs.probe
     for name in root.needs.metrics:
         with pytest.raises(steelyard.SteelyardError, match=name):
             run(rule, base, clients, metrics={n: c for n, c in table.items() if n != name})
@@ -227,7 +234,7 @@ def test_stores_chunks_threads_and_order_give_the_same_bits(rule, on_disk):
             torch.set_num_threads(count)
             names = list(clients)[::order]
             store = SafetensorsStore.open(base_file, {c: paths[c] for c in names})
-            streamed = steelyard.aggregate(rule, None, store, metrics=metrics, round=LATER, chunk=chunk)
+            streamed = aggregate(rule, None, store, metrics=metrics, round=LATER, chunk=chunk)
             held = run(rule, base, {c: clients[c] for c in names}, metrics=metrics, chunk=chunk)
             for out in (streamed, held):
                 assert equal(out.params, expected.params)
