@@ -112,6 +112,10 @@ class Config(_Section):
             except SteelyardError as error:
                 raise SteelyardError(f"{place}: {error}") from None
 
+    def stored(self) -> dict[str, Any]:
+        """As plain data for `config.json`, without what changes no number."""
+        return self.model_dump(mode="json", exclude={"workers", "executor"})
+
     def arguments(self) -> dict[str, Any]:
         """As arguments of `simulate`."""
         plain = self.model_dump()
