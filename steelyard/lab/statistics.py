@@ -85,7 +85,7 @@ class Difference:
     def _sentence(self, metric: Metric) -> str:
         middle, interval, count = self.mean, self.interval, len(self.by_seed)
         if middle is None:
-            return f"{self.first} and {self.second} have no common seed to compare."
+            return f"{self.first} and {self.second} have no seed in common with a value of each."
         verb, more, less = metric.words
         size = _figure(metric.shown(abs(middle)))
         said = f"{self.first} {verb} {size} {metric.unit} {more if middle > 0 else less} {self.second}"
@@ -116,12 +116,11 @@ def difference(
     by_seed, left_out = {}, {}
     for seed in dict.fromkeys([*ours, *theirs]):
         if seed not in theirs or seed not in ours:
-            left_out[seed] = f"only {first if seed in ours else second} has it"
+            left_out[seed] = f"only of {first if seed in ours else second}"
             continue
         a, b = ours[seed], theirs[seed]
         if a is None or b is None:
-            without = [name for name, value in ((first, a), (second, b)) if value is None]
-            left_out[seed] = f"no value of {' and '.join(without)}"
+            left_out[seed] = "neither has a value" if a is b else f"{first if a is None else second} has no value"
         else:
             by_seed[seed] = a - b
     return Difference(first, second, by_seed, left_out, confidence)

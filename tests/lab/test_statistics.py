@@ -96,7 +96,7 @@ def test_one_seed_none_and_equal_results():
     none = difference("a", "b", {"1": 0.6}, {"2": 0.5})
     assert none.mean is None
     assert none.sentence(BEST) == (
-        "a and b have no common seed to compare. Left out: seed 1 (only a has it), seed 2 (only b has it)."
+        "a and b have no seed in common with a value of each. Left out: seed 1 (only of a), seed 2 (only of b)."
     )
     equal = difference("a", "b", {"1": 0.6, "2": 0.7}, {"1": 0.6, "2": 0.7})
     assert equal.interval == (0.0, 0.0)
@@ -111,8 +111,8 @@ def test_seeds_of_one_side_and_targets_not_reached_are_left_out_by_name():
         "a", "b", {"1": 10.0, "2": 11.0, "3": None, "5": None}, {"1": 12.0, "2": 14.0, "3": 9.0, "4": 8.0, "5": None}
     )
     assert made.by_seed == {"1": -2.0, "2": -3.0}
-    assert made.left_out == {"3": "no value of a", "5": "no value of a and b", "4": "only b has it"}
-    assert "Left out: seed 3 (no value of a)" in made.sentence(ROUNDS)
+    assert made.left_out == {"3": "a has no value", "5": "neither has a value", "4": "only of b"}
+    assert "Left out: seed 3 (a has no value)" in made.sentence(ROUNDS)
 
 
 def test_bad_arguments():
