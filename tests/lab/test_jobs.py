@@ -255,7 +255,7 @@ def test_ctrl_c_ends_the_children(tmp_path, monkeypatch):
         run_jobs([job(**LONG)], tmp_path, watch=watch)
     assert watch.pids
     assert [one.process.returncode for one in made] == [130]
-    until(lambda: not any(map(alive, watch.pids)), 5)
+    until(lambda: not any(map(alive, watch.pids)), 20)
     assert len(read_log(tmp_path / "fedavg/seed-1")) >= 1
 
 
@@ -294,7 +294,7 @@ def test_children_do_not_outlive_a_killed_parent_and_the_sweep_goes_on(tmp_path,
     assert pids
     parent.kill()
     parent.wait()
-    until(lambda: not any(map(alive, pids)) and free(path), 5)  # a thread may still be in fsync
+    until(lambda: not any(map(alive, pids)) and free(path), 20)  # a thread may still be in fsync
     done = len(read_log(path))
     monkeypatch.setattr(module, "Child", Here)
     (outcome,) = run_jobs([job(rounds=done + 1)], tmp_path)
