@@ -1,4 +1,4 @@
-"""The commands: run, resume, rules, explain, merge."""
+"""The commands: run, resume, sweep, compare, rules, explain, merge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from rich.table import Table
 
 from steelyard import __version__
 from steelyard.cli import run as running
+from steelyard.cli.compare import compare
 from steelyard.cli.run import fail
+from steelyard.cli.sweep import sweep
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import explain as explained
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, RULES, TERMS, Entry
@@ -45,6 +47,8 @@ RuleText = Annotated[
 
 app.command()(running.run)
 app.command()(running.resume)
+app.command()(sweep)
+app.command()(compare)
 
 
 @app.callback(invoke_without_command=True)

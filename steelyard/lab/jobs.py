@@ -163,8 +163,8 @@ def _other(job: Job, path: Path, overwrite: bool) -> bool:
     if "config" not in stored:
         differences = ["it was started from Python, without a configuration"]
     else:
-        before = _flat(validated({**stored["config"], "rounds": job.config.rounds}, str(path / CONFIG)).stored())
-        now = _flat(job.config.stored())
+        before = flat(validated({**stored["config"], "rounds": job.config.rounds}, str(path / CONFIG)).stored())
+        now = flat(job.config.stored())
         differences = [f"{key} = {before[key]!r} there, {now[key]!r} here" for key in now if before[key] != now[key]]
         done = len(_records(path))
         if done > job.config.rounds:
@@ -184,11 +184,11 @@ def _records(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested keys as `data.name`."""
     plain: dict[str, Any] = {}
     for key, value in config.items():
-        plain |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        plain |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return plain
 
 

@@ -132,20 +132,22 @@ class Config(_Section):
 
 def read(path: Path | None, settings: Sequence[str] = ()) -> Config:
     """A configuration from a TOML file (or the defaults) with `key=value` settings on top."""
-    raw: dict[str, Any] = {}
-    source = "configuration" if path is None else str(path)
-    if path is not None:
-        try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise SteelyardError(f"{path}: no such file") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise SteelyardError(f"{path}: cannot be read: {error}") from None
-        except tomllib.TOMLDecodeError as error:
-            raise SteelyardError(f"{path}: not TOML: {error}") from None
+    raw = {} if path is None else read_toml(path)
     for setting in settings:
         put(raw, setting)
-    return validated(raw, source)
+    return validated(raw, "configuration" if path is None else str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain data."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SteelyardError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SteelyardError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SteelyardError(f"{path}: not TOML: {error}") from None
 
 
 def validated(raw: Mapping[str, Any], source: str) -> Config:
