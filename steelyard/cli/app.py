@@ -1,4 +1,4 @@
-"""The commands: run, resume, rules, explain, merge."""
+"""The commands: run, resume, rules, explain, merge, partitions, models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from steelyard import __version__
+from steelyard.cli import models, partitions
 from steelyard.cli import run as running
+from steelyard.cli.listing import about
 from steelyard.cli.run import fail
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import explain as explained
@@ -45,6 +47,8 @@ RuleText = Annotated[
 
 app.command()(running.run)
 app.command()(running.resume)
+app.add_typer(partitions.app, name="partitions")
+app.add_typer(models.app, name="models")
 
 
 @app.callback(invoke_without_command=True)
@@ -85,25 +89,12 @@ def rules(
 
 
 def _row(entry: Entry, kind: str = "rule") -> dict[str, Any]:
-    options = {name: _default(entry, name) for name in entry.options}
     needs: list[str] = []
     if not entry.wraps:
         required = {name: 1.0 for name, p in entry.options.items() if p.default is p.empty}
         part = entry.make(**required)
         needs = _needs(rooted(part) if isinstance(part, Weighting) else part)
-    return {
-        "name": entry.name,
-        "kind": kind,
-        "title": entry.card.title,
-        "paper": entry.card.paper,
-        "needs": needs,
-        "options": options,
-    }
-
-
-def _default(entry: Entry, name: str) -> str:
-    default = entry.options[name].default
-    return "?" if default is entry.options[name].empty else str(default)
+    return {**about(entry), "kind": kind, "needs": needs}
 
 
 def _needs(part: Any) -> list[str]:
