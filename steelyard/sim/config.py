@@ -51,6 +51,7 @@ class LocalSection(_Section):
     train_share: float = Field(1.0, gt=0, le=1, description="share of local data used for training (the authors' 0.7)")
     norm_decay: bool = Field(False, description="count weight decay in the reported gradient norm")
     drop_last: bool = Field(False, description="leave out a last batch that is not full")
+    augment: str | None = Field(None, description="training images at random: crop_flip, crop_flip:padding=4,flip=0")
 
 
 class ParticipationSection(_Section):

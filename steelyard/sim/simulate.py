@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from steelyard.algorithm import Algorithm
+from steelyard.client.augment import Augmentation
 from steelyard.client.flat import FlatModel, Loss
 from steelyard.client.local import Local
 from steelyard.core.errors import SteelyardError, unknown
@@ -109,6 +110,8 @@ def simulate(
     _check(algorithm, training, rounds, options)
     with RunDirectory(Path(out), keep) if out is not None else nullcontext() as directory:  # first: it may be taken
         federation = _federation(data, clients, partition, data_dir, test, seed).arranged()
+        if isinstance(training.augment, Augmentation):
+            training.augment.check(federation.train.inputs)
         module = _module(model, federation, seed)
         flat = FlatModel(module, loss, federation.train.inputs, _device(device))
         work = Work(algorithm, federation, flat, training, rounds, seed, _reported(algorithm, metrics, federation))
@@ -257,6 +260,8 @@ def _check_cohorts(cohorts: Sequence[Sequence[int]], rounds: int, clients: int) 
 def _described(work: Work, participation: Participation) -> dict[str, Any]:
     """What a run is, as plain data: two runs with the same description have the same bits."""
     local = dataclasses.asdict(work.local) | {"schedule": to_text(work.local.schedule)}
+    if local.pop("augment") is not None:  # said only where it is: runs from before there was any can be resumed
+        local["augment"] = to_text(work.local.augment)
     loss = work.model.loss
     leaves = [[leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype)] for leaf in work.model.layout.leaves]
     digest = hashlib.sha256()
