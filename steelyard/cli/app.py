@@ -1,4 +1,4 @@
-"""The commands: run, resume, rules, explain, merge."""
+"""The commands: run, resume, data, rules, explain, merge."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from steelyard import __version__
+from steelyard.cli import data
 from steelyard.cli import run as running
 from steelyard.cli.run import fail
 from steelyard.core.errors import SteelyardError
@@ -45,6 +46,7 @@ RuleText = Annotated[
 
 app.command()(running.run)
 app.command()(running.resume)
+app.add_typer(data.app, name="data")
 
 
 @app.callback(invoke_without_command=True)
