@@ -76,13 +76,14 @@ class _Shown:
 
 def _bar(console: Console) -> Progress:
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}"), *columns, console=console, transient=True)
+    text = TextColumn("{task.description}")
+    return Progress(text, *columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _size(name: str) -> str:
     sizes = [file.size for file in HOMES.get(name, ())]
-    if not sizes:
-        return "-"
+    if not any(sizes):
+        return "?" if sizes else "-"
     return f"{'' if all(sizes) else '> '}{sum(size or 0 for size in sizes) / 1e6:,.0f} MB"
 
 

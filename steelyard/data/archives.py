@@ -110,6 +110,8 @@ def _tarred(path: Path, limit: int) -> Iterator[tuple[str, int, IO[bytes]]]:
                 if left < 0:
                     raise _too_large(path, limit)
                 yield info.name, info.size, stream
+        while counted.read(_STEP):  # to the end, where the checksum is
+            pass
 
 
 def _too_large(path: Path, limit: int) -> SteelyardError:

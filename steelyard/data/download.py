@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
 from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError
@@ -51,7 +50,7 @@ def fetch(
         timeout: seconds without a byte that end it.
     """
     target = Path(path)
-    if urlsplit(url).scheme not in ("http", "https"):
+    if not url.lower().startswith(("http://", "https://")):
         raise SteelyardError(f"{url}: only http and https are fetched")
     if (sha256 is None) == (md5 is None):
         raise SteelyardError(f"{url}: give one checksum, sha256 or md5")
@@ -135,11 +134,9 @@ class _Job:
 
     def _answer(self, have: int) -> Any:
         """The server's answer to a request for what follows these bytes; None if nothing does."""
-        request = urllib.request.Request(self.url, headers={"User-Agent": f"steelyard/{__version__}"})
-        if have:
-            request.add_header("Range", f"bytes={have}-")
+        headers = {"User-Agent": f"steelyard/{__version__}"} | ({"Range": f"bytes={have}-"} if have else {})
         try:
-            return _opener().open(request, timeout=self.timeout)
+            return _opener().open(urllib.request.Request(self.url, headers=headers), timeout=self.timeout)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 416 and have:
@@ -150,7 +147,7 @@ class _Job:
 
     def _read(self, response: Any, have: int) -> bytes:
         try:
-            data: bytes = response.read(_STEP)
+            data: bytes = response.read1(_STEP)  # what there is: none of it shall be lost if no more comes
             return data
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._broken(error, f" after {have} bytes") from None
