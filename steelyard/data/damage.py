@@ -19,8 +19,6 @@ def reading(path: Path | str, what: str) -> Iterator[None]:
         yield
     except SteelyardError:
         raise
-    except ModuleNotFoundError:  # not the file's fault
-        raise
     except Exception as error:  # on damaged bytes, decoders raise whatever comes up
         reason = (str(error).splitlines() or [""])[0][:120] or type(error).__name__
         raise SteelyardError(f"{path} is no complete {what} ({reason}): fetch it again") from error

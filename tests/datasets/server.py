@@ -32,7 +32,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start + server.shift}-{len(content) - 1}/{len(content)}")
         else:
             self.send_response(200)
-        self.send_header("Content-Length", str(len(content) - start))
+        if server.length:
+            self.send_header("Content-Length", str(len(content) - start))
+        else:
+            self.send_header("Connection", "close")
         self.end_headers()
         body = content[start : server.cut]
         step = server.step or len(body) or 1
@@ -40,7 +43,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body[at : at + step])
             self.wfile.flush()
             server.pause.wait(server.wait)
-        if server.cut is not None:
+        if server.cut is not None or not server.length:
             self.close_connection = True
 
     def log_message(self, *arguments):
@@ -48,12 +51,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(files, ranges=True, cut=None, step=None, wait=0.0, shift=0, moved=None):
-    """A server of these files; `cut` ends every body there, `step` and `wait` slow it down."""
+def serving(files, ranges=True, cut=None, step=None, wait=0.0, shift=0, moved=None, length=True):
+    """A server of these files.
+
+    `cut` ends every body there, `step` and `wait` slow it down, `shift` misplaces ranges, `moved` sends elsewhere, and
+    without `length` nothing says how long a body is.
+    """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     server.files, server.ranges, server.cut, server.step, server.wait = files, ranges, cut, step, wait
-    server.shift, server.moved, server.asked, server.pause = shift, moved or {}, [], threading.Event()
+    server.length, server.shift, server.moved, server.asked, server.pause = (
+        length,
+        shift,
+        moved or {},
+        [],
+        threading.Event(),
+    )
     server.handle_error = lambda *arguments: None  # a client that went away
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()

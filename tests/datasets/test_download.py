@@ -135,6 +135,26 @@ def test_more_than_there_should_be_is_not_received(path):
     assert os.listdir(path.parent) == []
 
 
+def test_a_body_of_unknown_length(path, monkeypatch):
+    seen = []
+    with serving(FILES, length=False) as server:
+        with pytest.raises(SteelyardError, match="more than 500000 bytes came: it is another file"):
+            fetch(f"{server.url}/data.bin", path, sha256=SHA, size=500_000)
+        assert part_of(path).stat().st_size <= 500_000
+        part_of(path).unlink()
+        with pytest.raises(SteelyardError, match="the connection ended at 700001 of 800000 bytes"):
+            fetch(f"{server.url}/data.bin", path, sha256=SHA, size=800_000)
+        part_of(path).unlink()
+        with monkeypatch.context() as patch:
+            patch.setattr(download, "LIMIT", 600_000)
+            with pytest.raises(SteelyardError, match="more than 600000 bytes came"):
+                fetch(f"{server.url}/data.bin", path, sha256=SHA)
+        part_of(path).unlink()
+        fetch(f"{server.url}/data.bin", path, sha256=SHA, progress=lambda *at: seen.append(at))
+    assert seen[-1] == (len(CONTENT), None)
+    assert path.read_bytes() == CONTENT
+
+
 def test_another_part_than_the_one_asked_for(path):
     leave_part(path, CONTENT[:300_000])
     with serving(FILES, shift=1) as server, pytest.raises(SteelyardError, match="sent another part"):
