@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from steelyard import __version__
-from steelyard.cli import models, partitions
+from steelyard.cli import data, models, partitions
 from steelyard.cli import run as running
 from steelyard.cli.compare import compare
 from steelyard.cli.listing import about
@@ -55,6 +55,7 @@ app.command()(compare)
 app.command()(reproduce)
 app.add_typer(partitions.app, name="partitions")
 app.add_typer(models.app, name="models")
+app.add_typer(data.app, name="data")
 
 
 @app.callback(invoke_without_command=True)

@@ -151,8 +151,11 @@ def _print_result(history: History, console: Console) -> None:
 
 def _new_directory(config: Config) -> Path:
     """`runs/<rule>-<data>-s<seed>`, with a number if that is taken."""
-    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.weighting)[:40].strip("-")
-    stem = f"{plain}-{config.data.name}-s{config.seed}"
+    rule, data = (
+        "".join(c if c.isalnum() or c in "-_" else "-" for c in text)[:40].strip("-")
+        for text in (config.weighting, config.data.name)
+    )
+    stem = f"{rule}-{data}-s{config.seed}"
     number, path = 1, Path("runs") / stem
     while path.exists():
         number += 1

@@ -26,7 +26,7 @@ class _Section(BaseModel):
 class Data(_Section):
     """What clients train on."""
 
-    name: str = Field("digits", description="digits (embedded), mnist, fashion-mnist, cifar10")
+    name: str = Field("digits", description="digits (embedded), mnist, cifar10:scale=standard, digits-5, ...")
     partition: str = Field("dirichlet:alpha=0.3", description="iid, dirichlet:0.1, x_class:classes=1,iid=5")
     clients: int = Field(10, ge=1, description="number of clients")
     dir: str | None = Field(None, description="where the data is; else $STEELYARD_DATA")
@@ -102,7 +102,7 @@ class Config(_Section):
             f"server = {self.server!r}": lambda: Algorithm(server=self.server),
             f"broadcast = {self.broadcast!r}": lambda: Algorithm(broadcast=self.broadcast),
             f"model = {self.model!r}": lambda: None if self.model is None else parse(self.model, MODELS),
-            f"data.name = {self.data.name!r}": lambda: SOURCES[self.data.name],
+            f"data.name = {self.data.name!r}": lambda: parse(self.data.name, SOURCES),
             f"data.partition = {self.data.partition!r}": lambda: parse(self.data.partition, PARTITIONS),
             "local": lambda: Local(**self.local.model_dump()),
             "participation": lambda: Participation(**self.participation.model_dump()),

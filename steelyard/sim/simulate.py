@@ -36,6 +36,13 @@ DEFAULT_MODELS = {
     "mnist": "mcmahan_cnn",
     "fashion-mnist": "mcmahan_cnn",
     "cifar10": "simple_cnn",
+    "cifar100": "simple_cnn",
+    "svhn": "simple_cnn",
+    "synth": "simple_cnn",
+    "usps": "mcmahan_cnn",
+    "mnist-m": "simple_cnn",
+    "digits-5": "simple_cnn",
+    "tiny-imagenet": "resnet20",
 }
 
 
@@ -80,7 +87,7 @@ def simulate(
         target: end the run at this accuracy on the test set.
         clients: number of clients a named data set is spread over.
         partition: how: `iid`, `dirichlet:0.1`, `x_class:classes=1,iid=5`.
-        data_dir: where MNIST, Fashion-MNIST and CIFAR-10 are; else `$STEELYARD_DATA`.
+        data_dir: where the files of named data sets are; else `$STEELYARD_DATA`.
         test: the server's test set, for a dict of data sets.
         local: how clients train: a `Local`, or its options as a dict.
         participation: who takes part: a `Participation`, or its options as a dict.
