@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import Registry
+from steelyard.core.text import parse
 from steelyard.core.weighting import Card
 from steelyard.data import cifar, idx
 from steelyard.data.dataset import Dataset
@@ -34,10 +36,21 @@ NORMALISATION = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.0, 1.0), "cifar1
 _BESIDE_THE_REPOSITORY = Path(__file__).parents[3] / "shared" / "data"
 
 
-def load(name: str, directory: str | os.PathLike[str] | None = None) -> Split:
+def load(spec: str, directory: str | os.PathLike[str] | None = None) -> Split:
     """Train and test part of a data set; files are looked for in `directory`, else in `$STEELYARD_DATA`."""
-    split: Split = SOURCES[name].make(_directory(directory))
-    return split
+    return source(spec)(_directory(directory))
+
+
+def source(spec: str) -> Callable[[Path | None], Split]:
+    """What reads a data set, by name, with options if it has any: `ag-news:length=32`."""
+    name, options, _ = spec.partition(":")
+    make: Any = SOURCES[name].make
+    if isinstance(make, type):
+        make = parse(spec, SOURCES)
+    elif options:
+        raise SteelyardError(f"data set {spec!r}: {name} has no options")
+    read: Callable[[Path | None], Split] = make
+    return read
 
 
 def _directory(given: str | os.PathLike[str] | None) -> Path | None:
@@ -63,7 +76,7 @@ def digits(directory: Path | None = None) -> Split:  # noqa: ARG001
 
 def _idx_source(name: str) -> Callable[[Path | None], Split]:
     def read(directory: Path | None) -> Split:
-        where = _existing(name, directory)
+        where = existing(name, directory)
         return _idx_part(name, where, "train"), _idx_part(name, where, "t10k")
 
     return read
@@ -93,7 +106,7 @@ def _idx_file(name: str, where: Path, file: str) -> Path:
 
 def cifar10(directory: Path | None) -> Split:
     """CIFAR-10 from its Python version or its binary version, unpacked."""
-    where = _existing("cifar10", directory)
+    where = existing("cifar10", directory)
     for folder in ("cifar-10-batches-py", "cifar-10-batches-bin"):
         for path in (where / folder, where / "cifar10" / folder, where):
             if path.name == folder and path.is_dir():
@@ -115,7 +128,8 @@ def _cifar_part(folder: Path, files: list[str]) -> Dataset:
     return _dataset("cifar10", images, labels)
 
 
-def _existing(name: str, directory: Path | None) -> Path:
+def existing(name: str, directory: Path | None) -> Path:
+    """The directory, if there is one."""
     if directory is None:
         raise SteelyardError(f"{name} is read from files: name their directory, or set {VARIABLE} to it")
     if not directory.is_dir():

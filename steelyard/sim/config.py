@@ -14,7 +14,8 @@ from steelyard.algorithm import Algorithm
 from steelyard.client.local import Local
 from steelyard.core.errors import SteelyardError
 from steelyard.core.text import parse
-from steelyard.data import PARTITIONS, SOURCES
+from steelyard.data import PARTITIONS
+from steelyard.data.sources import source
 from steelyard.models import MODELS
 from steelyard.sim.participation import Participation
 
@@ -26,7 +27,9 @@ class _Section(BaseModel):
 class Data(_Section):
     """What clients train on."""
 
-    name: str = Field("digits", description="digits (embedded), mnist, fashion-mnist, cifar10")
+    name: str = Field(
+        "digits", description="digits (embedded), mnist, fashion-mnist, cifar10, ag-news, shakespeare, ..."
+    )
     partition: str = Field("dirichlet:alpha=0.3", description="iid, dirichlet:0.1, x_class:classes=1,iid=5")
     clients: int = Field(10, ge=1, description="number of clients")
     dir: str | None = Field(None, description="where the data is; else $STEELYARD_DATA")
@@ -101,7 +104,7 @@ class Config(_Section):
             f"server = {self.server!r}": lambda: Algorithm(server=self.server),
             f"broadcast = {self.broadcast!r}": lambda: Algorithm(broadcast=self.broadcast),
             f"model = {self.model!r}": lambda: None if self.model is None else parse(self.model, MODELS),
-            f"data.name = {self.data.name!r}": lambda: SOURCES[self.data.name],
+            f"data.name = {self.data.name!r}": lambda: source(self.data.name),
             f"data.partition = {self.data.partition!r}": lambda: parse(self.data.partition, PARTITIONS),
             "local": lambda: Local(**self.local.model_dump()),
             "participation": lambda: Participation(**self.participation.model_dump()),

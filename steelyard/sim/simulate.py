@@ -36,6 +36,10 @@ DEFAULT_MODELS = {
     "mnist": "mcmahan_cnn",
     "fashion-mnist": "mcmahan_cnn",
     "cifar10": "simple_cnn",
+    "ag-news": "text_mean",
+    "sogou-news": "text_mean",
+    "thucnews": "text_mean",
+    "shakespeare": "char_lstm",
 }
 
 
