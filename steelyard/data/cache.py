@@ -41,9 +41,12 @@ def directory() -> Path | None:
 def cached(name: str, options: Mapping[str, Any], files: Sequence[Path], make: Callable[[], Split]) -> Split:
     """The data set made by `make` from these files with these options, or the same from an earlier time."""
     folder = directory()
+    try:
+        key = _key(name, options, files)
+    except OSError:
+        return make()  # which says in its own words that a file cannot be read
     if folder is None:
         return make()
-    key = _key(name, options, files)
     path = folder / f"{name}-{key[:32]}.safetensors"
     kept = _read(path, key)
     if kept is None:
