@@ -57,9 +57,9 @@ def test_a_file_of_two_columns_and_lines_inside_a_field(tmp_path):
 def test_sogou_news(tmp_path):
     rows = {"train": [(5, "zhong1 guo2", "li4 " * 50_000), (1, "a", "b")], "test": [(3, "guo2", "")]}
     texts.write_news(tmp_path / "sogou_news_csv", rows=rows)
-    usual = csv.field_size_limit()
+    csv.field_size_limit(1 << 17)  # Python's own
     train, test = load("sogou-news", tmp_path)
-    assert csv.field_size_limit() == usual
+    assert csv.field_size_limit() == 1 << 17  # the user's other code notices nothing
     assert (train.inputs.shape, train.classes) == ((2, 128), 5)
     assert train.targets.tolist() == [4, 0]
     assert test.inputs[0].count_nonzero() == 1
