@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 from steelyard.core.errors import SteelyardError
@@ -65,17 +66,38 @@ def data_directory(given: str | os.PathLike[str] | None) -> Path | None:
 
 def find(name: str, directory: Path | None, *places: str) -> Path:
     """The first of these files or folders that is in the directory."""
-    cure = f"fetch it: steelyard data fetch {name} --dir {directory or 'DIR'}"
-    if name not in HOMES:
-        cure = "put it there, it has no public home"
+    where = existing(name, directory)
+    for place in places:
+        if where.name == place.split("/")[-1]:
+            return where
+        if (where / place).exists():
+            return where / place
+    wanted = " or ".join(dict.fromkeys(place.split("/")[-1] for place in places))
+    raise SteelyardError(f"{name}: there is no {wanted} in {where}; {_cure(name, where)}")
+
+
+def existing(name: str, directory: Path | None) -> Path:
+    """The directory, if it is one."""
+    cure = _cure(name, directory)
     if directory is None:
         raise SteelyardError(f"{name} is read from files; name their directory, or set {VARIABLE} to it, or {cure}")
     if not directory.is_dir():
         raise SteelyardError(f"{name}: {directory} is no directory; name the one that holds the files, or {cure}")
-    for place in places:
-        if directory.name == place.split("/")[-1]:
-            return directory
-        if (directory / place).exists():
-            return directory / place
-    wanted = " or ".join(dict.fromkeys(place.split("/")[-1] for place in places))
-    raise SteelyardError(f"{name}: there is no {wanted} in {directory}; {cure}")
+    return directory
+
+
+def first(name: str, directory: Path | None, folders: Sequence[str], files: Sequence[str]) -> Path:
+    """The first of these files that is there, plain or packed by xz, in the directory or one of its folders."""
+    where = existing(name, directory)
+    for folder in (*(where / folder for folder in folders), where):
+        for file in files:
+            for path in (folder / file, folder / f"{file}.xz"):
+                if path.is_file():
+                    return path
+    raise SteelyardError(f"{name}: there is no {' or '.join(files)} in {where}; {_cure(name, where)}")
+
+
+def _cure(name: str, directory: Path | None) -> str:
+    if name not in HOMES:
+        return "put it there, it has no public home"
+    return f"fetch it: steelyard data fetch {name} --dir {directory or 'DIR'}"

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -43,12 +44,16 @@ DEFAULT_MODELS = {
     "mnist-m": "simple_cnn",
     "digits-5": "simple_cnn",
     "tiny-imagenet": "resnet20",
+    "ag-news": "text_mean",
+    "sogou-news": "text_mean",
+    "thucnews": "text_mean",
+    "shakespeare": "char_lstm",
 }
 
 
 def simulate(
     algorithm: str | Algorithm = "fedavg",
-    data: str | Federation | Mapping[Any, Any] = "digits",
+    data: Any = "digits",
     model: str | nn.Module | None = None,
     *,
     rounds: int = 50,
@@ -81,14 +86,15 @@ def simulate(
 
     Args:
         algorithm: a rule as text (`"fedawa"`), or an `Algorithm` of rule, client terms and server optimizer.
-        data: a data set by name (`digits` is embedded), a `Federation`, or a dict of one data set per client.
+        data: a data set by name (`digits` is embedded), one of your own or a pair (train, test) of them, each anything
+            that `Dataset.of` takes; a dict of one data set per client; or a `Federation`.
         model: a network by name (`"mlp:hidden=[200,200]"`), or any `nn.Module`: its parameters are the initial model.
         rounds: how many, at most.
         target: end the run at this accuracy on the test set.
-        clients: number of clients a named data set is spread over.
+        clients: number of clients the data set is spread over.
         partition: how: `iid`, `dirichlet:0.1`, `x_class:classes=1,iid=5`.
         data_dir: where the files of named data sets are; else `$STEELYARD_DATA`.
-        test: the server's test set, for a dict of data sets.
+        test: the server's test set, where `data` has none.
         local: how clients train: a `Local`, or its options as a dict.
         participation: who takes part: a `Participation`, or its options as a dict.
         loss: `loss(outputs, targets)`, a mean over the batch.
@@ -193,14 +199,24 @@ def _federation(
 ) -> Federation:
     if isinstance(data, Federation):
         return data
-    if isinstance(data, Mapping):
+    if isinstance(data, Mapping) and not hasattr(data, "column_names"):  # Hugging Face's dict of train and test
         return Federation.of(data, test=test)
-    if not isinstance(data, str):
-        raise SteelyardError(
-            f"data is a {type(data).__name__}: give a name, a Federation, or a dict of one data set per client"
-        )
-    train, held_out = load(data, data_dir)
+    if isinstance(data, str):
+        train, held_out = load(data, data_dir)
+    else:
+        train, held_out = _parts(data, test)
     return Federation.partitioned(train, held_out, partition, clients, seed)
+
+
+def _parts(data: Any, test: Any) -> tuple[Any, Any]:
+    """What to train and to test on: a pair of data sets, or one and `test`. A pair of arrays is one data set."""
+    if not isinstance(data, (tuple, list)) or all(isinstance(part, (torch.Tensor, np.ndarray)) for part in data):
+        return data, test
+    if len(data) != 2:
+        raise SteelyardError(f"data is a {type(data).__name__} of {len(data)}: give a pair (train, test)")
+    if test is not None:
+        raise SteelyardError("data is a pair (train, test), and test is given too: give one of them")
+    return data[0], data[1]
 
 
 def _module(model: str | nn.Module | None, federation: Federation, seed: int) -> nn.Module:
