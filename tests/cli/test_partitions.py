@@ -47,7 +47,7 @@ def test_corruption_shows():
 def test_many_clients_and_classes_are_summarised(monkeypatch):
     labels = torch.arange(3000) % 300
     made = Dataset(torch.zeros(3000, 1), labels, 300, "wide", labels % 2)
-    monkeypatch.setitem(SOURCES._entries, "wide", type(SOURCES["digits"])("wide", lambda _: (made, made), None))
+    monkeypatch.setitem(SOURCES._entries, "wide", type(SOURCES["digits"])("wide", lambda: lambda _: (made, made), None))
     output = shown("shards:per_client=3", "--data", "wide", "--clients", 50, "--by", "groups")
     assert "classes 0 to 299" in output
     assert "... and 10 more clients" in output

@@ -129,7 +129,8 @@ def test_bad_titles_are_named(tmp_path, raw, message):
 
 def test_missing_files(tmp_path):
     with pytest.raises(
-        SteelyardError, match=r"ag-news: there is no train\.csv or train_subset_18000\.csv in .*ag_news_csv"
+        SteelyardError,
+        match=r"ag-news: there is no train\.csv or train_subset.* in .*; fetch it: steelyard data fetch ag-news",
     ):
         load("ag-news", tmp_path)
     with pytest.raises(SteelyardError, match="nowhere is no directory"):
