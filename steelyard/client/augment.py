@@ -105,21 +105,22 @@ class CropFlip(Augmentation):
         return inputs.amin(dim=(0, 2, 3))
 
     def __call__(self, images: torch.Tensor, drawn: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
-        """One copy into padded images, one gather of pixels out of them."""
+        """One copy into padded images, one of the lines of crops out of them, and mirrored ones turned around."""
         count, channels, height, width = images.shape
         pad = self.padding
         high, wide = height + 2 * pad, width + 2 * pad
         lines = background.repeat(wide).expand(count, high, wide * channels)  # long rows: they copy fast
         padded = lines.contiguous().view(count, high, wide, channels)
         padded[:, pad : pad + height, pad : pad + width] = images.permute(0, 2, 3, 1)
-        top, left, mirrored = drawn.unsqueeze(2).unbind(1)  # [b, 1] each
-        across = torch.arange(width, device=images.device)
-        y = top + torch.arange(height, device=images.device)  # [b, height]
-        x = left + torch.where(mirrored > 0, across.flip(0), across)  # [b, width]
-        image = torch.arange(count, device=images.device).unsqueeze(1)
-        at = ((image * high + y) * wide).unsqueeze(2) + x.unsqueeze(1)  # [b, height, width]
-        pixels = padded.view(-1, channels).index_select(0, at.view(-1))
-        moved = pixels.view(count, height, width, channels).permute(0, 3, 1, 2)
+        top, left, mirrored = drawn.unbind(1)
+        first = torch.arange(count, device=images.device) * high + top
+        starts = (first.unsqueeze(1) + torch.arange(height, device=images.device)) * wide + left.unsqueeze(1)
+        # the line of `width` pixels that starts at each pixel: views that overlap, of which lines of crops are copied
+        every = padded.as_strided((count * high * wide - width + 1, width * channels), (channels, 1))
+        crops = every.index_select(0, starts.view(-1)).view(count, height, width, channels)
+        turned = mirrored.nonzero().squeeze(1)
+        crops.index_copy_(0, turned, crops.index_select(0, turned).flip(2))
+        moved = crops.permute(0, 3, 1, 2)
         return moved if images.is_contiguous(memory_format=torch.channels_last) else moved.contiguous()
 
 

@@ -130,7 +130,10 @@ MISTAKES = {
     "a directory": (lambda path: draw(federation(), folder(path)), "cannot be written: Is a directory"),
     "by": (lambda path: draw(federation(), path, by="colour"), "by='colour': use 'labels' or 'groups'"),
     "many groups": (lambda path: draw(federation(groups=9), path, by="groups"), "of 8 groups at most"),
-    "no groups": (lambda _: group_counts(Federation.of({0: (torch.zeros(2, 1), [0, 1])})), "found list"),
+    "no groups": (
+        lambda _: group_counts(Federation.of({0: (torch.zeros(2, 1), torch.arange(2))})),
+        "the data has no groups",
+    ),
     "floats": (lambda _: partition_figure(np.ones((2, 2))), r"counts are float64 \[2, 2\]: give whole numbers"),
     "flat": (lambda _: Summary.of(np.ones(3, dtype=np.int64)), r"counts are int64 \[3\]"),
 }
