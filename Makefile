@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-slow bench lint format docs clean
+.PHONY: setup demo test test-slow bench bench-peers lint format docs clean
 
 setup: $(VENV)/.dev
 
@@ -35,6 +35,17 @@ bench: $(VENV)/.flower ## tables on the screen, JSON in out/
 	$(BIN)/python -m benchmarks.merge
 	$(BIN)/python -m benchmarks.simulator
 
+PEERS := $(foreach peer,flower pfl fedjax,.venv-peers/$(peer)/.done)
+
+.venv-peers/%/.done: benchmarks/peers/%.txt # asks pip first what it would install: no peer is worth gigabytes of CUDA
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	! $(@D)/bin/pip install --quiet --dry-run --report - -r $< | grep -iqE '"name": "(nvidia-|cuda-|triton)'
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+bench-peers: setup $(PEERS) ## Flower, pfl and FedJAX beside us, each in a venv of its own; an hour
+	$(BIN)/python -m benchmarks.peers
+
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -49,4 +60,4 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) out site build *.egg-info
+	rm -rf $(VENV) .venv-peers out site build *.egg-info

@@ -89,6 +89,18 @@ class Algorithm:
         sent = None if broadcast in plain else _made(broadcast, BROADCASTS, Broadcast, "a broadcast")
         object.__setattr__(self, "broadcast", sent)
         object.__setattr__(self, "refine", None if refine in plain else parse_refiner(refine))
+        self._check()
+
+    def _check(self) -> None:
+        """Refuses parts that would quietly ruin each other."""
+        movers = [f"client={term.name}" for term in self.client if term.moves_model]
+        movers += [f"server={self.server.name}"] if self.server is not None else []
+        for term in self.client:
+            if term.wants_average and movers:
+                raise SteelyardError(
+                    f"client={term.name} with {movers[0]}: its corrections cancel out only if the new model is the "
+                    f"clients' average, and {movers[0]} moves it on: leave one of them out, or use client=scaffold"
+                )
 
     @property
     def rule(self) -> Chain:

@@ -11,6 +11,7 @@ from steelyard.core.weighting import Weighting
 from steelyard.weightings.detectors import Detector
 
 REQUIRED = {"gamma": 0.9, "max_weight": 0.5}
+SHORT = {"fedlaw": 3, "gws": 3, "law": 3, "fedlaw_swa": 14}  # epochs: their defaults would take minutes here
 
 
 def every_rule():
@@ -21,6 +22,7 @@ def every_rule():
         inner = {"rule": steelyard.fedadp(), "detector": steelyard.eq6()}
         given = {name: inner[name] for name in parameters if name in ("rule", "detector") and entry.wraps}
         given |= {name: REQUIRED[name] for name, p in parameters.items() if p.default is p.empty and name not in given}
+        given |= {"epochs": SHORT[entry.name]} if entry.name in SHORT else {}
         part = entry.make(**given)
         made[entry.name] = steelyard.gate(part, steelyard.fedadp()) if isinstance(part, Detector) else part
         assert isinstance(made[entry.name], Weighting)

@@ -1,4 +1,4 @@
-"""The commands: run, resume, rules, explain, merge."""
+"""The commands of `steelyard`; those with more than a screen of code have a file of their own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from steelyard import __version__
+from steelyard.cli import data, models, partitions
 from steelyard.cli import run as running
+from steelyard.cli.compare import compare
+from steelyard.cli.listing import about
+from steelyard.cli.reproduce import reproduce
 from steelyard.cli.run import fail
+from steelyard.cli.sweep import sweep
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import explain as explained
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, RULES, TERMS, Entry
@@ -45,6 +50,12 @@ RuleText = Annotated[
 
 app.command()(running.run)
 app.command()(running.resume)
+app.command()(sweep)
+app.command()(compare)
+app.command()(reproduce)
+app.add_typer(partitions.app, name="partitions")
+app.add_typer(models.app, name="models")
+app.add_typer(data.app, name="data")
 
 
 @app.callback(invoke_without_command=True)
@@ -85,25 +96,12 @@ def rules(
 
 
 def _row(entry: Entry, kind: str = "rule") -> dict[str, Any]:
-    options = {name: _default(entry, name) for name in entry.options}
     needs: list[str] = []
     if not entry.wraps:
         required = {name: 1.0 for name, p in entry.options.items() if p.default is p.empty}
         part = entry.make(**required)
         needs = _needs(rooted(part) if isinstance(part, Weighting) else part)
-    return {
-        "name": entry.name,
-        "kind": kind,
-        "title": entry.card.title,
-        "paper": entry.card.paper,
-        "needs": needs,
-        "options": options,
-    }
-
-
-def _default(entry: Entry, name: str) -> str:
-    default = entry.options[name].default
-    return "?" if default is entry.options[name].empty else str(default)
+    return {**about(entry), "kind": kind, "needs": needs}
 
 
 def _needs(part: Any) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -116,10 +115,13 @@ def _go(config: Config, directory: Path, console: Console, quiet: bool, as_json:
     if not quiet and not as_json:
         data = f"{config.data.clients} clients of {config.data.name}, {config.data.partition}"
         console.print(f"[bold]{escape(str(arguments['algorithm']))}[/] on {escape(data)}", highlight=False)
-    stored: Mapping[str, Any] = {"config": config.model_dump(mode="json", exclude={"workers", "executor"})}
     try:
         history = simulate(
-            **arguments, out=directory, config=stored, callbacks=[shown] if shown is not None else [], **how
+            **arguments,
+            out=directory,
+            config={"config": config.stored()},
+            callbacks=[shown] if shown is not None else [],
+            **how,
         )
     except KeyboardInterrupt:
         if isinstance(shown, Bar):
@@ -149,8 +151,11 @@ def _print_result(history: History, console: Console) -> None:
 
 def _new_directory(config: Config) -> Path:
     """`runs/<rule>-<data>-s<seed>`, with a number if that is taken."""
-    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.weighting)[:40].strip("-")
-    stem = f"{plain}-{config.data.name}-s{config.seed}"
+    rule, data = (
+        "".join(c if c.isalnum() or c in "-_" else "-" for c in text)[:40].strip("-")
+        for text in (config.weighting, config.data.name)
+    )
+    stem = f"{rule}-{data}-s{config.seed}"
     number, path = 1, Path("runs") / stem
     while path.exists():
         number += 1

@@ -40,6 +40,7 @@ class FedDyn(ClientTerm):
     card = Card("dynamic regularisation", "Acar et al., ICLR 2021")
     client_slots = ("h",)
     server_slots = ("h",)
+    moves_model = True
 
     def __post_init__(self) -> None:
         checks.number("alpha", self.alpha, 0.0)

@@ -104,10 +104,10 @@ class FlatModel:
         chosen = stored.index_select(0, index)
         return chosen.permute(0, 3, 1, 2) if self.channels_last else chosen
 
-    def gradient(self, stored: torch.Tensor, targets: torch.Tensor, index: torch.Tensor) -> None:
-        """Fills `grad` with the gradient of the mean loss on these samples."""
+    def gradient(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Fills `grad` with the gradient of the mean loss on this batch."""
         self.grad.zero_()
-        loss = self.loss(self.module(self.batch(stored, index)), targets.index_select(0, index))
+        loss = self.loss(self.module(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()

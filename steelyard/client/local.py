@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from steelyard.client.augment import Augmentation, parse_augmentation
 from steelyard.client.schedule import Schedule, parse_schedule
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
@@ -33,6 +34,7 @@ class Local:
         train_share: share of each client's data used for training; the rest is its validation set (the authors' 0.7).
         norm_decay: count weight decay in the gradient norm clients report, as CriticalFL's FedProx and FedNova do.
         drop_last: leave out the last batch of a pass if it is not full (and not the only one).
+        augment: random changes to training images, as text: `crop_flip:padding=4`; None for none.
     """
 
     epochs: int | None = None
@@ -51,6 +53,7 @@ class Local:
     train_share: float = 1.0
     norm_decay: bool = False
     drop_last: bool = False
+    augment: str | Augmentation | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
@@ -75,6 +78,7 @@ class Local:
             checks.number("betas", beta, 0.0, 1.0)
         checks.number("eps", self.eps, 0.0, open_low=True)
         object.__setattr__(self, "schedule", parse_schedule(self.schedule))
+        object.__setattr__(self, "augment", parse_augmentation(self.augment))
 
     def rate(self, round: int, rounds: int) -> float:
         """The learning rate of a round."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.client.augment import Augmentation
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.local import Local
@@ -19,11 +20,15 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batches:
-    """A client's samples in the order it sees them: one row of positions, cut at `edges`; `passes` over its data."""
+    """A client's samples in the order it sees them: one row of positions, cut at `edges`; `passes` over its data.
+
+    `drawn` says what happens to each sample, if images are augmented.
+    """
 
     order: torch.Tensor  # int64 [n]
     edges: tuple[int, ...]
     passes: float
+    drawn: torch.Tensor | None = None  # int64 [n, ...]
 
     @property
     def steps(self) -> int:
@@ -67,6 +72,7 @@ class Training:
         taken: steps taken before this round, where the optimizer's state persists, `[C, 1]`.
         free: 0 where nothing is learned, `[d]`; None if everything is.
         norms: whether to add up squared gradient norms.
+        background: what lies outside an image, where images are augmented.
     """
 
     local: Local
@@ -77,6 +83,13 @@ class Training:
     taken: torch.Tensor
     free: torch.Tensor | None
     norms: bool
+    background: torch.Tensor | None = None
+
+    def augmented(self, images: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+        """A batch of images, changed as drawn."""
+        assert isinstance(self.local.augment, Augmentation)
+        assert self.background is not None
+        return self.local.augment(images, drawn, self.background)
 
 
 def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.Tensor, job: Training) -> torch.Tensor:
@@ -89,7 +102,8 @@ def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.T
     count = len(job.batches)
     squares = torch.zeros(count, dtype=torch.float64)
     stack = _Stack(job.batches, stored, targets) if isinstance(model, DenseModels) else None
-    order = job.batches[0].order.to(stored.device)
+    order, drawn = job.batches[0].order.to(stored.device), job.batches[0].drawn
+    drawn = None if drawn is None else drawn.to(stored.device)
     plain = not (job.terms or job.norms or local.slots or local.clip)
     ends = {one.steps for one in job.batches}
     for step in range(job.batches[0].steps):
@@ -106,8 +120,12 @@ def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.T
                 continue
             model.gradient(stack.rows, *stack.at(step, active, 1.0))
         else:
-            edges = job.batches[0].edges
-            model.gradient(stored, targets, order[edges[step] : edges[step + 1]])
+            part = slice(*job.batches[0].edges[step : step + 2])
+            index = order[part]
+            inputs = model.batch(stored, index)
+            if drawn is not None:
+                inputs = job.augmented(inputs, drawn[part])
+            model.gradient(inputs, targets.index_select(0, index))
         if job.norms:
             counted = grad.add(x, alpha=local.weight_decay) if local.norm_decay else grad
             square = (counted * counted).sum(dim=1)

@@ -7,6 +7,9 @@ Liang, Shen, Liu, Pan, Chen, Cheng, "Variance Reduced Local SGD with Lower Commu
 
 K is the number of local steps (FedNova's a_k with local momentum; the authors use none). Clients outside the cohort
 keep their Delta. CriticalFL's port, a baseline of PA3Fed, multiplies the increment by 0.005: `scale`.
+
+The Deltas cancel out because x_{t+1} is the average. A server optimizer, or a term that moves the model on, would leave
+a rest in them that stalls the run or blows it up: both are refused.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ class VRLSGD(ClientTerm):
     name = "vrlsgd"
     card = Card("variance-reduced local SGD", "Liang et al., 2019")
     client_slots = ("delta",)
+    wants_average = True
 
     def __post_init__(self) -> None:
         checks.number("scale", self.scale, 0.0)

@@ -86,12 +86,16 @@ class ClientTerm(ABC):
         client_slots: vectors every client keeps from one participation to the next; they start at zero.
         server_slots: vectors the server keeps and sends with the parameters; they start at zero.
         proximal: the mu of a term `mu/2 |x - start|^2` inside this one, which FedNova's normaliser counts in.
+        wants_average: whether it is sound only where the new model is what the rule made of the clients' models.
+        moves_model: whether `settle` moves the new model away from that.
     """
 
     name: str
     card: Card
     client_slots: tuple[str, ...] = ()
     server_slots: tuple[str, ...] = ()
+    wants_average: bool = False
+    moves_model: bool = False
 
     @property
     def proximal(self) -> float:

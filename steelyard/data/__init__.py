@@ -1,10 +1,11 @@
 """Data: what a federation trains on, where it comes from, and how it is spread over clients."""
 
-from steelyard.data import blocks, dirichlets
+from steelyard.data import blocks, dirichlets, domains, images, news, shakespeare, tiny_imagenet
 from steelyard.data.corruption import corrupt
 from steelyard.data.dataset import Dataset, Federation
 from steelyard.data.partitions import PARTITIONS, Partition, partition
-from steelyard.data.sources import SOURCES, load
+from steelyard.data.sources import SOURCES, Source, load
+from steelyard.data.text import Vocabulary, encode
 
 __all__ = [
     "PARTITIONS",
@@ -12,9 +13,17 @@ __all__ = [
     "Dataset",
     "Federation",
     "Partition",
+    "Source",
+    "Vocabulary",
     "blocks",
     "corrupt",
     "dirichlets",
+    "domains",
+    "encode",
+    "images",
     "load",
+    "news",
     "partition",
+    "shakespeare",
+    "tiny_imagenet",
 ]

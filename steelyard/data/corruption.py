@@ -14,7 +14,7 @@ import torch
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
-from steelyard.data.dataset import Dataset, Federation
+from steelyard.data.dataset import Federation
 from steelyard.data.partitions import Index
 
 _STREAM = int.from_bytes(b"corr", "big")  # keeps these draws apart from all others of the same seed
@@ -53,8 +53,8 @@ def corrupt(
         else:
             table = _relabelled(kind, targets[at].numpy(), federation.classes or 0, rng)
             targets[at] = torch.from_numpy(table)[targets[at]]
-    train = Dataset(inputs, targets, own.train.classes if kind == "noise" else federation.classes, own.train.name)
-    return replace(own, train=train)
+    classes = own.train.classes if kind == "noise" else federation.classes
+    return replace(own, train=replace(own.train, inputs=inputs, targets=targets, classes=classes))
 
 
 def corrupted(federation: Federation, share: float, seed: int = 0) -> tuple[ClientId, ...]:

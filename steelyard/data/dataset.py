@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.core.text import parse
+from steelyard.data import convert, hugging_face
+from steelyard.data.hugging_face import Columns
 from steelyard.data.partitions import PARTITIONS, Index, Partition
 from steelyard.data.partitions import partition as spread
+from steelyard.data.text import Vocabulary
 
 _SAMPLE_BYTES = 1 << 19  # of the inputs of train and of test each: what a fingerprint looks at
 
@@ -63,19 +66,46 @@ class Dataset:
         return f"data set {self.name!r}: " if self.name else "data set: "
 
     @classmethod
-    def of(cls, data: Any, name: str = "") -> Dataset:
-        """From a Dataset, a pair (inputs, targets) of tensors or arrays, or a map-style torch data set."""
+    def of(
+        cls,
+        data: Any,
+        name: str = "",
+        *,
+        inputs: str | None = None,
+        targets: str | None = None,
+        groups: str | None = None,
+        vocabulary: Vocabulary | None = None,
+        length: int = 64,
+    ) -> Dataset:
+        """From a Dataset, a pair (inputs, targets) of tensors or arrays, a torch or a Hugging Face data set.
+
+        Args:
+            data: the samples.
+            name: what reports call them.
+            inputs: the column of a Hugging Face data set; without it, the first with a usual name.
+            targets: likewise.
+            groups: the column that says where each sample comes from, for `by_group`.
+            vocabulary: what makes tokens of a column of text.
+            length: tokens per text.
+        """
+        columns = Columns(inputs, targets, groups, vocabulary, length)
+        if hugging_face.is_table(data):
+            table = hugging_face.read(data, columns)
+            return cls(table.inputs, table.targets, table.classes, name, table.groups)
+        if columns != Columns():
+            found = f"data is a {type(data).__name__}"
+            raise SteelyardError(f"{found}: inputs, targets, groups and vocabulary are for Hugging Face data sets only")
         if isinstance(data, Dataset):
             return data
         if isinstance(data, torch.utils.data.Dataset):
-            inputs, targets = _materialised(data)
+            x, y = convert.materialised(data)
         elif isinstance(data, (tuple, list)) and len(data) == 2:
-            inputs, targets = _tensor("inputs", data[0]), _tensor("targets", data[1])
+            x, y = convert.tensor("inputs", data[0]), convert.tensor("targets", data[1])
         else:
-            known = "a Dataset, a pair (inputs, targets) or a map-style torch data set"
+            known = "a Dataset, a pair (inputs, targets), a map-style torch data set or one of Hugging Face's"
             raise SteelyardError(f"data is a {type(data).__name__}: use {known}")
-        targets = _targets(targets)
-        return cls(_inputs(inputs), targets, _classes(targets), name)
+        y = convert.as_targets(y)
+        return cls(convert.as_inputs(x), y, convert.classes(y), name)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -194,55 +224,6 @@ def _finite(inputs: torch.Tensor) -> bool:
     if not inputs.is_floating_point() or bool(inputs.sum().isfinite()):
         return True
     return bool(inputs.isfinite().all())
-
-
-def _tensor(name: str, value: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, np.ndarray) and value.dtype.kind in "bifu":
-        native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
-        return torch.from_numpy(native if native.flags.writeable else native.copy())
-    kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-    raise SteelyardError(f"{name}: found {kind}, use a tensor or an array of numbers")
-
-
-def _inputs(values: torch.Tensor) -> torch.Tensor:
-    if values.dtype == torch.uint8:
-        raise SteelyardError("inputs are uint8: use float32 for images (divide by 255), int64 for tokens")
-    return values.to(torch.float32 if values.is_floating_point() or values.dtype == torch.bool else torch.int64)
-
-
-def _targets(values: torch.Tensor) -> torch.Tensor:
-    return values.to(torch.float32 if values.is_floating_point() else torch.int64)
-
-
-def _classes(targets: torch.Tensor) -> int | None:
-    """How many classes the labels show; None if these are no labels."""
-    labels = targets.dtype == torch.int64 and targets.ndim == 1 and len(targets) > 0 and int(targets.min()) >= 0
-    return int(targets.max()) + 1 if labels else None
-
-
-def _materialised(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    if isinstance(data, torch.utils.data.IterableDataset):
-        raise SteelyardError("data is an iterable torch data set: use one with __getitem__ and __len__")
-    if len(data) == 0:
-        raise SteelyardError("the torch data set is empty, so its shape is unknown: use a pair of empty tensors")
-    items = [data[at] for at in range(len(data))]
-    for at, item in enumerate(items):
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise SteelyardError(
-                f"item {at} of the torch data set is a {type(item).__name__}: use pairs (input, target)"
-            )
-    columns = [[_item(item[side]) for item in items] for side in (0, 1)]
-    for name, column in zip(("inputs", "targets"), columns, strict=True):
-        shapes = {tuple(value.shape) for value in column}
-        if len(shapes) > 1:
-            raise SteelyardError(f"{name} of the torch data set have shapes {sorted(shapes)[:3]}: make them alike")
-    return torch.stack(columns[0]), torch.stack(columns[1])
-
-
-def _item(value: Any) -> torch.Tensor:
-    return torch.tensor(value) if isinstance(value, (int, float, np.number)) else _tensor("item", value)
 
 
 def _looked_at(data: Dataset, rule: Partition) -> Index:

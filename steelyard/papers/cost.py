@@ -43,10 +43,8 @@ def seconds(config: Config) -> float | None:
         asked = config.data.clients
     own = getattr(parse(config.data.partition, PARTITIONS), "samples", train / config.data.clients)
     local = config.local
-    if local.steps is not None:
-        trained = asked * local.steps * local.batch_size
-    else:
-        trained = asked * own * local.train_share * (local.epochs or 1)
+    passes = local.train_share * (local.epochs or 1)
+    trained: float = asked * (own * passes if local.steps is None else local.steps * local.batch_size)
     evaluated = test / config.evaluate_every if config.evaluate_every else 0.0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return config.rounds * forward * (3 * trained + evaluated) / (speed() * EFFICIENCY * cores)

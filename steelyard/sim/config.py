@@ -26,7 +26,7 @@ class _Section(BaseModel):
 class Data(_Section):
     """What clients train on."""
 
-    name: str = Field("digits", description="digits (embedded), mnist, fashion-mnist, cifar10")
+    name: str = Field("digits", description="digits (embedded), mnist, cifar10:scale=standard, digits-5, ...")
     partition: str = Field("dirichlet:alpha=0.3", description="iid, dirichlet:0.1, x_class:classes=1,iid=5")
     clients: int = Field(10, ge=1, description="number of clients")
     dir: str | None = Field(None, description="where the data is; else $STEELYARD_DATA")
@@ -51,6 +51,7 @@ class LocalSection(_Section):
     train_share: float = Field(1.0, gt=0, le=1, description="share of local data used for training (the authors' 0.7)")
     norm_decay: bool = Field(False, description="count weight decay in the reported gradient norm")
     drop_last: bool = Field(False, description="leave out a last batch that is not full")
+    augment: str | None = Field(None, description="training images at random: crop_flip, crop_flip:padding=4,flip=0")
 
 
 class ParticipationSection(_Section):
@@ -101,7 +102,7 @@ class Config(_Section):
             f"server = {self.server!r}": lambda: Algorithm(server=self.server),
             f"broadcast = {self.broadcast!r}": lambda: Algorithm(broadcast=self.broadcast),
             f"model = {self.model!r}": lambda: None if self.model is None else parse(self.model, MODELS),
-            f"data.name = {self.data.name!r}": lambda: SOURCES[self.data.name],
+            f"data.name = {self.data.name!r}": lambda: parse(self.data.name, SOURCES),
             f"data.partition = {self.data.partition!r}": lambda: parse(self.data.partition, PARTITIONS),
             "local": lambda: Local(**self.local.model_dump()),
             "participation": lambda: Participation(**self.participation.model_dump()),
@@ -111,6 +112,10 @@ class Config(_Section):
                 part()
             except SteelyardError as error:
                 raise SteelyardError(f"{place}: {error}") from None
+
+    def stored(self) -> dict[str, Any]:
+        """As plain data for `config.json`, without what changes no number."""
+        return self.model_dump(mode="json", exclude={"workers", "executor"})
 
     def arguments(self) -> dict[str, Any]:
         """As arguments of `simulate`."""
@@ -128,20 +133,22 @@ class Config(_Section):
 
 def read(path: Path | None, settings: Sequence[str] = ()) -> Config:
     """A configuration from a TOML file (or the defaults) with `key=value` settings on top."""
-    raw: dict[str, Any] = {}
-    source = "configuration" if path is None else str(path)
-    if path is not None:
-        try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise SteelyardError(f"{path}: no such file") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise SteelyardError(f"{path}: cannot be read: {error}") from None
-        except tomllib.TOMLDecodeError as error:
-            raise SteelyardError(f"{path}: not TOML: {error}") from None
+    raw = {} if path is None else read_toml(path)
     for setting in settings:
         put(raw, setting)
-    return validated(raw, source)
+    return validated(raw, "configuration" if path is None else str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain data."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SteelyardError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SteelyardError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SteelyardError(f"{path}: not TOML: {error}") from None
 
 
 def validated(raw: Mapping[str, Any], source: str) -> Config:

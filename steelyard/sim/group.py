@@ -62,7 +62,8 @@ class _Group:
         self.params.copy_(self.starts)
         drawn = [one.batches for one in self.trainees]
         wanted = "grad_norm" in work.metrics
-        job = Training(work.local, self.lr, drawn, self.terms, self.held, self.taken, work.model.free, wanted)
+        state = (self.terms, self.held, self.taken, work.model.free)
+        job = Training(work.local, self.lr, drawn, *state, wanted, work.background)
         with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"):  # what overflows is found below
             if self.model is work.model:
                 work.model.load(self.params[0], buffers.stats, buffers.counts)

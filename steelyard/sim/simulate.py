@@ -11,10 +11,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from steelyard.algorithm import Algorithm
+from steelyard.client.augment import Augmentation
 from steelyard.client.flat import FlatModel, Loss
 from steelyard.client.local import Local
 from steelyard.core.errors import SteelyardError, unknown
@@ -35,12 +37,23 @@ DEFAULT_MODELS = {
     "mnist": "mcmahan_cnn",
     "fashion-mnist": "mcmahan_cnn",
     "cifar10": "simple_cnn",
+    "cifar100": "simple_cnn",
+    "svhn": "simple_cnn",
+    "synth": "simple_cnn",
+    "usps": "mcmahan_cnn",
+    "mnist-m": "simple_cnn",
+    "digits-5": "simple_cnn",
+    "tiny-imagenet": "resnet20",
+    "ag-news": "text_mean",
+    "sogou-news": "text_mean",
+    "thucnews": "text_mean",
+    "shakespeare": "char_lstm",
 }
 
 
 def simulate(
     algorithm: str | Algorithm = "fedavg",
-    data: str | Federation | Mapping[Any, Any] = "digits",
+    data: Any = "digits",
     model: str | nn.Module | None = None,
     *,
     rounds: int = 50,
@@ -73,14 +86,15 @@ def simulate(
 
     Args:
         algorithm: a rule as text (`"fedawa"`), or an `Algorithm` of rule, client terms and server optimizer.
-        data: a data set by name (`digits` is embedded), a `Federation`, or a dict of one data set per client.
+        data: a data set by name (`digits` is embedded), one of your own or a pair (train, test) of them, each anything
+            that `Dataset.of` takes; a dict of one data set per client; or a `Federation`.
         model: a network by name (`"mlp:hidden=[200,200]"`), or any `nn.Module`: its parameters are the initial model.
         rounds: how many, at most.
         target: end the run at this accuracy on the test set.
-        clients: number of clients a named data set is spread over.
+        clients: number of clients the data set is spread over.
         partition: how: `iid`, `dirichlet:0.1`, `x_class:classes=1,iid=5`.
-        data_dir: where MNIST, Fashion-MNIST and CIFAR-10 are; else `$STEELYARD_DATA`.
-        test: the server's test set, for a dict of data sets.
+        data_dir: where the files of named data sets are; else `$STEELYARD_DATA`.
+        test: the server's test set, where `data` has none.
         local: how clients train: a `Local`, or its options as a dict.
         participation: who takes part: a `Participation`, or its options as a dict.
         loss: `loss(outputs, targets)`, a mean over the batch.
@@ -109,6 +123,8 @@ def simulate(
     _check(algorithm, training, rounds, options)
     with RunDirectory(Path(out), keep) if out is not None else nullcontext() as directory:  # first: it may be taken
         federation = _federation(data, clients, partition, data_dir, test, seed).arranged()
+        if isinstance(training.augment, Augmentation):
+            training.augment.check(federation.train.inputs)
         module = _module(model, federation, seed)
         flat = FlatModel(module, loss, federation.train.inputs, _device(device))
         work = Work(algorithm, federation, flat, training, rounds, seed, _reported(algorithm, metrics, federation))
@@ -183,14 +199,24 @@ def _federation(
 ) -> Federation:
     if isinstance(data, Federation):
         return data
-    if isinstance(data, Mapping):
+    if isinstance(data, Mapping) and not hasattr(data, "column_names"):  # Hugging Face's dict of train and test
         return Federation.of(data, test=test)
-    if not isinstance(data, str):
-        raise SteelyardError(
-            f"data is a {type(data).__name__}: give a name, a Federation, or a dict of one data set per client"
-        )
-    train, held_out = load(data, data_dir)
+    if isinstance(data, str):
+        train, held_out = load(data, data_dir)
+    else:
+        train, held_out = _parts(data, test)
     return Federation.partitioned(train, held_out, partition, clients, seed)
+
+
+def _parts(data: Any, test: Any) -> tuple[Any, Any]:
+    """What to train and to test on: a pair of data sets, or one and `test`. A pair of arrays is one data set."""
+    if not isinstance(data, (tuple, list)) or all(isinstance(part, (torch.Tensor, np.ndarray)) for part in data):
+        return data, test
+    if len(data) != 2:
+        raise SteelyardError(f"data is a {type(data).__name__} of {len(data)}: give a pair (train, test)")
+    if test is not None:
+        raise SteelyardError("data is a pair (train, test), and test is given too: give one of them")
+    return data[0], data[1]
 
 
 def _module(model: str | nn.Module | None, federation: Federation, seed: int) -> nn.Module:
@@ -257,6 +283,8 @@ def _check_cohorts(cohorts: Sequence[Sequence[int]], rounds: int, clients: int) 
 def _described(work: Work, participation: Participation) -> dict[str, Any]:
     """What a run is, as plain data: two runs with the same description have the same bits."""
     local = dataclasses.asdict(work.local) | {"schedule": to_text(work.local.schedule)}
+    if local.pop("augment") is not None:  # said only where it is: runs from before there was any can be resumed
+        local["augment"] = to_text(work.local.augment)
     loss = work.model.loss
     leaves = [[leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype)] for leaf in work.model.layout.leaves]
     digest = hashlib.sha256()

@@ -14,7 +14,7 @@ import numpy as np
 from steelyard.core.table import ClientId
 
 Purpose = Literal[
-    "partition", "cohort", "dropout", "speed", "delay", "batches", "split", "module", "broadcast", "model"
+    "partition", "cohort", "dropout", "speed", "delay", "batches", "split", "module", "broadcast", "model", "augment"
 ]
 _CODES: dict[str, int] = {
     "partition": 1,
@@ -27,6 +27,7 @@ _CODES: dict[str, int] = {
     "module": 8,
     "broadcast": 9,
     "model": 10,
+    "augment": 11,
 }
 
 

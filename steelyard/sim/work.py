@@ -7,7 +7,7 @@ whole numbers. Nothing is pickled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.algorithm import Algorithm
+from steelyard.client.augment import Augmentation
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.local import Local
@@ -70,7 +71,9 @@ class Work:
 
     @cached_property
     def dense(self) -> DenseModels | None:
-        """The stacked closed form, if the network has one."""
+        """The stacked closed form, if the network has one and images stay as they are."""
+        if self.local.augment is not None:
+            return None
         model, inputs = self.model, self.federation.train.inputs
         fits = DenseModels.fits(model.module, model.layout, model.loss, model.device, inputs)
         return DenseModels(model.module, model.layout) if fits else None
@@ -86,6 +89,14 @@ class Work:
         return self.inputs.flatten(1)
 
     @cached_property
+    def background(self) -> torch.Tensor | None:
+        """What lies outside an image, if images are augmented, `[channels]`."""
+        augment = self.local.augment
+        if not isinstance(augment, Augmentation):
+            return None
+        return augment.background(self.federation.train.inputs).to(self.model.device)
+
+    @cached_property
     def targets(self) -> torch.Tensor:
         """The training targets."""
         return self.federation.train.targets.to(self.model.device)
@@ -98,7 +109,7 @@ class Work:
 
     def prepare(self) -> None:
         """Brings the data into form once, before the fork, so that workers share it."""
-        _ = self.dense, self.inputs, self.targets, self.mean_size
+        _ = self.dense, self.inputs, self.background, self.targets, self.mean_size
         if self.federation.test is not None:
             _ = self.test
 
@@ -136,8 +147,12 @@ class Work:
         index, _ = self.split(client)
         if not len(index):
             return None
-        rng = stream(self.seed, "batches", round, self.federation.ids[client])
-        return batches(index, self.local, rng, self.model.has_batch_norm)
+        who = self.federation.ids[client]
+        made = batches(index, self.local, stream(self.seed, "batches", round, who), self.model.has_batch_norm)
+        if not isinstance(self.local.augment, Augmentation):
+            return made
+        drawn = self.local.augment.draw(len(made.order), stream(self.seed, "augment", round, who))
+        return replace(made, drawn=torch.from_numpy(drawn))
 
     def num_steps(self, client: int) -> int:
         """How many steps a client takes in a round, without drawing its batches."""

@@ -122,7 +122,6 @@ class FedLAW(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """`epochs` passes over the proxy data."""
-        refuse_layers(self.name, view)
         if self.critical is not None:
             state = {"passed": False, **state}
             if state["passed"] or coherence(view.whole_gram, prior.shares[0]) <= self.critical:
@@ -253,9 +252,3 @@ def settled(
         },
     )
     return mixture, {**state, "gamma_product": before * used}
-
-
-def refuse_layers(name: str, view: View) -> None:
-    """The proxy loss is of the whole model."""
-    if view.layers is not None:
-        raise SteelyardError(f"per_layer({name}): it learns one weight per client on the whole model: use {name}")

@@ -30,7 +30,7 @@ from steelyard.core.registry import RULES
 from steelyard.core.table import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
-from steelyard.weightings.fedlaw import BETAS, EPOCHS, Point, learned, rate, refuse_layers, settled
+from steelyard.weightings.fedlaw import BETAS, EPOCHS, Point, learned, rate, settled
 from steelyard.weightings.optim import adam
 
 FIRST = 6  # the epoch after which the first snapshot is taken
@@ -106,7 +106,6 @@ class FedLAWSWA(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """The two stages."""
-        refuse_layers(self.name, view)
         point = Point.at(prior.shares[0], self.function, "prior")
         stages = (self._lambda, self._gamma)
         for stage in stages if self.order == "lambda_first" else reversed(stages):

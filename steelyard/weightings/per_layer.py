@@ -39,6 +39,10 @@ class PerLayer(Weighting):
             raise SteelyardError(f"per_layer({self.rule.name}): {self.rule.name} is layer by layer already")
         if self.rule.needs.coordinates:
             raise SteelyardError(f"per_layer({self.rule.name}): {self.rule.name} is finer than layers already")
+        if self.rule.needs.probe:
+            raise SteelyardError(
+                f"per_layer({self.rule.name}): it looks at a loss, which only the whole model has: use {self.rule.name}"
+            )
         object.__setattr__(self, "modifies", self.rule.modifies)
 
     @property

@@ -1,5 +1,7 @@
 """Corrupted clients: who, how, and that nobody else notices."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -129,3 +131,11 @@ def test_refused():
     for data, options, message in cases:
         with pytest.raises(SteelyardError, match=message):
             corrupt(data, **options)
+
+
+@pytest.mark.parametrize("kind", ["swap", "noise"])
+def test_groups_of_samples_stay(kind):
+    made = federation()
+    groups = torch.arange(len(made.train)) % 3
+    grouped = replace(made, train=replace(made.train, groups=groups))
+    assert torch.equal(corrupt(grouped, 1.0, kind).train.groups, groups)

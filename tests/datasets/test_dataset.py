@@ -194,3 +194,24 @@ def test_the_fingerprint_of_much_data_samples_all_columns_and_is_quick():
         fed.fingerprint()
         took.append(time.perf_counter() - start)
     assert min(took) < 0.05
+
+
+def test_two_tensors_and_parts_of_them_are_taken_without_looking_at_items(monkeypatch):
+    whole = torch.utils.data.TensorDataset(X, Y)
+    part = torch.utils.data.Subset(torch.utils.data.Subset(whole, [5, 3, 1]), [2, 0])
+    item = [Dataset.of(part), Dataset.of(whole)]
+    monkeypatch.setattr(torch.utils.data.TensorDataset, "__getitem__", None)
+    for data, before in zip((Dataset.of(part), Dataset.of(whole)), item, strict=True):
+        assert torch.equal(data.inputs, before.inputs)
+    assert Dataset.of(part).inputs.tolist() == [[2, 3], [10, 11]]
+    assert Dataset.of(part).targets.tolist() == [1, 2]
+
+
+def test_a_data_set_of_a_users_own_class_is_asked_for_its_items():
+    class Doubled(torch.utils.data.TensorDataset):
+        def __getitem__(self, at):
+            x, y = super().__getitem__(at)
+            return 2 * x, y
+
+    assert torch.equal(Dataset.of(Doubled(X, Y)).inputs, 2 * X)
+    assert torch.equal(Dataset.of(torch.utils.data.Subset(Doubled(X, Y), [1])).inputs, 2 * X[1:2])

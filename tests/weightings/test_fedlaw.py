@@ -190,5 +190,5 @@ def test_a_rule_without_proxy_data_is_refused_with_the_cure():
 
 
 def test_layers_are_refused():
-    with pytest.raises(SteelyardError, match="per_layer.fedlaw.*use fedlaw"):
-        aggregate(steelyard.per_layer(steelyard.fedlaw(epochs=1), (40, 43)), "mlp", probe("mlp", 40))
+    with pytest.raises(SteelyardError, match="per_layer.fedlaw.*only the whole model has: use fedlaw"):
+        steelyard.per_layer(steelyard.fedlaw())

@@ -1,0 +1,1 @@
+"""Steelyard beside other simulators of federated learning: `make bench-peers`."""

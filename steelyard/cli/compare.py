@@ -1,0 +1,110 @@
+"""The command `compare`: algorithms over common seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from steelyard.cli.run import fail
+from steelyard.cli.sweep import MetricName, print_table
+from steelyard.core.errors import SteelyardError
+
+if TYPE_CHECKING:
+    from steelyard.lab.comparisons import Comparison
+    from steelyard.lab.runs import Run
+    from steelyard.lab.scores import Metric
+
+
+def compare(
+    directories: Annotated[list[Path], typer.Argument(help="Run directories, or directories of runs.")],
+    metric: MetricName = "last10",
+    target: Annotated[float | None, typer.Option(help="Accuracy to reach, for --metric rounds.")] = None,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    against: Annotated[
+        str | None, typer.Option(help="What to compare with, by its label; plain FedAvg or the first by default.")
+    ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare runs even if they did not start alike, or differ in more.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Say which algorithm does better, and whether the difference is more than seed noise.
+
+    Runs are grouped by everything but the seed. Runs with the same seed share data, initial model and cohorts, so
+    algorithms are compared seed by seed, over the seeds that both have: the mean difference with a confidence interval
+    (Student's t). Three seeds are the least that say much; with one, nothing can be said about noise.
+
+    steelyard compare runs/awa-vs-avg
+
+    steelyard compare runs/avg-1 runs/avg-2 runs/awa-1 runs/awa-2 --metric rounds --target 0.9
+    """
+    from steelyard.lab.comparisons import compare as compared
+    from steelyard.lab.runs import read_runs
+    from steelyard.lab.scores import metric as find_metric
+    from steelyard.lab.tables import pivot
+
+    try:
+        chosen = find_metric(metric)
+        runs, notes = read_runs(directories)
+        runs, warnings = _checked(runs, anyway)
+        made = compared(runs, chosen, target=target, confidence=confidence, against=against)
+        table = pivot(runs, chosen, target)
+    except (SteelyardError, OSError) as error:
+        fail(error)
+    errors = Console(stderr=True)
+    for note in (*notes, *warnings):
+        errors.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps([_plain(one, chosen) for one in made], indent=1))
+        return
+    console = Console()
+    print_table(table, console)
+    for one in made:
+        said = " ".join(filter(None, (one.sentence(chosen), one.communication())))
+        console.print(escape(said), highlight=False, soft_wrap=True)
+
+
+def _checked(runs: list[Run], anyway: bool) -> tuple[list[Run], list[str]]:
+    """Runs that may be compared. What speaks against it is an error, or a warning if the user will have it."""
+    from steelyard.lab.runs import groups, label, unlike
+
+    if not runs:
+        raise SteelyardError("no finished run to compare: go on with them first (steelyard resume DIR)")
+    settings = groups(runs)
+    algorithms = {algorithm for column in settings.values() for algorithm in column}
+    if len(settings) == 1 and len(algorithms) == 1:
+        raise SteelyardError(
+            f"all {len(runs)} runs are of the same algorithm ({label(runs[0].algorithm)}): give those of another, too"
+        )
+    wrong = unlike(runs)
+    if all(len(column) < 2 for column in settings.values()):
+        keys = ", ".join(key for key, _ in runs[0].setting)
+        wrong.append(f"the runs differ in {keys}, not in the algorithm alone: no two of them can be paired")
+        if anyway:
+            runs = [dataclasses.replace(run, algorithm=run.algorithm + run.setting, setting=()) for run in runs]
+    if wrong and not anyway:
+        raise SteelyardError(f"{wrong[0]}: compare runs that differ in the algorithm only, or use --anyway")
+    return runs, wrong
+
+
+def _plain(one: Comparison, metric: Metric) -> dict[str, Any]:
+    return {
+        "setting": one.setting,
+        "algorithm": one.difference.first,
+        "against": one.difference.second,
+        "metric": metric.name,
+        "seeds": list(one.difference.by_seed),
+        "left_out": dict(one.difference.left_out),
+        "difference": one.difference.mean,
+        "interval": one.difference.interval,
+        "confidence": one.difference.confidence,
+        "beyond_noise": one.difference.beyond_noise,
+        "speedups": dict(one.speedups),
+        "sentence": one.sentence(metric),
+    }

@@ -1,0 +1,58 @@
+"""The command `models list`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import typer
+from torch import nn
+
+from steelyard.cli.listing import Json, about, print_rows
+from steelyard.cli.run import fail
+from steelyard.core.errors import SteelyardError
+from steelyard.core.registry import Entry
+from steelyard.models import MODELS
+
+app = typer.Typer(help="Models: networks by name.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Models: networks by name."""
+
+
+@app.command("list")
+def listed(
+    shape: Annotated[
+        str, typer.Option(help="Of one sample: channels,height,width; or the length of a text.")
+    ] = "3,32,32",
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """List every model: what it is, whose it is, its options, and its parameters for samples of this shape."""
+    try:
+        sample = _shape(shape)
+        if classes < 1:
+            raise SteelyardError(f"--classes {classes}: use at least 1")
+    except SteelyardError as error:
+        fail(error)
+    rows = [{**about(entry), "parameters": _parameters(entry, sample, classes)} for entry in MODELS]
+    print_rows(f"Models, samples of {shape}, {classes} classes", rows, as_json)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    parts = text.replace("x", ",").split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise SteelyardError(f"--shape {text!r}: write whole numbers, e.g. 3,32,32")
+    return tuple(int(part) for part in parts)
+
+
+def _parameters(entry: Entry, shape: tuple[int, ...], classes: int) -> int | None:
+    """How many, without making any; None if the network does not take such samples."""
+    try:
+        with torch.device("meta"):
+            network: nn.Module = entry.make()(shape, classes)
+    except SteelyardError:
+        return None
+    return sum(parameter.numel() for parameter in network.parameters())

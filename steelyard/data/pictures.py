@@ -1,0 +1,70 @@
+"""Image files, by Pillow: sizes are read and compared before anything is decoded."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.core.errors import SteelyardError
+from steelyard.data.damage import reading
+
+Bytes = NDArray[np.uint8]
+
+LIMIT = 1 << 25  # pixels of a montage; CIFAR-10's have 10 million
+MOST = 1 << 20  # bytes of one small image
+
+
+def stack(files: Iterable[tuple[str, bytes]], count: int, side: int, kind: str) -> Bytes:
+    """The images `[N, 3, side, side]` of `count` files of one kind (`PNG`, `JPEG`), given by name and content."""
+    image = _pillow()
+    out = np.empty((count, side, side, 3), dtype=np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's on size come after the fact; sizes are compared here
+        for at, (name, raw) in enumerate(files):
+            with reading(name, f"{kind} image"):
+                picture = image.open(io.BytesIO(raw), formats=(kind,))
+                if picture.size != (side, side):
+                    found = "x".join(map(str, picture.size))
+                    raise SteelyardError(f"{name} is an image of {found}, not {side}x{side}: fetch it again")
+                out[at] = np.asarray(picture.convert("RGB"))
+    return out.transpose(0, 3, 1, 2)
+
+
+def montage(path: Path, side: int) -> Bytes:
+    """The tiles `[N, 3, side, side]` of a lossless WebP file, row by row."""
+    raw = path.read_bytes()
+    image = _pillow()
+    with reading(path, "lossless WebP image"):
+        if raw[:4] != b"RIFF" or raw[8:16] != b"WEBPVP8L" or raw[20:21] != b"\x2f":
+            raise ValueError("another format")
+        bits = int.from_bytes(raw[21:25], "little")  # 14 bits each: width - 1, height - 1
+        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        if width * height > LIMIT or width % side or height % side:
+            wanted = f"tiles of {side}x{side}, {LIMIT} pixels at most"
+            raise SteelyardError(f"{path} is an image of {width}x{height}, not {wanted}: fetch it again")
+        with image.open(io.BytesIO(raw), formats=("WEBP",)) as picture:
+            pixels = np.asarray(picture.convert("RGB"))
+        tiles = pixels.reshape(height // side, side, width // side, side, 3)
+    return tiles.transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side)
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a small image file; a large one is refused unread."""
+    size = path.stat().st_size
+    if size > MOST:
+        raise SteelyardError(f"{path} has {size} bytes, too many for a small image: fetch it again")
+    return path.read_bytes()
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise SteelyardError('these images are decoded by Pillow, not here: pip install "steelyard[data]"') from None
+    return Image

@@ -1,0 +1,83 @@
+"""Text as numbers: a vocabulary, and texts as rows of tokens of one length."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from steelyard.core import checks
+from steelyard.core.errors import SteelyardError
+
+PADDING, UNKNOWN = 0, 1
+
+_WORD = re.compile(r"\w+(?:['’]\w+)*")  # of any script; don't is one word
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words or characters by number: 0 is padding, 1 is unknown, 2 the most frequent one, and so on.
+
+    Attributes:
+        known: words or characters, in the order of their numbers from 2 on.
+        unit: `word`: runs of letters and digits; `char`: every character, for text without spaces between words.
+            Both in lower case.
+    """
+
+    known: tuple[str, ...]
+    unit: str = "word"
+
+    def __post_init__(self) -> None:
+        checks.one_of("unit", self.unit, "word", "char")
+
+    @classmethod
+    def of(cls, texts: Iterable[str], size: int = 20000, unit: str = "word") -> Vocabulary:
+        """The most frequent units of these texts, so that there are `size` tokens with padding and unknown.
+
+        Give it the texts to train on, not those to test on. Of equally frequent units the first in code point order
+        comes first.
+        """
+        checks.whole("size", size, 2)
+        empty = cls((), unit)
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(empty.split(text))
+        ranked = sorted(counts, key=lambda unit: (-counts[unit], unit))
+        return cls(tuple(ranked[: size - 2]), unit)
+
+    def __len__(self) -> int:
+        """Tokens, padding and unknown included: what a model calls `vocabulary`."""
+        return len(self.known) + 2
+
+    def split(self, text: str) -> list[str]:
+        """The units of a text."""
+        if not isinstance(text, str):
+            raise SteelyardError(f"a text is a {type(text).__name__}: give strings")
+        lower = text.lower()
+        return _WORD.findall(lower) if self.unit == "word" else list(lower)
+
+    def tokens(self, text: str) -> list[int]:
+        """A text by number."""
+        numbers = self._numbers
+        return [numbers.get(unit, UNKNOWN) for unit in self.split(text)]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {unit: number for number, unit in enumerate(self.known, 2)}
+
+
+def encode(texts: Iterable[str], vocabulary: Vocabulary, length: int) -> torch.Tensor:
+    """Texts as int64 tokens `[N, length]`: cut at the end, or padded there."""
+    checks.whole("length", length, 1)
+    rows = array("i")
+    for text in texts:
+        row = vocabulary.tokens(text)[:length]
+        rows.extend(row)
+        rows.extend([PADDING] * (length - len(row)))
+    return torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, length))

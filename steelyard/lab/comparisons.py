@@ -1,0 +1,97 @@
+"""Algorithms against one of them, over common seeds, in each setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from steelyard.core.errors import SteelyardError
+from steelyard.lab.runs import Labels, Run, groups, label
+from steelyard.lab.scores import Metric, speedup
+from steelyard.lab.statistics import Difference, difference
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One algorithm against the reference, in one setting.
+
+    Attributes:
+        setting: the setting as text; empty if there is only one.
+        difference: over common seeds.
+        speedups: by common seed, how many times fewer rounds until the reference's final accuracy (FedCos's measure);
+            None where it was not reached.
+    """
+
+    setting: str
+    difference: Difference
+    speedups: Mapping[str, float | None]
+
+    def sentence(self, metric: Metric) -> str:
+        """What may be said, in plain words."""
+        said = self.difference.sentence(metric)
+        return f"{self.setting}: {said}" if self.setting else said
+
+    def communication(self) -> str:
+        """FedCos's measure in plain words."""
+        first, second = self.difference.first, self.difference.second
+        reached = [f"{times:.2f}" for times in self.speedups.values() if times is not None]
+        missing = len(self.speedups) - len(reached)
+        if reached:
+            never = f"; with {missing} more, {first} never gets there" if missing else ""
+            seeds = f"{len(reached)} seed{'s' if len(reached) > 1 else ''}"
+            times = ", ".join(reached)
+            said = f"{second} takes {times} times as many rounds to its final accuracy as {first} ({seeds}{never})."
+        else:
+            said = f"{first} never reaches the final accuracy of {second}." if missing else ""
+        return f"{self.setting}: {said}" if self.setting and said else said
+
+
+def compare(
+    runs: Iterable[Run],
+    metric: Metric,
+    *,
+    target: float | None = None,
+    confidence: float = 0.95,
+    against: str | None = None,
+) -> list[Comparison]:
+    """Every algorithm against the reference, setting by setting; settings with one algorithm have no comparison.
+
+    Args:
+        runs: from a sweep or from directories.
+        metric: what to compare.
+        target: accuracy, for the metric `rounds`.
+        confidence: of intervals.
+        against: the reference, as its label; by default plain FedAvg, or else the algorithm that comes first.
+    """
+    sorted_runs = groups(runs)
+    names = dict.fromkeys(algorithm for algorithms in sorted_runs.values() for algorithm in algorithms)
+    base = reference(list(names), against)
+    made = []
+    for setting, algorithms in sorted_runs.items():
+        if base not in algorithms:
+            continue
+        theirs = algorithms[base]
+        for algorithm, ours in algorithms.items():
+            if algorithm == base:
+                continue
+            paired = difference(
+                label(algorithm),
+                label(base),
+                {seed: metric.of(run.history, target) for seed, run in ours.items()},
+                {seed: metric.of(run.history, target) for seed, run in theirs.items()},
+                confidence,
+            )
+            times = {seed: speedup(ours[seed].history, theirs[seed].history) for seed in ours if seed in theirs}
+            made.append(Comparison(label(setting), paired, times))
+    return made
+
+
+def reference(algorithms: Sequence[Labels], against: str | None = None) -> Labels:
+    """What the others are compared with."""
+    if against is not None:
+        named = {label(algorithm): algorithm for algorithm in algorithms}
+        if against not in named:
+            raise SteelyardError(f"against {against!r}: no such algorithm here: use one of {'; '.join(named)}")
+        return named[against]
+    plain = (one for one in algorithms if one and {value for _, value in one} <= {"fedavg", "none"})
+    return next(plain, algorithms[0]) if algorithms else ()

@@ -1,0 +1,199 @@
+"""Finished runs, sorted by algorithm, setting and seed, and whether those with the same seed started alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steelyard.core.errors import SteelyardError
+from steelyard.lab.jobs import Outcome, flat
+from steelyard.sim.callbacks import Until
+from steelyard.sim.history import History
+from steelyard.sim.rundir import COHORTS, CONFIG, read_config
+
+Labels = tuple[tuple[str, str], ...]
+
+ALGORITHM = ("case", "weighting", "client", "server", "broadcast")
+_IDLE = ("seed", "workers", "executor", "keep", "checkpoint_every", "data.dir")  # change no number, or are the seed
+
+
+def of_algorithm(axis: str) -> bool:
+    """Whether an axis is about the algorithm; the others are about its setting."""
+    return axis in ALGORITHM or axis.startswith("local.")
+
+
+def label(labels: Labels) -> str:
+    """For people: `fedavg + fedcos:mu=0.02 lr=0.1`. Parts that are not there are left out, settings go by commas."""
+    names, values = [], []
+    for axis, value in labels:
+        if value == "none" and axis in ALGORITHM:
+            continue
+        if is_bare(value):
+            values.append(f"{axis.rpartition('.')[2]}={value}")
+        else:
+            names.append(value)
+    if all(of_algorithm(axis) for axis, _ in labels):
+        return " ".join([" + ".join(names), *values]).strip()
+    return ", ".join([*names, *values])
+
+
+def is_bare(value: str) -> bool:
+    """Whether a value says nothing without what it is of: a number, true, false, none."""
+    try:
+        float(value)
+    except ValueError:
+        return value in ("none", "true", "false")
+    return True
+
+
+def text(value: Any) -> str:
+    """A value of a configuration as text."""
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        path: its directory.
+        history: its rounds.
+        algorithm: what tells its algorithm from others, by axis.
+        setting: what tells its data, model and participation from others, by axis.
+        seed: of everything.
+    """
+
+    path: Path
+    history: History
+    algorithm: Labels
+    setting: Labels
+    seed: str
+
+    @staticmethod
+    def of(outcome: Outcome) -> Run:
+        """The run of a job that did not fail."""
+        assert outcome.history is not None
+        axes = [(axis, value) for axis, value in outcome.job.labels.items() if axis != "seed"]
+        return Run(
+            outcome.path,
+            outcome.history,
+            tuple(pair for pair in axes if of_algorithm(pair[0])),
+            tuple(pair for pair in axes if not of_algorithm(pair[0])),
+            outcome.job.labels.get("seed", str(outcome.job.config.seed)),
+        )
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        where = ", ".join(filter(None, [label(self.setting), f"seed {self.seed}"]))
+        return f"{label(self.algorithm) or 'run'} ({where})"
+
+
+def read_runs(directories: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
+    """The finished runs in and below directories, told apart by what varies between them; and notes on the others."""
+    stored, histories, notes = {}, {}, []
+    for path in _found(map(Path, directories)):
+        config = read_config(path)
+        history = History.read(path) if (path / "rounds.jsonl").exists() else None
+        planned = config.get("resolved", {}).get("rounds", 0)
+        target = config.get("config", {}).get("target")
+        done = 0 if history is None else len(history)
+        if history is None or (done < planned and not any(Until.reached(record, target) for record in history)):
+            notes.append(
+                f"{path}: unfinished ({done} of {planned} rounds), left out: go on with steelyard resume {path}"
+            )
+            continue
+        stored[path], histories[path] = config, history
+    plain = _settings(stored)
+    keys = dict.fromkeys(key for one in plain.values() for key in one)
+    varying = [key for key in keys if len({one.get(key) for one in plain.values()}) > 1 and key not in _IDLE]
+    shown = varying if any(map(of_algorithm, varying)) else ["weighting", *varying]
+    runs = []
+    for path, one in plain.items():
+        pairs = [(key, one.get(key, "none")) for key in shown]
+        algorithm = tuple(pair for pair in pairs if of_algorithm(pair[0]))
+        setting = tuple(pair for pair in pairs if not of_algorithm(pair[0]))
+        runs.append(Run(path, histories[path], algorithm, setting, one["seed"]))
+    return runs, notes
+
+
+def groups(runs: Iterable[Run]) -> dict[Labels, dict[Labels, dict[str, Run]]]:
+    """Runs by setting, algorithm and seed, each in the order they come in."""
+    made: dict[Labels, dict[Labels, dict[str, Run]]] = {}
+    for run in runs:
+        seeds = made.setdefault(run.setting, {}).setdefault(run.algorithm, {})
+        if run.seed in seeds:
+            raise SteelyardError(
+                f"{run.path}: the same run as {seeds[run.seed].path} ({label(run.algorithm)}, seed {run.seed}): "
+                "give one of them"
+            )
+        seeds[run.seed] = run
+    return made
+
+
+def unlike(runs: Iterable[Run]) -> list[str]:
+    """What is wrong with pairs of the same setting and seed: a sentence for each that did not start alike."""
+    sentences = []
+    for algorithms in groups(runs).values():
+        first: dict[str, Run] = {}
+        for run in (run for seeds in algorithms.values() for run in seeds.values()):
+            other = first.setdefault(run.seed, run)
+            what = _differences(other, run)
+            if what:
+                sentences.append(
+                    f"{other.name} and {run.name} did not start alike ({what}): "
+                    "their difference is not the algorithm's alone"
+                )
+    return sentences
+
+
+def _differences(one: Run, other: Run) -> str:
+    a, b = (read_config(run.path).get("resolved", {}) for run in (one, other))
+    said = []
+    if a.get("data", {}).get("fingerprint") != b.get("data", {}).get("fingerprint"):
+        said.append("other data or another partition")
+    if a.get("model", {}).get("initial") != b.get("model", {}).get("initial"):
+        said.append("another initial model")
+    asked = zip(_cohorts(one.path), _cohorts(other.path), strict=False)  # one of them may have been prolonged
+    differs = next((number for number, (x, y) in enumerate(asked, 1) if x != y), None)
+    if differs is not None:
+        said.append(f"other cohorts from round {differs} on")
+    return ", ".join(said)
+
+
+def _cohorts(path: Path) -> list[Any]:
+    try:
+        cohorts: list[Any] = json.loads((path / COHORTS).read_bytes())
+    except (OSError, ValueError) as error:
+        raise SteelyardError(f"{path / COHORTS}: cannot be read: {error}: run it again with --overwrite") from None
+    return cohorts
+
+
+def _found(directories: Iterable[Path]) -> list[Path]:
+    """Run directories in or below these."""
+    made: dict[Path, None] = {}
+    for directory in directories:
+        runs = [directory] if (directory / CONFIG).exists() else sorted(p.parent for p in directory.rglob(CONFIG))
+        if not runs:
+            raise SteelyardError(f"{directory}: holds no run: give run directories, or a directory of them")
+        made |= dict.fromkeys(runs)
+    return list(made)
+
+
+def _settings(stored: Mapping[Path, Mapping[str, Any]]) -> dict[Path, dict[str, str]]:
+    """What each run is, key by key. Where one was started from Python, only what is resolved is known of all."""
+    if all("config" in one for one in stored.values()):
+        whole = {path: flat(one["config"]) for path, one in stored.items()}
+    else:
+        whole = {path: _resolved(one["resolved"]) for path, one in stored.items()}
+    return {path: {key: text(value) for key, value in one.items()} for path, one in whole.items()}
+
+
+def _resolved(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Without hashes, which follow the seed: whether they agree is looked at seed by seed."""
+    plain = {key: value for key, value in resolved.items() if key not in ("algorithm", "data", "model")}
+    data = {"name": resolved["data"]["name"], "clients": resolved["data"]["clients"]}
+    return flat(plain | dict(resolved["algorithm"]) | {"data": data, "model": resolved["model"]["parameters"]})

@@ -1,0 +1,76 @@
+"""Measures of one run, by hand."""
+
+import math
+
+import pytest
+
+from steelyard.core.errors import SteelyardError
+from steelyard.lab import scores
+from steelyard.sim.history import History
+
+
+def history(*accuracies, **columns):
+    records = [{"round": n, "accuracy": x, "timings": {"total": 0.5}} for n, x in enumerate(accuracies, 1)]
+    for name, values in columns.items():
+        for record, value in zip(records, values, strict=True):
+            record[name] = value
+    return History("h", records)
+
+
+def test_last_best_and_final():
+    curve = history(*(n / 100 for n in range(1, 31)), 0.05)
+    assert scores.last(curve) == pytest.approx((sum(range(22, 31)) / 100 + 0.05) / 10)
+    assert scores.best(curve) == 0.3
+    assert scores.best_mean(curve) == pytest.approx(sum(range(21, 31)) / 1000)
+    assert scores.final(curve) == 0.05
+    assert scores.seconds(curve) == 15.5
+    assert scores.last(history(0.1, 0.3)) == pytest.approx(0.2)  # fewer than ten: all of them
+
+
+def test_rounds_that_were_not_evaluated_do_not_count():
+    sparse = history(None, 0.2, None, 0.4, None)
+    assert scores.last(sparse) == pytest.approx(0.3)
+    assert scores.final(sparse) == 0.4
+    assert scores.rounds_to(sparse, 0.3) == 4
+    never = history(None, None)
+    assert [m.of(never, 0.5) for m in scores.METRICS.values() if m.name != "seconds"] == [None] * 10
+    assert scores.seconds(History("h", [{"round": 1}])) is None
+
+
+def test_communication_saved():
+    reference, ours = history(0.1, 0.3, 0.2, 0.5, 0.4), history(0.4, 0.45, 0.6)
+    assert scores.speedup(ours, reference) == 4.0  # 0.4: first in round 4 and in round 1
+    assert scores.saved(ours, reference) == 0.75
+    assert scores.speedup(ours, reference, 0.45) == 2.0
+    assert scores.speedup(ours, ours) == scores.speedup(reference, reference) == 1.0
+    assert scores.saved(reference, ours, 0.4) == -3.0
+    assert scores.speedup(ours, reference, 0.9) is None
+    assert scores.saved(ours, history(None)) is None
+
+
+def test_stability_by_hand():
+    made = scores.stability(history(0.0, 0.4, 0.2, 0.6), window=2)
+    assert made.deviation == pytest.approx(math.sqrt((0.09 + 0.01 + 0.01 + 0.09) / 4))
+    assert made.moving == pytest.approx((0.2 + 0.1 + 0.2) / 3)
+    assert made.absolute == pytest.approx(0.2)
+    assert made.range == pytest.approx(0.6)
+    assert made.change == pytest.approx(0.4)
+
+
+def test_stability_of_the_loss_and_of_short_curves():
+    falling = history(0.1, 0.2, 0.3, loss=[3.0, 1.0, 2.0])
+    assert scores.stability(falling, "loss").range == 2.0
+    assert scores.stability(falling).moving == scores.stability(falling).deviation  # one window
+    assert scores.stability(history(0.1)) is None
+    with pytest.raises(SteelyardError, match="window=1: use at least 2"):
+        scores.stability(falling, window=1)
+
+
+def test_metrics_by_name():
+    curve = history(0.1, 0.5)
+    assert scores.metric("rounds").of(curve, 0.4) == 2
+    assert scores.metric("range").of(curve, None) == pytest.approx(0.4)
+    with pytest.raises(SteelyardError, match="no target is given: use --target"):
+        scores.metric("rounds").of(curve, None)
+    with pytest.raises(SteelyardError, match="metric 'accuracy': unknown: use one of last10, best"):
+        scores.metric("accuracy")
