@@ -22,7 +22,7 @@ from steelyard.cli.run import fail
 from steelyard.cli.sweep import sweep
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import explain as explained
-from steelyard.core.registry import BROADCASTS, OPTIMIZERS, RULES, TERMS, Entry
+from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, Entry
 from steelyard.core.table import ClientId
 from steelyard.core.text import to_text
 from steelyard.core.weighting import Weighting
@@ -76,7 +76,7 @@ def rules(
     Rules are written as text: [bold]name:option=value,...[/], chained with [bold]|[/], and put around one another with
     brackets: [bold]guard(feddisco|fedawa:steps=10)[/].
     """
-    others = {"client term": TERMS, "server optimizer": OPTIMIZERS, "broadcast": BROADCASTS}
+    others = {"client term": TERMS, "server optimizer": OPTIMIZERS, "broadcast": BROADCASTS, "refiner": REFINERS}
     rows = [_row(entry) for entry in RULES]
     rows += [_row(entry, kind) for kind, registry in others.items() for entry in registry]
     if as_json:
@@ -112,6 +112,7 @@ def _needs(part: Any) -> list[str]:
         "inner products": needs.gram,
         "per layer": needs.per_layer is not None,
         "coordinates": needs.coordinates,
+        "proxy data": needs.probe,
         "last global step": bool(needs.broadcast),
     }
     return [*sorted(needs.metrics), *(name for name, wanted in marks.items() if wanted)]
@@ -139,6 +140,7 @@ def explain(
         "The server sees": facts.server_sees,
         "Passes": [facts.passes],
         "Memory": [facts.memory],
+        **({"Remarks": facts.remarks} if facts.remarks else {}),
         "Secure aggregation": facts.secure_aggregation,
         "Differential privacy": facts.differential_privacy,
         "Options in full": [repr(made)],

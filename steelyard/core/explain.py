@@ -18,6 +18,7 @@ class Explanation:
     memory: str
     secure_aggregation: list[str]
     differential_privacy: list[str]
+    remarks: list[str]
 
 
 def explain(rule: Weighting, meaning: dict[str, str]) -> Explanation:
@@ -33,6 +34,7 @@ def explain(rule: Weighting, meaning: dict[str, str]) -> Explanation:
         memory="in memory: K+1 models. From disk: one chunk of K+1 rows per thread, whatever the model's size",
         secure_aggregation=[f"{part.name}: {part.card.secagg}" for part in leaves],
         differential_privacy=[f"{part.name}: {part.card.dp}" for part in leaves],
+        remarks=[f"{part.name}: {remark}" for part in leaves for remark in part.remarks],
     )
 
 
@@ -50,12 +52,18 @@ def _seen(needs: Needs) -> list[str]:
         seen.append(f"inner products between single updates, and with the global model, {where}")
     if needs.coordinates:
         seen.append("every coordinate of every single update")
+    if needs.probe:
+        seen.append("the loss of mixtures of single updates on proxy data of its own")
     if needs.metrics:
         seen.append("each client's reported " + ", ".join(sorted(needs.metrics)))
     return seen or ["only the sum of the updates"]
 
 
 def _passes(needs: Needs) -> str:
+    if needs.probe:
+        return (
+            "two passes over the updates per step on the proxy data, and one forward and backward pass of one network"
+        )
     if needs.gram:
         return "two passes over the updates: inner products, then the sum; the rule itself takes microseconds"
     return "one pass over the updates"

@@ -16,4 +16,5 @@ class WeightedSum:
         self.coefficients = list(table)
 
     def __call__(self, rows: torch.Tensor, layer: int, out: torch.Tensor | None) -> torch.Tensor:
+        """Of rows `[K+1, n]`, with the coefficients of a layer."""
         return torch.mv(rows.T, self.coefficients[layer], out=out)

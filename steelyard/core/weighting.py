@@ -54,6 +54,11 @@ class Weighting(ABC):
         """The mixture of this round, and the state for the next: new plain data, the old is left alone."""
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a user should know of these options, in sentences."""
+        return ()
+
+    @property
     def parts(self) -> tuple[Weighting, ...]:
         """The rules this one is made of."""
         return ()

@@ -13,6 +13,7 @@ Dropout is off.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Layout, Leaf
 from steelyard.core.probe import Objective
+from steelyard.data.dataset import Dataset
+from steelyard.data.proxy import Proxy, balanced_order
 
 _STREAM = int.from_bytes(b"prox", "big")  # keeps these draws apart from all others of the same seed
 
@@ -43,6 +46,7 @@ class Probe:
         shuffle: a new order for every epoch, drawn from seed and round; else the given one.
         loss: `loss(outputs, targets)`, a mean over the batch.
         bn: `proxy`, `average` or `frozen`.
+        balanced: draw as many samples of every class, again and again if need be.
         seed: of the order of batches.
     """
 
@@ -56,6 +60,7 @@ class Probe:
         *,
         loss: Loss = nn.functional.cross_entropy,
         bn: str = "proxy",
+        balanced: bool = False,
         seed: int = 0,
     ) -> None:
         checks.whole("batch_size", batch_size, 1)
@@ -66,8 +71,26 @@ class Probe:
         if len(self.inputs) != len(self.targets) or len(self.inputs) == 0:
             found = f"{len(self.inputs)} inputs and {len(self.targets)} targets"
             raise SteelyardError(f"probe: {found}: give one target per input, and at least one")
+        self.balanced, self.inside = balanced, False
         self.network = FlatModel(copy.deepcopy(model), loss, self.inputs, torch.device("cpu"))
         self.stored = self.network.stored(self.inputs)
+
+    @classmethod
+    def within(cls, network: FlatModel, samples: Dataset, options: Proxy, seed: int) -> Probe:
+        """A probe that borrows a run's own network: the clients' vectors are laid out as its own."""
+        probe = cls.__new__(cls)
+        probe.model, probe.network, probe.inside = network.module, network, True
+        probe.inputs, probe.targets = samples.inputs, samples.targets.to(network.device)
+        probe.batch_size, probe.shuffle, probe.balanced = options.batch_size, options.shuffle, options.balanced
+        probe.bn, probe.seed = options.bn, seed
+        probe.stored = network.stored(samples.inputs)
+        return probe
+
+    def fingerprint(self) -> str:
+        """A hash of the samples."""
+        digest = hashlib.sha256(self.targets.cpu().numpy().tobytes())
+        digest.update(self.inputs.contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def open(
         self, layout: Layout, number: int, buffers: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
@@ -94,7 +117,7 @@ class ProbeSession:
         self.places = _flat_places(self.network, probe.model, layout) if layout.flat else None
         if self.places is None:
             _check_names(self.network.layout, layout)
-        shared = self.places is None and not self.network.channels_last
+        shared = probe.inside or (self.places is None and not self.network.channels_last)
         self.params = self.network.params[0] if shared else torch.empty_like(self.network.params[0])
         self.grad = self.network.grad[0] if shared else torch.empty_like(self.params)
         self.shared = shared
@@ -116,7 +139,10 @@ class ProbeSession:
     def epoch(self) -> Iterator[torch.Tensor]:
         """Positions of the samples, batch by batch."""
         count = len(self.probe.inputs)
-        order = self.rng.permutation(count) if self.probe.shuffle else np.arange(count)
+        if self.probe.balanced:
+            order = balanced_order(self.probe.targets, self.rng)
+        else:
+            order = self.rng.permutation(count) if self.probe.shuffle else np.arange(count)
         return iter(torch.split(torch.from_numpy(order), self.probe.batch_size))
 
     def backward(self, batch: torch.Tensor, objective: Objective | None = None) -> float:

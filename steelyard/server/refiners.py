@@ -166,7 +166,7 @@ class FedBE(Refiner):
         weight_decay: L2 on the parameters.
         persistent: keep the optimizer's state from round to round.
         samples: how many models are sampled.
-        mode: `gaussian` (per tensor, around the mean of unit-length updates) or `dirichlet` (random mixtures of clients).
+        mode: `gaussian` (per tensor, around the mean of unit-length updates) or `dirichlet` (random mixtures).
         scale: deviations of the Gaussian.
         alpha: of the Dirichlet.
         average: what is averaged over teachers: `logits` or `probabilities`.

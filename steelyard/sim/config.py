@@ -15,6 +15,7 @@ from steelyard.client.local import Local
 from steelyard.core.errors import SteelyardError
 from steelyard.core.text import parse
 from steelyard.data import PARTITIONS, SOURCES
+from steelyard.data.proxy import Proxy
 from steelyard.models import MODELS
 from steelyard.sim.participation import Participation
 
@@ -67,6 +68,19 @@ class ParticipationSection(_Section):
     patience: int = Field(5, ge=1, description="so many void rounds in a row end the run")
 
 
+class ProxySection(_Section):
+    """The server's proxy data, for FedLAW, FedDF and the like."""
+
+    per_class: int | None = Field(None, ge=1, description="samples per class, taken from the test set; none without")
+    rho: float | None = Field(None, ge=1, description="a long tail: the last class has per_class / rho samples")
+    batch_size: int = Field(128, ge=1, description="samples per step")
+    shuffle: bool = Field(True, description="a new order for every epoch")
+    balanced: bool = Field(False, description="draw equally many samples of every class")
+    bn: Literal["proxy", "average", "frozen"] = Field(
+        "proxy", description="BatchNorm statistics: proxy, average, frozen"
+    )
+
+
 class Config(_Section):
     """A run, whole."""
 
@@ -76,6 +90,7 @@ class Config(_Section):
     )
     server: str | None = Field(None, description="server optimizer: sgd, momentum, adam, yogi, adagrad")
     broadcast: str | None = Field(None, description="fedmut: clients start from mutated models")
+    refine: str | None = Field(None, description="after the sum, on proxy data: server_ft, feddf, fedbe")
     model: str | None = Field(
         None, description="logistic, mlp, mcmahan_cnn, simple_cnn, resnet20; by data set if not given"
     )
@@ -93,6 +108,7 @@ class Config(_Section):
     data: Data = Data()
     local: LocalSection = LocalSection()
     participation: ParticipationSection = ParticipationSection()
+    proxy: ProxySection = ProxySection()
 
     def check(self) -> None:
         """Builds the parts, so that a bad name or option is refused, with its place, before anything starts."""
@@ -101,11 +117,13 @@ class Config(_Section):
             f"client = {self.client!r}": lambda: Algorithm(client=self.client),
             f"server = {self.server!r}": lambda: Algorithm(server=self.server),
             f"broadcast = {self.broadcast!r}": lambda: Algorithm(broadcast=self.broadcast),
+            f"refine = {self.refine!r}": lambda: Algorithm(refine=self.refine),
             f"model = {self.model!r}": lambda: None if self.model is None else parse(self.model, MODELS),
             f"data.name = {self.data.name!r}": lambda: parse(self.data.name, SOURCES),
             f"data.partition = {self.data.partition!r}": lambda: parse(self.data.partition, PARTITIONS),
             "local": lambda: Local(**self.local.model_dump()),
             "participation": lambda: Participation(**self.participation.model_dump()),
+            "proxy": lambda: Proxy(**self.proxy.model_dump()),
         }
         for place, part in parts.items():
             try:
@@ -120,7 +138,7 @@ class Config(_Section):
     def arguments(self) -> dict[str, Any]:
         """As arguments of `simulate`."""
         plain = self.model_dump()
-        parts = {name: plain.pop(name) for name in ("weighting", "client", "server", "broadcast")}
+        parts = {name: plain.pop(name) for name in ("weighting", "client", "server", "broadcast", "refine")}
         data = plain.pop("data")
         return plain | {
             "algorithm": Algorithm(parts.pop("weighting"), **parts),
@@ -198,7 +216,7 @@ def _sentence(error: ValidationError) -> str:
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
         elsewhere = [
             f"{section}.{first['loc'][-1]}"
-            for section in ("data", "local", "participation")
+            for section in ("data", "local", "participation", "proxy")
             if first["loc"][-1] in _names((section,))
         ]
         return f"unknown key {place!r}: {f'did you mean {elsewhere[0]!r}?' if elsewhere else hint}"

@@ -65,7 +65,14 @@ class Server:
         store = store.without(refused_by_metrics(self.rule, table, store.ids) if store.ids else {})
         sink = MemorySink(work.model.layout)
         job = rounds.Round(
-            table, self.state, number, work.algorithm.server, diagnose=True, step=buffers.sent.get("step")
+            table,
+            self.state,
+            number,
+            work.algorithm.server,
+            diagnose=True,
+            step=buffers.sent.get("step"),
+            probe=work.probe,
+            refine=work.algorithm.refine,
         )
         try:
             outcome = rounds.run(self.rule, store, job, sink)
@@ -85,6 +92,7 @@ class Server:
         buffers.matrix[count].copy_(buffers.theta)
         sizes = [leaf.size for leaf in layout.counts]
         counters = torch.split(buffers.row_counts[:count], sizes, dim=1) if sizes else ()
+        own = torch.split(buffers.counts, sizes) if sizes else ()
         store = MemoryStore(
             layout=layout,
             base=buffers.theta,
@@ -97,6 +105,7 @@ class Server:
             client_counts={
                 leaf.name: part.reshape(count, *leaf.shape) for leaf, part in zip(layout.counts, counters, strict=True)
             },
+            counters={leaf.name: part.reshape(leaf.shape) for leaf, part in zip(layout.counts, own, strict=True)},
         )
         status = {ids[seat.client]: int(buffers.status[seat.place]) for seat in cohort}
         return store.without({name: REASONS[code] for name, code in status.items() if code})

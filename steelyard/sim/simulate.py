@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import json
@@ -11,8 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from steelyard.algorithm import Algorithm
@@ -22,33 +19,17 @@ from steelyard.client.local import Local
 from steelyard.core.errors import SteelyardError, unknown
 from steelyard.core.table import ClientId
 from steelyard.core.text import to_text
-from steelyard.data import Federation, load
+from steelyard.data import Federation
+from steelyard.data.proxy import Proxy
 from steelyard.metrics import MEANING
-from steelyard.models import build
+from steelyard.server.probe import Probe
 from steelyard.sim.callbacks import Callback, Until
 from steelyard.sim.history import History
+from steelyard.sim.inputs import device_of, federated, module_of, with_proxy
 from steelyard.sim.participation import Participation
 from steelyard.sim.rundir import RunDirectory, read_config
 from steelyard.sim.simulator import Options, Simulation
 from steelyard.sim.work import Work
-
-DEFAULT_MODELS = {
-    "digits": "mlp:hidden=[64]",
-    "mnist": "mcmahan_cnn",
-    "fashion-mnist": "mcmahan_cnn",
-    "cifar10": "simple_cnn",
-    "cifar100": "simple_cnn",
-    "svhn": "simple_cnn",
-    "synth": "simple_cnn",
-    "usps": "mcmahan_cnn",
-    "mnist-m": "simple_cnn",
-    "digits-5": "simple_cnn",
-    "tiny-imagenet": "resnet20",
-    "ag-news": "text_mean",
-    "sogou-news": "text_mean",
-    "thucnews": "text_mean",
-    "shakespeare": "char_lstm",
-}
 
 
 def simulate(
@@ -66,6 +47,7 @@ def simulate(
     participation: Participation | Mapping[str, Any] | None = None,
     loss: Loss = nn.functional.cross_entropy,
     metrics: Sequence[str] = (),
+    proxy: Proxy | Mapping[str, Any] | None = None,
     seed: int = 0,
     executor: str = "auto",
     workers: int | None = None,
@@ -99,6 +81,7 @@ def simulate(
         participation: who takes part: a `Participation`, or its options as a dict.
         loss: `loss(outputs, targets)`, a mean over the batch.
         metrics: what clients report beside what the algorithm needs (for records of your own).
+        proxy: the server's proxy data, for FedLAW, FedDF and the like: a `Proxy`, or its options as a dict.
         seed: of initial model, partition, cohorts, batches: everything is a function of it.
         executor: `serial` (in this process, for debugging), `process` (forked workers), or `auto`.
         workers: number of processes; one per core by default. Results do not depend on it.
@@ -120,18 +103,24 @@ def simulate(
     options = Options(executor, workers, evaluate_every, evaluate_clients, checkpoint_every, checkpoint_pace)
     training: Local = _options("local", Local, local)
     asked: Participation = _options("participation", Participation, participation)
+    server_data: Proxy = _options("proxy", Proxy, proxy)
     _check(algorithm, training, rounds, options)
     with RunDirectory(Path(out), keep) if out is not None else nullcontext() as directory:  # first: it may be taken
-        federation = _federation(data, clients, partition, data_dir, test, seed).arranged()
+        federation = federated(data, clients, partition, data_dir, test, seed).arranged()
+        federation, samples, warning = with_proxy(federation, server_data, algorithm, seed)
         if isinstance(training.augment, Augmentation):
             training.augment.check(federation.train.inputs)
-        module = _module(model, federation, seed)
-        flat = FlatModel(module, loss, federation.train.inputs, _device(device))
-        work = Work(algorithm, federation, flat, training, rounds, seed, _reported(algorithm, metrics, federation))
+        module = module_of(model, federation, seed)
+        flat = FlatModel(module, loss, federation.train.inputs, device_of(device))
+        probe = None if samples is None else Probe.within(flat, samples, server_data, seed)
+        reported = _reported(algorithm, metrics, federation)
+        work = Work(algorithm, federation, flat, training, rounds, seed, reported, probe)
         drawn = list(cohorts) if cohorts is not None else asked.draw(seed, len(federation.ids), rounds)
         _check_cohorts(drawn, rounds, len(federation.ids))
-        described = _described(work, asked)
+        described = _described(work, asked, server_data)
         watching = [*callbacks, Until(target)] if target is not None else callbacks
+        for callback in callbacks if warning is not None else ():
+            callback.warn(str(warning))
         simulation = Simulation(work, asked, options, drawn, directory, watching, _identity(described))
         if directory is not None:
             _enter(directory, simulation, {**(config or {}), "resolved": described}, resume, overwrite)
@@ -194,52 +183,6 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
         raise SteelyardError(f"{path}: the run in it is another one ({differences}): choose another --out")
 
 
-def _federation(
-    data: Any, clients: int, partition: str, data_dir: str | Path | None, test: Any, seed: int
-) -> Federation:
-    if isinstance(data, Federation):
-        return data
-    if isinstance(data, Mapping) and not hasattr(data, "column_names"):  # Hugging Face's dict of train and test
-        return Federation.of(data, test=test)
-    if isinstance(data, str):
-        train, held_out = load(data, data_dir)
-    else:
-        train, held_out = _parts(data, test)
-    return Federation.partitioned(train, held_out, partition, clients, seed)
-
-
-def _parts(data: Any, test: Any) -> tuple[Any, Any]:
-    """What to train and to test on: a pair of data sets, or one and `test`. A pair of arrays is one data set."""
-    if not isinstance(data, (tuple, list)) or all(isinstance(part, (torch.Tensor, np.ndarray)) for part in data):
-        return data, test
-    if len(data) != 2:
-        raise SteelyardError(f"data is a {type(data).__name__} of {len(data)}: give a pair (train, test)")
-    if test is not None:
-        raise SteelyardError("data is a pair (train, test), and test is given too: give one of them")
-    return data[0], data[1]
-
-
-def _module(model: str | nn.Module | None, federation: Federation, seed: int) -> nn.Module:
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(model)  # the user's own stays as it is, and is the same start for the next run
-    if model is not None and not isinstance(model, str):
-        raise SteelyardError(f"model is a {type(model).__name__}: give a name or an nn.Module")
-    shape = tuple(federation.train.inputs.shape[1:])
-    name = model or DEFAULT_MODELS.get(federation.name, "mlp:hidden=[64]")
-    if federation.classes is None:
-        raise SteelyardError(f"model={name!r}: the targets are no classes; pass a module of your own")
-    return build(name, shape, federation.classes, seed)
-
-
-def _device(wanted: str) -> torch.device:
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=wanted).device
-    except (RuntimeError, AssertionError) as error:
-        raise SteelyardError(f"device={wanted!r}: not available here ({str(error).splitlines()[0]})") from None
-
-
 def _reported(algorithm: Algorithm, metrics: Sequence[str], federation: Federation) -> tuple[str, ...]:
     known = set(MEANING)
     for name in metrics:
@@ -280,7 +223,7 @@ def _check_cohorts(cohorts: Sequence[Sequence[int]], rounds: int, clients: int) 
             raise SteelyardError(f"cohorts: round {number} has {list(cohort)}: use distinct numbers below {clients}")
 
 
-def _described(work: Work, participation: Participation) -> dict[str, Any]:
+def _described(work: Work, participation: Participation, proxy: Proxy) -> dict[str, Any]:
     """What a run is, as plain data: two runs with the same description have the same bits."""
     local = dataclasses.asdict(work.local) | {"schedule": to_text(work.local.schedule)}
     if local.pop("augment") is not None:  # said only where it is: runs from before there was any can be resumed
@@ -292,7 +235,7 @@ def _described(work: Work, participation: Participation) -> dict[str, Any]:
     params, stats, _ = work.model.vectors(work.model.module.state_dict())
     digest.update(params.numpy().tobytes())
     digest.update(stats.numpy().tobytes())
-    return {
+    described = {
         "algorithm": {name: text for name, text in work.algorithm.texts.items() if text},
         "local": json.loads(json.dumps(local)),
         "participation": dataclasses.asdict(participation),
@@ -308,3 +251,11 @@ def _described(work: Work, participation: Participation) -> dict[str, Any]:
         "model": {"parameters": work.model.layout.dim, "initial": digest.hexdigest()},
         "device": work.model.device.type,
     }
+    if work.probe is not None:
+        options = {
+            name: value
+            for name, value in dataclasses.asdict(dataclasses.replace(proxy, data=None)).items()
+            if name != "data"
+        }
+        described["proxy"] = {**options, "samples": len(work.probe.inputs), "fingerprint": work.probe.fingerprint()}
+    return described

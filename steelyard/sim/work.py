@@ -22,6 +22,7 @@ from steelyard.client.flat import FlatModel
 from steelyard.client.local import Local
 from steelyard.client.train import Batches, batches
 from steelyard.data.dataset import Federation
+from steelyard.server.probe import Probe
 from steelyard.sim.buffers import SHARD, Buffers, Sizes
 from steelyard.sim.streams import stream
 
@@ -49,6 +50,7 @@ class Work:
         rounds: length of the run, for schedules.
         seed: of everything.
         metrics: what clients report, sorted by name.
+        probe: the server's proxy data, if it has any.
     """
 
     algorithm: Algorithm
@@ -58,6 +60,7 @@ class Work:
     rounds: int
     seed: int
     metrics: tuple[str, ...]
+    probe: Probe | None = None
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:

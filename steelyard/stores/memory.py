@@ -33,6 +33,7 @@ class MemoryStore:
     client_stats: torch.Tensor
     base_stats: torch.Tensor
     client_counts: Mapping[str, torch.Tensor]
+    counters: Mapping[str, torch.Tensor]
 
     @staticmethod
     def of(
@@ -85,6 +86,7 @@ class MemoryStore:
             client_stats=stats[rows],
             base_stats=stats[-1],
             client_counts=counts,
+            counters={leaf.name: _leaves(base)[leaf.name].detach().cpu() for leaf in layout.counts},
         )
 
     def scratch(self, length: int) -> None:
@@ -105,8 +107,7 @@ class MemoryStore:
 
     def base_counts(self) -> Mapping[str, torch.Tensor]:
         """The global model's counters."""
-        leaves = _leaves(self.base)
-        return {leaf.name: leaves[leaf.name].detach().cpu() for leaf in self.layout.counts}
+        return self.counters
 
     def without(self, refused: Mapping[ClientId, str]) -> MemoryStore:
         """The same store less these clients (copies the rows that stay)."""

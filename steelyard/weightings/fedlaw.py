@@ -1,4 +1,4 @@
-"""FedLAW: Li, Lin, Shang and Wu, "Revisiting Weighted Aggregation in Federated Learning with Neural Networks", ICML 2023.
+"""FedLAW: Li et al., "Revisiting Weighted Aggregation in Federated Learning with Neural Networks", ICML 2023.
 
 The server learns a shrinking factor and aggregation weights on a small proxy set:
 
@@ -70,8 +70,8 @@ class FedLAW(Weighting):
         init: where lambda starts: at the `prior` or `uniform`.
         halve: epochs after which the learning rate is halved, again and again; 0 for never.
         learn: `both`, `gamma` (that is `gws`) or `lambda` (that is `law`).
-        critical: `law` only: once coherence (Def. 5.1) has fallen to this, the prior passes: "early-stopped", Fig. 5. The
-            paper calls the round in which coherence is near zero the critical point, and gives no number: try 0.
+        critical: `law` only: once coherence (Def. 5.1) has fallen to this, the prior passes ("early-stopped", Fig. 5).
+            The paper calls the round in which coherence is near zero the critical point, and gives no number: try 0.
         floor: lower bound on the product of all gammas so far.
     """
 
@@ -119,6 +119,13 @@ class FedLAW(Weighting):
     def reach(self) -> float:
         """How far a logit moves at most with one batch per epoch, about: the sum of learning rates."""
         return sum(rate(self.lr, epoch, self.halve) for epoch in range(self.epochs))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """How far gamma can go."""
+        if self.learn == "lambda":
+            return ()
+        return (reachable(self.reach, self.floor),)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """`epochs` passes over the proxy data."""
@@ -182,8 +189,8 @@ class Point:
     def shares(self) -> Array:
         """Lambda."""
         if self.function == "quad":
-            squares: Array = self.x**2
-            return squares / squares.sum()
+            squares: Array = self.x**2 / (self.x @ self.x)
+            return squares
         return softmax(self.x)
 
     @property
@@ -230,6 +237,18 @@ def learned(
 def rate(lr: float, epoch: int, halve: int) -> float:
     """The learning rate of an epoch: halved every `halve` epochs."""
     return lr * 0.5 ** (epoch // halve) if halve else lr
+
+
+def reachable(reach: float, floor: float | None) -> str:
+    """The range of gamma, as a sentence."""
+    low, high = math.exp(-reach), math.exp(reach)
+    bound = (
+        "nothing bounds its product over rounds: see floor" if floor is None else f"its product stays above {floor:g}"
+    )
+    return (
+        f"gamma stays within about {low:.2f} to {high:.2f} per round with one batch per epoch and exp; b batches multiply "
+        f"the exponent by b; {bound}"
+    )
 
 
 def settled(

@@ -30,7 +30,7 @@ from steelyard.core.registry import RULES
 from steelyard.core.table import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
-from steelyard.weightings.fedlaw import BETAS, EPOCHS, Point, learned, rate, settled
+from steelyard.weightings.fedlaw import BETAS, EPOCHS, Point, learned, rate, reachable, settled
 from steelyard.weightings.optim import adam
 
 FIRST = 6  # the epoch after which the first snapshot is taken
@@ -103,6 +103,11 @@ class FedLAWSWA(Weighting):
     def reach(self) -> float:
         """How far log gamma moves at most with one batch per epoch, about."""
         return sum(rate(self.lr, epoch, self.halve) for epoch in range(self.epochs // 2))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """How far gamma can go."""
+        return (reachable(self.reach, self.floor),)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """The two stages."""

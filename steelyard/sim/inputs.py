@@ -1,0 +1,101 @@
+"""From what a user names to what a run is made of: a federation, a network, a device, proxy data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from steelyard.algorithm import Algorithm
+from steelyard.core.errors import SteelyardError
+from steelyard.core.round import in_need
+from steelyard.data import Dataset, Federation, load
+from steelyard.data.proxy import Proxy
+from steelyard.models import build
+
+DEFAULT_MODELS = {
+    "digits": "mlp:hidden=[64]",
+    "mnist": "mcmahan_cnn",
+    "fashion-mnist": "mcmahan_cnn",
+    "cifar10": "simple_cnn",
+    "cifar100": "simple_cnn",
+    "svhn": "simple_cnn",
+    "synth": "simple_cnn",
+    "usps": "mcmahan_cnn",
+    "mnist-m": "simple_cnn",
+    "digits-5": "simple_cnn",
+    "tiny-imagenet": "resnet20",
+    "ag-news": "text_mean",
+    "sogou-news": "text_mean",
+    "thucnews": "text_mean",
+    "shakespeare": "char_lstm",
+}
+
+
+def federated(data: Any, clients: int, partition: str, data_dir: str | Path | None, test: Any, seed: int) -> Federation:
+    """The clients and their data."""
+    if isinstance(data, Federation):
+        return data
+    if isinstance(data, Mapping) and not hasattr(data, "column_names"):  # Hugging Face's dict of train and test
+        return Federation.of(data, test=test)
+    if isinstance(data, str):
+        train, held_out = load(data, data_dir)
+    else:
+        train, held_out = _parts(data, test)
+    return Federation.partitioned(train, held_out, partition, clients, seed)
+
+
+def _parts(data: Any, test: Any) -> tuple[Any, Any]:
+    """What to train and to test on: a pair of data sets, or one and `test`. A pair of arrays is one data set."""
+    if not isinstance(data, (tuple, list)) or all(isinstance(part, (torch.Tensor, np.ndarray)) for part in data):
+        return data, test
+    if len(data) != 2:
+        raise SteelyardError(f"data is a {type(data).__name__} of {len(data)}: give a pair (train, test)")
+    if test is not None:
+        raise SteelyardError("data is a pair (train, test), and test is given too: give one of them")
+    return data[0], data[1]
+
+
+def module_of(model: str | nn.Module | None, federation: Federation, seed: int) -> nn.Module:
+    """The network, at its initial parameters."""
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)  # the user's own stays as it is, and is the same start for the next run
+    if model is not None and not isinstance(model, str):
+        raise SteelyardError(f"model is a {type(model).__name__}: give a name or an nn.Module")
+    shape = tuple(federation.train.inputs.shape[1:])
+    name = model or DEFAULT_MODELS.get(federation.name, "mlp:hidden=[64]")
+    if federation.classes is None:
+        raise SteelyardError(f"model={name!r}: the targets are no classes; pass a module of your own")
+    return build(name, shape, federation.classes, seed)
+
+
+def device_of(wanted: str) -> torch.device:
+    """The device; `auto` is the fastest there is."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=wanted).device
+    except (RuntimeError, AssertionError) as error:
+        raise SteelyardError(f"device={wanted!r}: not available here ({str(error).splitlines()[0]})") from None
+
+
+def with_proxy(
+    federation: Federation, proxy: Proxy, algorithm: Algorithm, seed: int
+) -> tuple[Federation, Dataset | None, str | None]:
+    """The federation less the test samples that become proxy data, the proxy data, and a warning if it is short."""
+    wanting = in_need(algorithm.rule, algorithm.refine)
+    if not proxy.given:
+        if wanting:
+            raise SteelyardError(
+                f"{wanting} looks at proxy data and there is none: --set proxy.per_class=10 takes ten samples per "
+                'class from the test set (in Python, proxy={"per_class": 10} or proxy={"data": (inputs, targets)})'
+            )
+        return federation, None, None
+    samples, test, warning = proxy.split(federation.test, seed)
+    return replace(federation, test=test), samples, warning
