@@ -5,7 +5,7 @@ out.params, out.weights, out.state, out.report
 """
 
 from steelyard._version import __version__
-from steelyard.algorithm import Algorithm, parse_optimizer, parse_terms
+from steelyard.algorithm import Algorithm, parse_optimizer, parse_refiner, parse_terms
 from steelyard.api import Aggregate, aggregate
 from steelyard.client.fedcos import FedCos as fedcos
 from steelyard.client.feddyn import FedDyn as feddyn
@@ -17,6 +17,7 @@ from steelyard.client.vrlsgd import VRLSGD as vrlsgd
 from steelyard.core.errors import NoValidClients, SteelyardError
 from steelyard.core.state import load_state, save_state
 from steelyard.data import Dataset, Federation
+from steelyard.data.proxy import Proxy
 from steelyard.merge import Merge
 from steelyard.server.optimizers import SGD as sgd
 from steelyard.server.optimizers import Adagrad as adagrad
@@ -24,6 +25,9 @@ from steelyard.server.optimizers import Adam as adam
 from steelyard.server.optimizers import Momentum as momentum
 from steelyard.server.optimizers import Yogi as yogi
 from steelyard.server.probe import Probe
+from steelyard.server.refiners import FedBE as fedbe
+from steelyard.server.refiners import FedDF as feddf
+from steelyard.server.refiners import ServerFT as server_ft
 from steelyard.sim.callbacks import Callback
 from steelyard.sim.history import History
 from steelyard.sim.participation import Participation
@@ -73,6 +77,7 @@ __all__ = [
     "NoValidClients",
     "Participation",
     "Probe",
+    "Proxy",
     "SafetensorsStore",
     "SteelyardError",
     "__version__",
@@ -91,7 +96,9 @@ __all__ = [
     "fedawa",
     "fedawa_cos",
     "fedawa_l",
+    "fedbe",
     "fedcos",
+    "feddf",
     "feddisco",
     "feddyn",
     "fedlaw",
@@ -114,11 +121,13 @@ __all__ = [
     "nnm",
     "pa3fed",
     "parse_optimizer",
+    "parse_refiner",
     "parse_rule",
     "parse_terms",
     "per_layer",
     "save_state",
     "scaffold",
+    "server_ft",
     "sgd",
     "shrink",
     "simulate",

@@ -175,6 +175,7 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
         return Outcome(store, weights, base, job.state, describe(store, mixture, weights, cut, None, job.number), True)
     weights = mixture.client_weights
     state = dict(after)
+    tried = session.cache_info().currsize > 0  # the rule looked at the proxy data, and its passes left statistics
     held = None if job.refine is None else Held(session())
     used = _combine(store, mixture, cut, job, state, held or sink)
     if used is not None:
@@ -184,7 +185,7 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     counts = store.counts()
     for leaf in layout.counts:
         (held or sink).put(leaf, counts[leaf.name].to(leaf.dtype))
-    if session.cache_info().currsize:
+    if tried:
         _keep_proxy(session(), layout, state, held or sink)
     if held is not None and job.refine is not None:
         share = np.maximum(weights, 0.0).mean(axis=0)

@@ -246,8 +246,8 @@ def reachable(reach: float, floor: float | None) -> str:
         "nothing bounds its product over rounds: see floor" if floor is None else f"its product stays above {floor:g}"
     )
     return (
-        f"gamma stays within about {low:.2f} to {high:.2f} per round with one batch per epoch and exp; b batches multiply "
-        f"the exponent by b; {bound}"
+        f"gamma stays within about {low:.2f} to {high:.2f} per round with one batch per epoch (b batches raise both to "
+        f"the power b); {bound}"
     )
 
 

@@ -1,5 +1,7 @@
 """The probe: its batches, its BatchNorm, and what it refuses."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,6 @@ from steelyard.stores.memory import MemoryStore
 
 
 def net(*, norm=False, conv=False):
-    torch.nn.init.zeros_  # noqa: B018 - modules are made below
     if conv:
         return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3))
     return nn.Sequential(nn.Linear(5, 6), *([nn.BatchNorm1d(6)] if norm else []), nn.ReLU(), nn.Linear(6, 3))
@@ -85,11 +86,11 @@ def test_batches_follow_seed_and_round():
         return [batch.tolist() for batch in made.open(layout, number, {}, {}).epoch()]
 
     assert order(1) == order(1) != order(2)
-    assert sorted(sum(order(1), [])) == list(range(20))
+    assert sorted(chain(*order(1))) == list(range(20))
     assert [len(batch) for batch in order(1)] == [8, 8, 4]
     assert order(1, steelyard.Probe(net(), inputs, targets, batch_size=8, seed=4)) != order(1)
     straight = steelyard.Probe(net(), inputs, targets, batch_size=8, shuffle=False)
-    assert sum(order(5, straight), []) == list(range(20))
+    assert list(chain(*order(5, straight))) == list(range(20))
 
 
 def test_proxy_statistics_replace_the_clients():
@@ -140,7 +141,7 @@ def test_the_users_model_and_random_numbers_are_left_alone():
 
 def test_another_model_is_refused():
     inputs, targets = samples()
-    with pytest.raises(SteelyardError, match="probe.model has '0.weight'.*use one model"):
+    with pytest.raises(SteelyardError, match=r"probe.model has '0.weight'.*use one model"):
         steelyard.aggregate(
             "fedlaw",
             net().state_dict(),
@@ -148,7 +149,7 @@ def test_another_model_is_refused():
             metrics=SIZES,
             probe=steelyard.Probe(nn.Sequential(nn.Linear(5, 3)), inputs, targets),
         )
-    with pytest.raises(SteelyardError, match="probe.model has 57 parameters and the clients' vectors 9"):
+    with pytest.raises(SteelyardError, match=r"probe.model has 57 parameters and the clients' vectors 9"):
         steelyard.aggregate(
             "fedlaw",
             torch.zeros(9),

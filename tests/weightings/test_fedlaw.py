@@ -143,7 +143,7 @@ def test_official_quad_starts_uniform_and_paper_at_the_prior():
 
 
 def test_too_few_epochs_for_a_snapshot_are_an_error():
-    with pytest.raises(SteelyardError, match="epochs=12: the first snapshot is taken after epoch 6 of 6.*at least 14"):
+    with pytest.raises(SteelyardError, match=r"epochs=12: the first snapshot is taken after epoch 6 of 6.*at least 14"):
         steelyard.fedlaw_swa(epochs=12)
     steelyard.fedlaw_swa(epochs=14)
 
@@ -183,12 +183,12 @@ def test_law_stops_at_the_critical_point_and_stays_stopped():
 
 
 def test_a_rule_without_proxy_data_is_refused_with_the_cure():
-    with pytest.raises(SteelyardError, match="law looks at proxy data.*probe=steelyard.Probe"):
+    with pytest.raises(SteelyardError, match=r"law looks at proxy data.*probe=steelyard.Probe"):
         aggregate("law", "mlp", None)
     with pytest.raises(SteelyardError, match="feddf looks at proxy data"):
         aggregate("fedavg", "mlp", None, refine="feddf")
 
 
 def test_layers_are_refused():
-    with pytest.raises(SteelyardError, match="per_layer.fedlaw.*only the whole model has: use fedlaw"):
+    with pytest.raises(SteelyardError, match=r"per_layer.fedlaw.*only the whole model has: use fedlaw"):
         steelyard.per_layer(steelyard.fedlaw())
