@@ -91,3 +91,17 @@ def test_labels_and_images_must_be_as_many(tmp_path):
     np.savez(tmp_path / "mnist_m_subset" / "index.npz", **labels)
     with pytest.raises(SteelyardError, match="holds 3 labels for 10 images"):
         load("mnist-m", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (0, "has 3000000 bytes, too many for a small image"),
+        (1, "leads out of its folder"),
+        (2, "300 classes, more than 200"),
+    ],
+)
+def test_the_sentence_on_an_archive_of_images(tmp_path, number, message):
+    (tmp_path / "tiny-imagenet-200.zip").write_bytes(test_fuzz.HOSTILE[".zip"][number])
+    with pytest.raises(SteelyardError, match=message):
+        load("tiny-imagenet", tmp_path)
