@@ -1,0 +1,93 @@
+"""steelyard reproduce."""
+
+import pytest
+from typer.testing import CliRunner
+
+from steelyard.cli.app import app
+from steelyard.papers import table
+
+RUNS = """
+title = "Two rules on digits"
+paper = "Nobody, 2020"
+metric = "final"
+seeds = [1, 2]
+deviations = ["Nothing."]
+[base]
+rounds = 3
+model = "logistic"
+[base.data]
+name = "digits"
+clients = 4
+[[row]]
+id = "fedavg"
+label = "FedAvg"
+set = { weighting = "fedavg" }
+[[row]]
+id = "fedadp"
+label = "FedAdp"
+set = { weighting = "fedadp" }
+[[column]]
+id = "iid"
+label = "IID"
+set = { data = { partition = "iid" } }
+[numbers]
+fedavg = [90.0]
+fedadp = [91.0]
+"""
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["reproduce", *map(str, arguments)], env={"COLUMNS": "160"})
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "small.toml").write_text(RUNS)
+    monkeypatch.setattr(table, "FOLDER", tmp_path / "tables")
+    return tmp_path
+
+
+def test_all_tables_are_listed_with_their_cost():
+    result = call("--list")
+    assert result.exit_code == 0
+    for name in table.names():
+        assert name in result.output
+    assert "Costs are rough" in result.output
+
+
+def test_cells_are_listed():
+    result = call("fedadp-table1", "--list", "--cells", "mnist-1class-*/fedavg")
+    assert result.exit_code == 0
+    assert result.output.count("mnist-1class") == 3
+    assert "N/A (94.48 %)" in result.output
+    assert "in all" in result.output
+
+
+def test_a_table_is_run_reused_and_written(small):
+    result = call("small", "--out", small / "out", "--rounds", 2, "--seeds", "1")
+    assert result.exit_code == 0, result.output
+    assert "reduced: 2 rounds, the paper has 3" in result.output
+    text = (small / "out" / "table.md").read_text()
+    assert "| IID | FedAvg | 90 |" in text
+    assert (small / "out" / "table.csv").read_text().count("\n") == 3
+    again = call("small", "--out", small / "out", "--rounds", 2, "--seeds", "1")
+    assert again.output.count("reused    iid") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a table, or list them"),
+        (["fedadp-table9"], "did you mean 'fedadp-table1'"),
+        (["fedadp-table1", "--cells", "x/*"], "has no such cell"),
+        (["fedadp-table1", "--seeds", "1,a"], "write whole numbers with commas"),
+        (["fedadp-table1", "--seeds", "1,1"], "use distinct numbers"),
+        (["fedadp-table1", "--set", "modle=mlp"], "did you mean 'model'"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, message):
+    result = call(*arguments, *(["--list"] if arguments and "--set" in arguments else []))
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output

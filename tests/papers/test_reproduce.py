@@ -1,0 +1,142 @@
+"""Numbers out of runs, and the paper's beside ours."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from steelyard.core.errors import SteelyardError
+from steelyard.lab.jobs import Outcome
+from steelyard.papers import reproduce, table
+from steelyard.papers.reproduce import beyond, by_seed, comma_separated, gap, jobs, markdown, ours, results
+from steelyard.papers.table import parsed
+from steelyard.sim.history import History
+
+ENVIRONMENT = {"steelyard": "1", "python": "3", "torch": "2", "numpy": "2", "cores": 2}
+
+
+def made(metric="rounds", numbers=(10,), rounds=20):
+    raw = {
+        "title": "A | title",
+        "paper": "Someone, 2020",
+        "metric": metric,
+        "seeds": [1, 2],
+        "deviations": ["Another network."],
+        "base": {"rounds": rounds, "data": {"name": "digits"}},
+        "row": [{"id": "a", "label": "A", "set": {"weighting": "fedavg"}}],
+        "column": [
+            {"id": f"c{i}", "label": f"C{i}", "target": 0.5, "set": {"data": {"partition": "iid"}}}
+            for i in range(len(numbers))
+        ],
+        "numbers": {"a": list(numbers)},
+    }
+    if metric != "rounds":
+        for column in raw["column"]:
+            del column["target"]
+    return parsed("test", raw)
+
+
+def outcome(job, accuracies, error=None):
+    records = [
+        {"round": i, "accuracy": value, "timings": {"total": 2.0}} for i, value in enumerate(accuracies, start=1)
+    ]
+    return Outcome(job, Path("x"), None if error else History("x", records), error)
+
+
+def found(plan, *curves):
+    return results(plan, [outcome(job, curve) for job, curve in zip(jobs(plan, plan.seeds), curves, strict=True)])
+
+
+def test_jobs_come_seed_by_seed():
+    plan = made(numbers=(10, 20))
+    assert [job.name for job in jobs(plan, [3, 5])] == [
+        "c0/a/seed-3",
+        "c1/a/seed-3",
+        "c0/a/seed-5",
+        "c1/a/seed-5",
+    ]
+    assert {job.config.target for job in jobs(plan, [3])} == {0.5}
+
+
+def test_rounds_to_a_target():
+    (result,) = found(made(), [0.1, 0.2, 0.6], [0.1, 0.5])
+    assert result.values == {1: 3, 2: 2}
+    assert (ours(result), by_seed(result), gap(result)) == ("2 ± 1", "3, 2", "-75%")
+    assert beyond(result)
+    assert result.seconds == 10.0
+
+
+def test_a_target_one_seed_does_not_reach_has_no_mean():
+    (result,) = found(made(), [0.1, 0.2, 0.6], [0.1, 0.4])
+    assert (ours(result), by_seed(result), gap(result)) == ("N/A in 1 of 2 (50.00 %)", "3, N/A", "")
+    assert beyond(result)
+
+
+def test_not_reached_in_the_paper_either_is_no_gap():
+    (result,) = found(made(numbers=("N/A 44",)), [0.1, 0.2], [0.1, 0.4])
+    assert gap(result) == "both N/A"
+    assert not beyond(result)
+    (result,) = found(made(numbers=("N/A 44",)), [0.6], [0.6])
+    assert gap(result) == ""
+    assert beyond(result)
+
+
+@pytest.mark.parametrize(("metric", "wanted"), [("last10", 62.0), ("best", 90.0), ("final", 70.0)])
+def test_accuracies_in_percent(metric, wanted):
+    curve = [0.1, 0.2, 0.35, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 0.7]
+    (result,) = found(made(metric, numbers=(wanted - 3,)), curve, curve)
+    assert result.mean == pytest.approx(wanted)
+    assert (gap(result), beyond(result)) == ("+3.00", True)
+    assert result.deviation == pytest.approx(0.0)
+
+
+def test_gaps_within_the_limits_are_not_marked():
+    (result,) = found(made("final", numbers=(69.0,)), [0.7], [0.7])
+    assert not beyond(result)
+    (result,) = found(made(numbers=(4,)), [0.1, 0.1, 0.1, 0.1, 0.6], [0.1, 0.1, 0.1, 0.1, 0.6])
+    assert gap(result) == "+25%"
+    assert not beyond(result)
+
+
+def test_a_failed_run_is_said():
+    plan = made()
+    first, second = jobs(plan, [1, 2])
+    (result,) = results(plan, [outcome(first, [0.6]), outcome(second, [], error="it broke")])
+    assert result.values == {1: 1}
+    assert "- c0/a, seed 2: it broke" in markdown(plan, [result], ["steelyard"], ENVIRONMENT)
+
+
+def test_the_page_holds_what_is_needed_to_judge_it():
+    plan = made("final", numbers=(69.0,), rounds=20)
+    text = markdown(plan, found(plan, [0.7], [0.8]), ["steelyard", "reproduce", "a b"], ENVIRONMENT)
+    assert "$ steelyard reproduce 'a b'" in text
+    assert "| C0 | A | 69 | 75.00 ± 7.07 | 70.00, 80.00 | +6.00 | beyond |" in text
+    assert "Reduced" not in text
+    assert "- Another network." in text
+    assert "4 s of rounds in all" in text
+
+
+def test_fewer_rounds_are_marked():
+    plan = made("final", numbers=(69.0,), rounds=20).changed(["rounds=5"])
+    assert "**Reduced: 5 rounds instead of the paper's 20.**" in markdown(
+        plan, found(plan, [0.7], [0.8]), ["steelyard"], ENVIRONMENT
+    )
+
+
+def test_csv_has_a_line_per_seed():
+    plan = made("final", numbers=(69.0,))
+    rows = list(csv.DictReader(io.StringIO(comma_separated(found(plan, [0.7], [0.8])))))
+    assert [(row["cell"], row["seed"], row["paper"], row["ours"]) for row in rows] == [
+        ("c0/a", "1", "69", "70"),
+        ("c0/a", "2", "69", "80"),
+    ]
+
+
+def test_an_unknown_metric_is_refused():
+    with pytest.raises(SteelyardError, match="unknown metric 'bset': did you mean 'best'"):
+        made("bset")
+
+
+def test_modules_speak_of_the_same_metrics():
+    assert set(reproduce._MEASURES) == set(table.METRICS)
