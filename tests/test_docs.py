@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.core.registry import BROADCASTS, RULES, TERMS
+from steelyard.core.registry import BROADCASTS, REFINERS, RULES, TERMS
 from steelyard.data import PARTITIONS, SOURCES
 from steelyard.models import MODELS
 from tests.weightings import test_contract as contract
@@ -62,7 +62,7 @@ def test_the_worked_example_keeps_the_contract():
 
 def test_every_rule_has_a_row_in_the_docs():
     page = (ROOT / "docs" / "rules.md").read_text()
-    missing = [entry.name for entry in RULES if f"`{entry.name}" not in page]
+    missing = [entry.name for entry in (*RULES, *REFINERS) if f"`{entry.name}" not in page]
     assert missing == []
 
 
