@@ -23,16 +23,24 @@ _EVALUATE = 512  # samples per forward pass of an evaluation
 class FlatModel:
     """The one copy of the network in a process; the clients' models pass through it."""
 
-    def __init__(self, module: nn.Module, loss: Loss, inputs: torch.Tensor, device: torch.device) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        inputs: torch.Tensor,
+        device: torch.device,
+        layout: Layout | None = None,
+    ) -> None:
+        """Takes the module over. A given layout says where parameters lie in the vector, each in the usual order."""
         self.module = module.to(device)
         self.loss = loss
         self.device = device
         state = module.state_dict()
-        self.layout = Layout.of(state)
+        self.layout = layout or Layout.of(state)
         self._check_dtypes()
         named = dict(module.named_parameters(remove_duplicate=False))
         convolutions = any(isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)) for part in module.modules())
-        self.channels_last = inputs.ndim == 4 and convolutions
+        self.channels_last = inputs.ndim == 4 and convolutions and layout is None
         self.params = torch.zeros(1, self.layout.dim, dtype=self.layout.row_dtype, device=device)  # [1, d]
         self.grad = torch.zeros_like(self.params)
         self.stats = torch.zeros(self.layout.stat_dim, dtype=self.layout.row_dtype, device=device)

@@ -50,6 +50,9 @@ class Session(Protocol):
     def held(self) -> dict[str, torch.Tensor]:
         """Statistics and counters as they are now."""
 
+    def close(self) -> None:
+        """No more passes: gives back what only they need."""
+
     def buffers(self) -> Mapping[str, torch.Tensor] | None:
         """Statistics and counters as the passes left them, by name; None if they are left to the mixture."""
 

@@ -176,6 +176,8 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     weights = mixture.client_weights
     state = dict(after)
     tried = session.cache_info().currsize > 0  # the rule looked at the proxy data, and its passes left statistics
+    if tried and job.refine is None:
+        session().close()
     held = None if job.refine is None else Held(session())
     used = _combine(store, mixture, cut, job, state, held or sink)
     if used is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,19 +72,24 @@ class Probe:
         if len(self.inputs) != len(self.targets) or len(self.inputs) == 0:
             found = f"{len(self.inputs)} inputs and {len(self.targets)} targets"
             raise SteelyardError(f"probe: {found}: give one target per input, and at least one")
-        self.balanced, self.inside = balanced, False
-        self.network = FlatModel(copy.deepcopy(model), loss, self.inputs, torch.device("cpu"))
-        self.stored = self.network.stored(self.inputs)
+        self.balanced, self.loss = balanced, loss
+        self.network: FlatModel | None = None  # only a run has one of its own
 
     @classmethod
     def within(cls, network: FlatModel, samples: Dataset, options: Proxy, seed: int) -> Probe:
         """A probe that borrows a run's own network: the clients' vectors are laid out as its own."""
-        probe = cls.__new__(cls)
-        probe.model, probe.network, probe.inside = network.module, network, True
-        probe.inputs, probe.targets = samples.inputs, samples.targets.to(network.device)
-        probe.batch_size, probe.shuffle, probe.balanced = options.batch_size, options.shuffle, options.balanced
-        probe.bn, probe.seed = options.bn, seed
-        probe.stored = network.stored(samples.inputs)
+        probe = cls(
+            network.module,
+            samples.inputs,
+            samples.targets,
+            options.batch_size,
+            options.shuffle,
+            loss=network.loss,
+            bn=options.bn,
+            balanced=options.balanced,
+            seed=seed,
+        )
+        probe.network = network
         return probe
 
     def fingerprint(self) -> str:
@@ -110,19 +116,15 @@ class ProbeSession:
         buffers: Mapping[str, torch.Tensor],
         state: Mapping[str, torch.Tensor],
     ) -> None:
-        self.probe, self.network, self.flat = probe, probe.network, layout.flat
+        self.probe, self.flat = probe, layout.flat
         self.rng = np.random.Generator(
             np.random.Philox(np.random.SeedSequence(entropy=probe.seed, spawn_key=(_STREAM, number)))
         )
-        self.places = _flat_places(self.network, probe.model, layout) if layout.flat else None
-        if self.places is None:
-            _check_names(self.network.layout, layout)
-        shared = probe.inside or (self.places is None and not self.network.channels_last)
-        self.params = self.network.params[0] if shared else torch.empty_like(self.network.params[0])
-        self.grad = self.network.grad[0] if shared else torch.empty_like(self.params)
-        self.shared = shared
-        held = buffers if not layout.flat else state or dict(probe.model.named_buffers())
-        self.adopt(held)
+        self.network = probe.network or _moulded(probe, layout)
+        self.stored = self.network.stored(probe.inputs)
+        self.targets = probe.targets.to(self.network.device)
+        self.params, self.grad = self.network.params[0], self.network.grad[0]
+        self.adopt(buffers if not layout.flat else state or dict(probe.model.named_buffers()))
 
     def adopt(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Takes over statistics and counters, by name."""
@@ -148,26 +150,29 @@ class ProbeSession:
     def backward(self, batch: torch.Tensor, objective: Objective | None = None) -> float:
         """Loss and gradient of a batch, in the layout's coordinates."""
         network = self.network
-        self._load()
         self._mode(batch)
         network.grad.zero_()
-        outputs = network.module(network.batch(self.probe.stored, batch))
-        wanted = self.probe.targets[batch]
-        loss = network.loss(outputs, wanted) if objective is None else objective(outputs, batch)
+        outputs = network.module(network.batch(self.stored, batch))
+        loss = network.loss(outputs, self.targets[batch]) if objective is None else objective(outputs, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        if not self.shared:
-            for outer, inner in self._pairs(self.grad, network.grad[0]):
-                outer.copy_(inner)
         return float(loss.item())
 
     def outputs(self) -> torch.Tensor:
         """What the network says of all samples, as it evaluates."""
-        self._load()
         self.network.module.eval()
         every = torch.arange(len(self.probe.inputs))
         with torch.no_grad():
-            parts = [self.network.module(self.network.batch(self.probe.stored, at)) for at in torch.split(every, 512)]
+            parts = [self.network.module(self.network.batch(self.stored, at)) for at in torch.split(every, 512)]
         return torch.cat(parts)
+
+    def close(self) -> None:
+        """Gives back the memory of parameters and gradients, unless the network is a run's own."""
+        if self.probe.network is None:
+            for tensor in self.network.module.parameters():
+                tensor.grad = None
+                tensor.data = tensor.data.new_empty(0)
+            self.network.params = self.network.grad = torch.empty(0)
+            self.params = self.grad = torch.empty(0)
 
     def buffers(self) -> dict[str, torch.Tensor] | None:
         """The running statistics after these passes, if they are the ones to keep."""
@@ -188,28 +193,27 @@ class ProbeSession:
                 if isinstance(part, nn.modules.batchnorm._BatchNorm):
                     part.train()
 
-    def _load(self) -> None:
-        if not self.shared:
-            with torch.no_grad():
-                for outer, inner in self._pairs(self.params, self.network.params[0]):
-                    inner.copy_(outer)
 
-    def _pairs(self, outer: torch.Tensor, inner: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Each leaf in the round's vector and in the network's."""
-        for leaf in self.network.layout.params:
-            start = leaf.start if self.places is None else self.places[leaf.name]
-            yield outer[start : start + leaf.size].view(leaf.shape), self.network.view(inner, leaf)
+def _moulded(probe: Probe, layout: Layout) -> FlatModel:
+    """A copy of the probe's model whose parameters lie in one vector as the clients' do."""
+    own = Layout.of(probe.model.state_dict())
+    if layout.flat:
+        own = _in_order(own, probe.model, layout.dim)
+    else:
+        _check_names(own, layout)
+    return FlatModel(copy.deepcopy(probe.model), probe.loss, probe.inputs, torch.device("cpu"), own)
 
 
-def _flat_places(network: FlatModel, model: nn.Module, layout: Layout) -> dict[str, int]:
-    """Where each parameter begins in a flat vector that follows `model.parameters()`."""
-    places, at = {}, 0
+def _in_order(own: Layout, model: nn.Module, dim: int) -> Layout:
+    """The layout with parameters in the order of `model.parameters()`."""
+    starts, at = {}, 0
     for name, parameter in model.named_parameters():
-        places[name] = at
+        starts[name] = at
         at += parameter.numel()
-    if at != layout.dim:
-        raise SteelyardError(f"probe.model has {at} parameters and the clients' vectors {layout.dim}: they must agree")
-    return {leaf.name: places[leaf.name] for leaf in network.layout.params}
+    if at != dim:
+        raise SteelyardError(f"probe.model has {at} parameters and the clients' vectors {dim}: they must agree")
+    leaves = [replace(leaf, start=starts[leaf.name]) if leaf.kind == "param" else leaf for leaf in own.leaves]
+    return replace(own, leaves=tuple(leaves))
 
 
 def _check_names(own: Layout, clients: Layout) -> None:

@@ -59,11 +59,10 @@ def test_projection_is_a_matrix_product():
         assert np.array_equal(found, kernels.project(store, 5, vector, chunk=1000))
 
 
-def test_convolutions_in_channels_last_give_the_same_weights():
-    """The network holds its weights in another order in memory than the clients' vectors."""
+def test_flat_vectors_follow_the_order_of_parameters():
+    """State dicts are sorted by name."""
     mould, (inputs, targets) = net(conv=True), samples(shape=(1, 6, 6))
     proxy = steelyard.Probe(mould, inputs, targets, batch_size=7)
-    assert proxy.network.channels_last
     flat = steelyard.aggregate(
         "fedlaw:epochs=3",
         nn.utils.parameters_to_vector(mould.parameters()).detach(),

@@ -1,0 +1,92 @@
+"""What FedLAW costs: 100 epochs on 200 proxy samples, against the bare passes of one network on the same batches.
+
+    python -m benchmarks.probe
+
+K = 20 clients, ResNet20, batch 128, one torch thread on both sides, turn by turn. Bars: 1.25 times the time of the bare
+passes; memory of the call under K + 4 models beyond the clients' own (activations of a pass counted apart).
+"""
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import steelyard
+from steelyard.models import build
+from steelyard.stores.memory import MemoryStore
+
+CLIENTS, SAMPLES, EPOCHS, BATCH = 20, 200, 100, 128
+
+
+def setting():
+    network = build("resnet20", (3, 32, 32), 10, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(SAMPLES, 3, 32, 32, generator=generator)
+    targets = torch.randint(0, 10, (SAMPLES,), generator=generator)
+    base = network.state_dict()
+    clients = []
+    for _ in range(CLIENTS):
+        noise = {
+            name: value + 0.01 * torch.randn(value.shape, generator=generator)
+            if value.is_floating_point() and "running" not in name
+            else value.clone()
+            for name, value in base.items()
+        }
+        clients.append(noise)
+    return network, inputs, targets, base, clients
+
+
+def bare(network, inputs, targets, epochs):
+    """Forward and backward passes of one network, as anybody would write them."""
+    network.train()
+    started = time.perf_counter()
+    for _ in range(epochs):
+        for batch in torch.split(torch.randperm(SAMPLES), BATCH):
+            network.zero_grad()
+            nn.functional.cross_entropy(network(inputs[batch]), targets[batch]).backward()
+    return time.perf_counter() - started
+
+
+def fedlaw(store, probe, epochs):
+    started = time.perf_counter()
+    metrics = {"num_examples": list(range(1, CLIENTS + 1))}
+    out = steelyard.aggregate(f"fedlaw:epochs={epochs}", None, store, metrics=metrics, probe=probe)
+    assert out.report["gamma"] != 1.0
+    return time.perf_counter() - started
+
+
+def main():
+    turns = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    torch.set_num_threads(1)
+    network, inputs, targets, base, clients = setting()
+    store = MemoryStore.of(base, clients)
+    probe = steelyard.Probe(network, inputs, targets, BATCH)
+    bare(network, inputs, targets, 2)
+    fedlaw(store, probe, 2)
+    ratios, times = [], []
+    for _ in range(turns):
+        plain, ours = bare(network, inputs, targets, EPOCHS), fedlaw(store, probe, EPOCHS)
+        ratios.append(ours / plain)
+        times.append((plain, ours))
+        print(f"bare {plain:6.1f} s   fedlaw {ours:6.1f} s   ratio {ours / plain:.3f}", flush=True)
+    model = sum(value.numel() for value in network.parameters()) * 4
+    held = {
+        "updates and global model": (CLIENTS + 1) * model,
+        "network: parameters and gradients": 2 * model,
+        "session: parameters and gradients in the clients' order": 2 * model
+        if not probe.network.channels_last
+        else 2 * model,
+        "new model": model,
+    }
+    ratio = statistics.median(ratios)
+    print(f"median {ratio:.3f}, bar 1.25: {'holds' if ratio <= 1.25 else 'MISSED'}")
+    Path("out").mkdir(exist_ok=True)
+    Path("out/probe.json").write_text(json.dumps({"ratios": ratios, "times": times, "held": held}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
