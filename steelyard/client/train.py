@@ -107,7 +107,11 @@ def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.T
             model.gradient(stack.rows, *stack.at(step, active, 1.0))
         else:
             edges = job.batches[0].edges
-            model.gradient(stored, targets, order[edges[step] : edges[step + 1]])
+            index = order[edges[step] : edges[step + 1]]
+            if plain and not local.weight_decay:
+                model.descend(stored, targets, index, job.lr)
+                continue
+            model.gradient(stored, targets, index)
         if job.norms:
             counted = grad.add(x, alpha=local.weight_decay) if local.norm_decay else grad
             square = (counted * counted).sum(dim=1)
