@@ -18,6 +18,7 @@ from steelyard.core.layout import Layout, Leaf
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _BATCH_NORM = (nn.modules.batchnorm._BatchNorm,)
 _EVALUATE = 512  # samples per forward pass of an evaluation
+_LARGE = 1 << 19  # parameters from which on moving gradients about costs more than the calls that avoid it
 
 
 class FlatModel:
@@ -47,9 +48,10 @@ class FlatModel:
             for leaf in frozen:
                 self.free[leaf.start : leaf.stop] = 0
         self.has_batch_norm = any(isinstance(part, _BATCH_NORM) for part in module.modules())
+        tied = any(leaf.tied is not None for leaf in self.layout.leaves)
         learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._learned = [] if any(leaf.tied is not None for leaf in self.layout.leaves) else learned
-        if self.channels_last:
+        self._learned = learned if self.layout.dim >= _LARGE and not tied else []
+        if self.channels_last and self._learned:
             self._keep_channels_last()
 
     def _check_dtypes(self) -> None:
@@ -126,7 +128,7 @@ class FlatModel:
         """A step of plain SGD, the same to the bit as `gradient` and `params -= lr * grad`.
 
         Gradients stay where autograd made them: nothing is cleared, added up or read twice, a twentieth of the time of
-        a network with millions of parameters. Tied weights, whose gradients must be added up, go the long way.
+        a network with millions of parameters. Small ones, and tied weights, whose gradients add up, go the long way.
         """
         if not self._learned:
             self.gradient(stored, targets, index)

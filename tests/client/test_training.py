@@ -281,7 +281,8 @@ def descended(kind):
 
 
 @pytest.mark.parametrize("kind", ["images", "tied", "unused", "frozen"])
-def test_a_step_without_collecting_gradients_is_the_same_step(kind):
+def test_a_step_without_collecting_gradients_is_the_same_step(kind, monkeypatch):
+    monkeypatch.setattr("steelyard.client.flat._LARGE", 1)
     long, short = (flat(descended(kind)[0], descended(kind)[1]) for _ in range(2))
     _, inputs, still = descended(kind)
     targets, index = torch.arange(12) % 3, torch.tensor([3, 1, 7, 8])
@@ -300,8 +301,9 @@ def test_a_step_without_collecting_gradients_is_the_same_step(kind):
     assert moved == {name: name != still for name in first}
 
 
-def test_pooling_layers_get_their_gradients_channels_last():
+def test_pooling_layers_get_their_gradients_channels_last(monkeypatch):
     """The gradient of a flattened image is not, and would be copied to and fro on its way down."""
+    monkeypatch.setattr("steelyard.client.flat._LARGE", 1)
     module, inputs, _ = descended("images")
     model = flat(module, inputs)
     assert model.channels_last
