@@ -43,7 +43,7 @@ PEERS := $(foreach peer,flower pfl fedjax,.venv-peers/$(peer)/.done)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-bench-peers: setup $(PEERS) ## Flower, pfl and FedJAX beside us, each in a venv of its own; an hour
+bench-peers: setup $(PEERS) ## Flower, pfl and FedJAX beside us, each in a venv of its own; half an hour
 	$(BIN)/python -m benchmarks.peers
 
 lint: setup

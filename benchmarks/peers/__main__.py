@@ -108,8 +108,11 @@ def main() -> None:
             for number, workload in enumerate(chosen[kind]):
                 turns = 1 if small or kind == "same" else arguments.turns
                 found.append(contest(workload, names, turns, source, Path(directory) / f"{kind}-{number}"))
+    print()
     for line in verdicts(found):
         print(line)
+    if small:
+        print("this was a small run: it shows that everything works, and nothing about speed")
     arguments.out.parent.mkdir(exist_ok=True, parents=True)
     facts = {"cores": os.cpu_count(), "data": "cifar10" if source else "synthetic", "contests": found}
     arguments.out.write_text(json.dumps(facts, indent=1))

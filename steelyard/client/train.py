@@ -122,10 +122,13 @@ def train(model: FlatModel | DenseModels, stored: torch.Tensor, targets: torch.T
         else:
             part = slice(*job.batches[0].edges[step : step + 2])
             index = order[part]
-            inputs = model.batch(stored, index)
+            inputs, wanted = model.batch(stored, index), targets.index_select(0, index)
             if drawn is not None:
                 inputs = job.augmented(inputs, drawn[part])
-            model.gradient(inputs, targets.index_select(0, index))
+            if plain and not local.weight_decay:
+                model.descend(inputs, wanted, job.lr)
+                continue
+            model.gradient(inputs, wanted)
         if job.norms:
             counted = grad.add(x, alpha=local.weight_decay) if local.norm_decay else grad
             square = (counted * counted).sum(dim=1)

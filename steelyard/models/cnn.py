@@ -75,6 +75,36 @@ class SimpleCNN(Architecture):
         )
 
 
+@MODELS.register
+@dataclass(frozen=True)
+class PflCNN(Architecture):
+    """The CNN of pfl's CIFAR-10 benchmark: 1,626,442 parameters, Glorot's initialisation."""
+
+    name = "pfl_cnn"
+    card = Card("two 3x3 convolutions, dropout and 128 hidden units", "Granqvist et al. (pfl-research), NeurIPS 2024")
+
+    def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
+        """Two convolutions without padding, one pooling, and two linear layers."""
+        channels, height, width = image_shape(self.name, input_shape, low=6)
+        network = nn.Sequential(
+            nn.Conv2d(channels, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+            nn.Flatten(),
+            nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(128, classes),
+        )
+        for part in network:
+            if isinstance(part, (nn.Conv2d, nn.Linear)):
+                nn.init.xavier_uniform_(part.weight)
+        return network
+
+
 def _left(side: int) -> int:
     """What the convolutions of SimpleCNN leave of a side: 32 -> 30 -> 15 -> 13 -> 6 -> 4."""
     return ((side - 2) // 2 - 2) // 2 - 2

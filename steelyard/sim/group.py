@@ -59,16 +59,17 @@ class _Group:
         """From the models received to what is handed in."""
         work, buffers = self.work, self.buffers
         before = [self._received(i) for i in range(len(self.trainees))]
-        self.params.copy_(self.starts)
         drawn = [one.batches for one in self.trainees]
         wanted = "grad_norm" in work.metrics
         state = (self.terms, self.held, self.taken, work.model.free)
         job = Training(work.local, self.lr, drawn, *state, wanted, work.background)
         with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"):  # what overflows is found below
             if self.model is work.model:
-                work.model.load(self.params[0], buffers.stats, buffers.counts)
+                work.model.load(self.starts[0], buffers.stats, buffers.counts)
                 work.model.mode(batch_norm=len(work.split(self.clients[0])[0]) > 1)
                 self._seed(number(work.seed, "module", self.round, work.federation.ids[self.clients[0]]))
+            else:
+                self.params.copy_(self.starts)
             began = time.perf_counter()
             norms = train(self.model, work.inputs if self.model is work.model else work.rows, work.targets, job)
             spent = (time.perf_counter() - began) / len(self.trainees)
@@ -137,8 +138,10 @@ class _Group:
         own = {f"{term.name}.{slot}": rows for term, at in self.terms for slot, rows in at.own.items()}
         own |= {f"local.{slot}": rows for slot, rows in self.held.items()} if self.work.local.persistent else {}
         for i, one in enumerate(self.trainees):
-            fine = finite(self.params[i]) and all(finite(rows[i]) for rows in own.values())
-            if one.row >= 0:
+            fine = all(finite(rows[i]) for rows in own.values())
+            if one.row < 0:
+                fine = fine and finite(self.params[i])
+            else:  # what is not finite in the parameters is not finite in the update
                 torch.sub(self.params[i].cpu(), buffers.theta, out=buffers.matrix[one.row])
                 fine = fine and finite(buffers.matrix[one.row]) and finite(model.stats)
                 buffers.row_stats[one.row].copy_(model.stats)

@@ -248,3 +248,67 @@ def test_schedules():
 def test_senseless_options_are_refused(options, message):
     with pytest.raises(SteelyardError, match=message):
         Local(**options)
+
+
+class Tied(nn.Module):
+    """Two parameters in the same memory: what one learns, the other learns."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = nn.Parameter(self.first.weight.data)
+
+    def forward(self, inputs):
+        return self.second(torch.tanh(self.first(inputs)))[:, :3]
+
+
+def descended(kind):
+    """A network, an input for it, and one of its parameters that has no gradient, if it has one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if kind == "tied":
+            return Tied(), torch.randn(12, 6), None
+        if kind == "images":
+            layers = nn.Conv2d(2, 5, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten(), nn.Linear(45, 3)
+            return nn.Sequential(*layers), torch.randn(12, 2, 8, 8), None
+        net = small_net().float()
+        name = "1.bias" if kind == "unused" else "0.weight"
+        if kind == "unused":
+            net[1].register_parameter("bias", nn.Parameter(torch.ones(3)))
+        else:
+            net[0].weight.requires_grad_(False)
+        return net, torch.randn(12, 6), name
+
+
+@pytest.mark.parametrize("kind", ["images", "tied", "unused", "frozen"])
+def test_a_step_without_collecting_gradients_is_the_same_step(kind, monkeypatch):
+    monkeypatch.setattr("steelyard.client.flat._LARGE", 1)
+    long, short = (flat(descended(kind)[0], descended(kind)[1]) for _ in range(2))
+    _, inputs, still = descended(kind)
+    targets, index = torch.arange(12) % 3, torch.tensor([3, 1, 7, 8])
+    for model in (long, short):
+        model.module.train()
+    for seed in range(3):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            long.gradient(long.batch(long.stored(inputs), index), targets[index])
+            long.params.add_(long.grad, alpha=-0.1)
+            torch.manual_seed(seed)
+            short.descend(short.batch(short.stored(inputs), index), targets[index], 0.1)
+    assert torch.equal(long.params, short.params)
+    first = descended(kind)[0].state_dict()
+    moved = {name: not torch.equal(value, first[name]) for name, value in short.module.state_dict().items()}
+    assert moved == {name: name != still for name in first}
+
+
+def test_pooling_layers_get_their_gradients_channels_last(monkeypatch):
+    """The gradient of a flattened image is not, and would be copied to and fro on its way down."""
+    monkeypatch.setattr("steelyard.client.flat._LARGE", 1)
+    module, inputs, _ = descended("images")
+    model = flat(module, inputs)
+    assert model.channels_last
+    seen = []
+    module[2].register_forward_hook(lambda part, given, output: output.register_hook(seen.append) and None)
+    model.gradient(model.batch(model.stored(inputs), torch.arange(12)), torch.arange(12) % 3)
+    assert seen[0].shape == (12, 5, 3, 3)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)

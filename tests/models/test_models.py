@@ -66,6 +66,14 @@ def test_as_many_numbers_as_in_the_authors_code(spec, shape, classes, counted):
     assert found == (golden.document("param_counts")[counted] if counted else by_hand)
 
 
+def test_the_cnn_of_pfl_has_as_many_parameters_as_its_layers_add_up_to():
+    layers = [3 * 32 * 9 + 32, 32 * 64 * 9 + 64, 14 * 14 * 64 * 128 + 128, 128 * 10 + 10]
+    model = build("pfl_cnn", COLOUR, 10, seed=0)
+    assert sum(p.numel() for p in model.parameters()) == sum(layers) == 1_626_442
+    with pytest.raises(SteelyardError, match="pfl_cnn needs images of 6x6 at least"):
+        build("pfl_cnn", (3, 5, 9), 10, seed=0)
+
+
 @pytest.mark.parametrize("spec", ["resnet:depth=20,norm=group", "resnet:depth=56,norm=group,groups=16"])
 def test_group_norm_has_the_same_parameters_and_no_buffers(spec):
     with_groups, with_batches = build(spec, COLOUR, 10, seed=0), build(spec.split(",")[0], COLOUR, 10, seed=0)
@@ -95,6 +103,7 @@ def test_all_norms_of_resnet18_have_the_same_parameters():
             for spec in ("mcmahan_cnn:padding=false", "lenet", "mnist_cnn", "alexnet_cifar")
             for shape in (GREY, COLOUR, (2, 33, 21))
         ),
+        ("pfl_cnn", DIGIT),
         ("mlp:hidden=[20],dropout=0.5", DIGIT),
         ("resnet:depth=8,norm=group", (2, 13, 9)),
         ("resnet:depth=8,width=2", DIGIT),
