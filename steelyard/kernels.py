@@ -236,6 +236,11 @@ def _tasks(spans: Sequence[Span], length: int) -> list[list[Piece]]:
     return tasks
 
 
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 _threads: int | None = None
 
 

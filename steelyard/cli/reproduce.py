@@ -171,7 +171,7 @@ def _print_results(table: Table, found: Sequence[Result], console: Console) -> N
         shown.add_column(column, justify="left" if column in ("setting", "algorithm") else "right")
     for result in found:
         cell = result.cell
-        style = "yellow" if beyond(result) else ""
+        style = "yellow" if beyond(result) and result.rounds >= table.rounds else ""
         fields = [cell.column, cell.row, str(cell.number), ours(result)]
         shown.add_row(*map(escape, fields), f"[{style}]{gap(result)}[/]" if style else gap(result))
     console.print(shown)

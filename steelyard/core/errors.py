@@ -34,6 +34,6 @@ class NonFiniteUpdate(SteelyardError):
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """A sentence on a name nobody has heard of: the nearest one, else all."""
-    names = sorted(known)
+    names = list(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     return f"unknown {kind} {name!r}: " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}")

@@ -65,7 +65,7 @@ class Registry:
 
     def __getitem__(self, name: str) -> Entry:
         if name not in self._entries:
-            raise SteelyardError(unknown(self.kind, name, self._entries))
+            raise SteelyardError(unknown(self.kind, name, sorted(self._entries)))
         return self._entries[name]
 
 

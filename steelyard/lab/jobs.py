@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import selectors
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from steelyard import kernels
 from steelyard.core.errors import SteelyardError
 from steelyard.lab.child import Child, end
 from steelyard.sim.callbacks import Until
@@ -101,7 +101,7 @@ def run_jobs(
         overwrite: start afresh where there is a run of another configuration, instead of refusing.
     """
     out, watch = Path(out), watch or Silent()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = kernels.cores()
     slots = cores if parallel is None else parallel
     if slots < 1:
         raise SteelyardError(f"parallel={parallel}: use at least 1")

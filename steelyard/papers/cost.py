@@ -7,13 +7,13 @@ right within a factor of two or three.
 
 from __future__ import annotations
 
-import os
 import time
 from functools import cache
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from steelyard import kernels
 from steelyard.core.text import parse
 from steelyard.data.partitions import PARTITIONS
 from steelyard.models import build
@@ -46,7 +46,7 @@ def seconds(config: Config) -> float | None:
     passes = local.train_share * (local.epochs or 1)
     trained: float = asked * (own * passes if local.steps is None else local.steps * local.batch_size)
     evaluated = test / config.evaluate_every if config.evaluate_every else 0.0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = kernels.cores()
     return config.rounds * forward * (3 * trained + evaluated) / (speed() * EFFICIENCY * cores)
 
 

@@ -156,7 +156,7 @@ def markdown(table: Table, found: Sequence[Result], command: Sequence[str], envi
         f"Metric: {METRICS[table.metric]}. Ours is the mean over seeds ± the sample deviation.",
         "",
         "```console",
-        f"$ {shlex.join(command)}",
+        f"$ {shlex.join(_portable(command))}",
         "```",
         "",
         f"{versions}; {environment['cores']} cores; {duration(seconds)} of rounds in all, runs side by side.",
@@ -168,7 +168,7 @@ def markdown(table: Table, found: Sequence[Result], command: Sequence[str], envi
     lines += ["| setting | algorithm | paper | ours | by seed | gap | |", "|---|---|---|---|---|---|---|"]
     for result in found:
         cell = result.cell
-        flag = "beyond" if beyond(result) else ""
+        flag = "reduced" if result.rounds < table.rounds else "beyond" if beyond(result) else ""
         fields = [cell.column, cell.row, str(cell.number), ours(result), by_seed(result), gap(result), flag]
         lines.append("| " + " | ".join(field.replace("|", "\\|") for field in fields) + " |")
     limits = f"{SHARE:.0%} of rounds" if table.metric == "rounds" else f"{POINTS:g} points"
@@ -193,6 +193,16 @@ def comma_separated(found: Sequence[Result]) -> str:
             best = f"{result.best[seed]:.4f}"
             writer.writerow([cell.name, cell.column, cell.row, seed, result.rounds, paper, mine, best])
     return out.getvalue()
+
+
+def _portable(command: Sequence[str]) -> list[str]:
+    """The command without where its runs went, which is nobody else's business."""
+    kept, skip = [], False
+    for word in command:
+        if not skip and word != "--out" and not word.startswith("--out="):
+            kept.append(word)
+        skip = word == "--out"
+    return kept
 
 
 def _either(values: set[int]) -> str:

@@ -10,7 +10,6 @@ record     one line of JSON
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,9 +102,8 @@ class Simulation:
         torch and BLAS keep to one thread here: theirs spin for a while after their work, on the workers' cores. The
         kernels have threads of their own.
         """
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.work.prepare()
-        with one_thread(), kernels.parallel(cores):
+        with one_thread(), kernels.parallel(kernels.cores()):
             self._run()
 
     def _run(self) -> None:
@@ -137,7 +135,7 @@ class Simulation:
 
     def _executor(self) -> Executor:
         options, device = self.options, self.work.model.device
-        wanted = options.workers or torch.multiprocessing.cpu_count()
+        wanted = options.workers or kernels.cores()
         forks = can_fork() and device.type == "cpu"
         if options.executor == "process" and not forks:
             raise SteelyardError("executor=process forks workers, on Linux and without a GPU: use executor=serial here")

@@ -119,9 +119,10 @@ def test_the_page_holds_what_is_needed_to_judge_it():
 
 def test_fewer_rounds_are_marked():
     plan = made("final", numbers=(69.0,), rounds=20).changed(["rounds=5"])
-    assert "**Reduced: 5 rounds instead of the paper's 20.**" in markdown(
-        plan, found(plan, [0.7], [0.8]), ["steelyard"], ENVIRONMENT
-    )
+    text = markdown(plan, found(plan, [0.7], [0.8]), ["steelyard", "--out", "/home/me", "x", "--out=y"], ENVIRONMENT)
+    assert "**Reduced: 5 rounds instead of the paper's 20.**" in text
+    assert "| +6.00 | reduced |" in text
+    assert "$ steelyard x\n" in text  # where runs went is nobody else's business
 
 
 def test_csv_has_a_line_per_seed():
