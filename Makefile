@@ -34,6 +34,7 @@ bench: $(VENV)/.flower ## tables on the screen, JSON in out/
 	$(BIN)/python -m benchmarks.aggregation
 	$(BIN)/python -m benchmarks.merge
 	$(BIN)/python -m benchmarks.simulator
+	$(BIN)/python -m benchmarks.probe
 
 PEERS := $(foreach peer,flower pfl fedjax,.venv-peers/$(peer)/.done)
 

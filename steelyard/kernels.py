@@ -32,6 +32,7 @@ _SMALL = 1 << 21  # row elements below which handing work to threads costs more 
 _TINY = 1e-24  # squared norms below this have lost bits to underflow in float32
 
 Span = tuple[int, int]
+Part = tuple[int, torch.Tensor]  # where a stretch of a vector begins, and its values
 Floats = NDArray[Any]
 Result = TypeVar("Result")
 
@@ -102,22 +103,23 @@ def combine(store: Rows, count: int, spans: Sequence[Span], emit: Emit, chunk: i
         pass
 
 
-def project(store: Rows, count: int, vector: torch.Tensor, chunk: int | None = None) -> NDArray[np.float64]:
-    """Inner products of the `count` rows with one vector `[d]`, float64 `[count]`."""
-    values = vector.numpy()
+def project(store: Rows, count: int, parts: Sequence[Part], chunk: int | None = None) -> NDArray[np.float64]:
+    """Inner products of the `count` rows with one vector given in parts, float64 `[count]`."""
+    spans = [(start, start + values.numel()) for start, values in parts]
 
     def work(pieces: list[Piece], rows: torch.Tensor) -> list[NDArray[np.float64]]:
-        terms = []
-        for _, start, stop in pieces:
+        first, terms = pieces[0].start, []
+        for span, start, stop in pieces:
+            origin, values = spans[span][0], parts[span][1].numpy()
             for left in range(start, stop, BLOCK):
                 right = min(left + BLOCK, stop)
                 terms.append(
-                    _products(rows[:, left - pieces[0].start : right - pieces[0].start].numpy(), values[left:right])
+                    _products(rows[:, left - first : right - first].numpy(), values[left - origin : right - origin])
                 )
         return terms
 
     out = np.zeros(count)
-    for terms in _run(store, [(0, len(values))], work, count, BLOCK, chunk):
+    for terms in _run(store, spans, work, count, BLOCK, chunk):
         for term in terms:
             out += term
     return out

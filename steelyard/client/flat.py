@@ -32,7 +32,11 @@ class FlatModel:
         device: torch.device,
         layout: Layout | None = None,
     ) -> None:
-        """Takes the module over. A given layout says where parameters lie in the vector, each in the usual order."""
+        """Takes the module over.
+
+        A given layout says where parameters lie in the vector, each in the usual order; there is no vector of gradients
+        then.
+        """
         self.module = module.to(device)
         self.loss = loss
         self.device = device
@@ -43,7 +47,7 @@ class FlatModel:
         convolutions = any(isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)) for part in module.modules())
         self.channels_last = inputs.ndim == 4 and convolutions and layout is None
         self.params = torch.zeros(1, self.layout.dim, dtype=self.layout.row_dtype, device=device)  # [1, d]
-        self.grad = torch.zeros_like(self.params)
+        self.grad = torch.zeros_like(self.params) if layout is None else torch.empty(1, 0)
         self.stats = torch.zeros(self.layout.stat_dim, dtype=self.layout.row_dtype, device=device)
         self._bind(state, named)
         if self.channels_last and not self._runs(inputs):
@@ -78,11 +82,16 @@ class FlatModel:
             return stretch.view(out, high, wide, into).permute(0, 3, 1, 2)
         return stretch.view(leaf.shape)
 
+    def flattened(self, values: torch.Tensor, leaf: Leaf) -> torch.Tensor:
+        """A tensor of the leaf's shape as its stretch of a flat vector would hold it."""
+        if self.channels_last and len(leaf.shape) == 4:
+            values = values.permute(0, 2, 3, 1)
+        return values.reshape(-1)
+
     def _bind(self, state: Mapping[str, torch.Tensor], named: Mapping[str, nn.Parameter]) -> None:
         """Makes parameters, gradients and statistics views of the flat vectors, values kept."""
         places = {leaf.name: leaf for leaf in self.layout.leaves}
         tensors = {**dict(self.module.named_buffers(remove_duplicate=False)), **named}
-        values = {name: state[name].detach().clone() for name in state}
         for name, tensor in tensors.items():
             leaf = places.get(name)
             leaf = leaf if leaf is None or leaf.tied is None else places[leaf.tied]
@@ -90,9 +99,9 @@ class FlatModel:
                 continue  # not in the state dict, or an integer
             view = self.view(self.params[0], leaf) if leaf.kind == "param" else self._stat(self.stats, leaf)
             with torch.no_grad():
-                view.copy_(values[leaf.name])
+                view.copy_(state[leaf.name])  # in memory of its own still
             tensor.data = view
-            if leaf.kind == "param" and tensor.requires_grad:
+            if leaf.kind == "param" and tensor.requires_grad and self.grad.numel():
                 tensor.grad = self.view(self.grad[0], leaf)
         self.counters = [self.module.get_buffer(leaf.name) for leaf in self.layout.counts]
 

@@ -9,7 +9,7 @@ one combine, one forward and backward pass of one network, one projection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -29,17 +29,22 @@ class Session(Protocol):
     """A network and its proxy samples, open for one round; vectors are in the layout's coordinates."""
 
     params: torch.Tensor
-    grad: torch.Tensor
     rng: np.random.Generator
 
     def epoch(self) -> Iterator[torch.Tensor]:
         """The batches of one pass over the proxy samples: their positions."""
 
     def backward(self, batch: torch.Tensor, objective: Objective | None = None) -> float:
-        """Fills `grad` with the gradient of a batch's loss at `params`; returns the loss.
+        """Takes the gradient of a batch's loss at `params`; returns the loss.
 
         The loss is the probe's own, or an objective: a function of the outputs and the batch's positions.
         """
+
+    def slopes(self) -> Sequence[kernels.Part]:
+        """The gradient of the last pass, in parts: no vector of its own is needed to project it."""
+
+    def gradient(self) -> torch.Tensor:
+        """The gradient of the last pass as one vector, which may be written to."""
 
     def outputs(self) -> torch.Tensor:
         """What the network at `params` says of all samples, with its running statistics and without a graph."""
@@ -95,7 +100,7 @@ class Trial:
         """Loss and derivatives at `base * theta + sum_k w_k d_k`, `weights` `[K]`."""
         self.mix(weights, base)
         loss = self.session.backward(batch)
-        dots = kernels.project(self.store, len(self.store.ids) + 1, self.session.grad, self.chunk)
+        dots = kernels.project(self.store, len(self.store.ids) + 1, self.session.slopes(), self.chunk)
         slopes = dots[:-1] if self.rows is None else self.rows @ dots[:-1]
         return Slopes(loss, slopes, float(dots[-1]))
 

@@ -29,6 +29,7 @@ from steelyard.core.layout import Layout, Leaf
 from steelyard.core.probe import Objective
 from steelyard.data.dataset import Dataset
 from steelyard.data.proxy import Proxy, balanced_order
+from steelyard.kernels import Part
 
 _STREAM = int.from_bytes(b"prox", "big")  # keeps these draws apart from all others of the same seed
 
@@ -123,7 +124,11 @@ class ProbeSession:
         self.network = probe.network or _moulded(probe, layout)
         self.stored = self.network.stored(probe.inputs)
         self.targets = probe.targets.to(self.network.device)
-        self.params, self.grad = self.network.params[0], self.network.grad[0]
+        self.params = self.network.params[0]
+        named = dict(self.network.module.named_parameters())
+        free = {leaf.name: leaf for leaf in self.network.layout.params if leaf.name in named}
+        self.learned = [(leaf, named[name]) for name, leaf in free.items() if named[name].requires_grad]
+        self._made: list[torch.Tensor | None] | None = None
         self.adopt(buffers if not layout.flat else state or dict(probe.model.named_buffers()))
 
     def adopt(self, buffers: Mapping[str, torch.Tensor]) -> None:
@@ -151,11 +156,29 @@ class ProbeSession:
         """Loss and gradient of a batch, in the layout's coordinates."""
         network = self.network
         self._mode(batch)
-        network.grad.zero_()
+        self._made = None
         outputs = network.module(network.batch(self.stored, batch))
         loss = network.loss(outputs, self.targets[batch]) if objective is None else objective(outputs, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        made = torch.autograd.grad(loss, [parameter for _, parameter in self.learned], allow_unused=True)
+        self._made = list(made)
         return float(loss.item())
+
+    def slopes(self) -> list[Part]:
+        """The gradient, leaf by leaf: it stays where autograd made it."""
+        assert self._made is not None
+        parts = [
+            (leaf.start, self.network.flattened(grad, leaf))
+            for (leaf, _), grad in zip(self.learned, self._made, strict=True)
+            if grad is not None
+        ]
+        return sorted(parts, key=lambda part: part[0])
+
+    def gradient(self) -> torch.Tensor:
+        """The gradient as one vector."""
+        vector = torch.zeros_like(self.params)
+        for start, values in self.slopes():
+            vector[start : start + values.numel()] = values
+        return vector
 
     def outputs(self) -> torch.Tensor:
         """What the network says of all samples, as it evaluates."""
@@ -168,11 +191,11 @@ class ProbeSession:
     def close(self) -> None:
         """Gives back the memory of parameters and gradients, unless the network is a run's own."""
         if self.probe.network is None:
+            self._made = None
             for tensor in self.network.module.parameters():
                 tensor.grad = None
                 tensor.data = tensor.data.new_empty(0)
-            self.network.params = self.network.grad = torch.empty(0)
-            self.params = self.grad = torch.empty(0)
+            self.network.params = self.network.grad = self.params = torch.empty(0)
 
     def buffers(self) -> dict[str, torch.Tensor] | None:
         """The running statistics after these passes, if they are the ones to keep."""
@@ -201,7 +224,9 @@ def _moulded(probe: Probe, layout: Layout) -> FlatModel:
         own = _in_order(own, probe.model, layout.dim)
     else:
         _check_names(own, layout)
-    return FlatModel(copy.deepcopy(probe.model), probe.loss, probe.inputs, torch.device("cpu"), own)
+    # The copy's parameters begin as the model's own memory, and end in the vector: there is never a third model.
+    known = {id(p): nn.Parameter(p.data, p.requires_grad) for p in probe.model.parameters()}
+    return FlatModel(copy.deepcopy(probe.model, known), probe.loss, probe.inputs, torch.device("cpu"), own)
 
 
 def _in_order(own: Layout, model: nn.Module, dim: int) -> Layout:

@@ -76,7 +76,7 @@ def _trained(
         for batch in at.session.epoch():
             step += 1
             at.session.backward(batch, objective)
-            local.update(x, at.session.grad[None], held, part.lr, taken, step)
+            local.update(x, at.session.gradient()[None], held, part.lr, taken, step)
             if swa is not None and step >= swa[0] and (step - swa[0]) % swa[1] == 0:
                 seen += 1
                 mean += (x - mean) / seen

@@ -54,9 +54,11 @@ def test_projection_is_a_matrix_product():
         store = MemoryStore.of(rows[-1], rows[:-1] + rows[-1])
         vector = torch.randn(dim, generator=g)
         expected = store.matrix.double() @ vector.double()
-        found = kernels.project(store, 5, vector)
+        found = kernels.project(store, 5, [(0, vector)])
+        cut = kernels.project(store, 5, [(0, vector[: dim // 3]), (dim // 3, vector[dim // 3 :])])
+        np.testing.assert_allclose(found, cut, rtol=1e-6, atol=1e-4)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-3 * dim**0.5 / 100)
-        assert np.array_equal(found, kernels.project(store, 5, vector, chunk=1000))
+        assert np.array_equal(found, kernels.project(store, 5, [(0, vector)], chunk=1000))
 
 
 def test_flat_vectors_follow_the_order_of_parameters():
