@@ -66,6 +66,11 @@ class Merge:
     ) -> None:
         self.rule = parse_rule(rule)
         self.root = rooted(self.rule)
+        if self.root.needs.probe:
+            raise SteelyardError(
+                f"{rounds.in_need(self.root)} looks at proxy data, and a merge has none: use another rule, or "
+                "steelyard.aggregate(rule, None, SafetensorsStore.open(...), probe=steelyard.Probe(...))"
+            )
         store = SafetensorsStore.open(base, clients, kinds=kinds)
         self.table = metric_table(metrics, tuple(clients))
         if "num_examples" not in self.table:

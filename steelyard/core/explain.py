@@ -31,7 +31,8 @@ def explain(rule: Weighting, meaning: dict[str, str]) -> Explanation:
         clients_disclose=disclosed,
         server_sees=_seen(needs),
         passes=_passes(needs),
-        memory="in memory: K+1 models. From disk: one chunk of K+1 rows per thread, whatever the model's size",
+        memory="in memory: K+1 models. From disk: one chunk of K+1 rows per thread, whatever the model's size"
+        + ("; and the network, its gradient and its activations" if needs.probe else ""),
         secure_aggregation=[f"{part.name}: {part.card.secagg}" for part in leaves],
         differential_privacy=[f"{part.name}: {part.card.dp}" for part in leaves],
         remarks=[f"{part.name}: {remark}" for part in leaves for remark in part.remarks],

@@ -192,3 +192,8 @@ def test_a_rule_without_proxy_data_is_refused_with_the_cure():
 def test_layers_are_refused():
     with pytest.raises(SteelyardError, match=r"per_layer.fedlaw.*only the whole model has: use fedlaw"):
         steelyard.per_layer(steelyard.fedlaw())
+
+
+def test_a_merge_of_files_has_no_proxy_data(tmp_path):
+    with pytest.raises(SteelyardError, match="fedlaw looks at proxy data, and a merge has none"):
+        steelyard.Merge(tmp_path / "base.safetensors", {}, "guard(fedlaw)")
