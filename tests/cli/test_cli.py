@@ -79,7 +79,7 @@ def test_explain_says_what_matters():
     assert "one pass" in steelyard_command("explain", "fedavg").output
     assert "label_hist" in steelyard_command("explain", "guard(feddisco)").output
     assert "single updates" in steelyard_command("explain", "krum").output
-    wrong = steelyard_command("explain", "fedawq")
+    wrong = steelyard_command("explain", "fedawaa")
     assert wrong.exit_code == 2
     assert "did you mean 'fedawa'" in wrong.output
 
@@ -181,7 +181,7 @@ def test_merge_of_shards(files):
     ("change", "message"),
     [
         ({"--base": "nowhere.safetensors"}, "no such file"),
-        ({"--rule": "fedawq"}, "did you mean"),
+        ({"--rule": "fedawaa"}, "did you mean"),
         ({"--out": "missing/m.safetensors"}, "no such directory"),
         ({"--metrics": "nowhere.json"}, "nowhere.json"),
         ({"--server": "adamm"}, "did you mean 'adam'"),

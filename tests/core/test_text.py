@@ -49,7 +49,7 @@ def test_text_and_objects_are_the_same(text, rule):
     ("text", "message"),
     [
         ("", "expected"),
-        ("fedawq", "did you mean 'fedawa'"),
+        ("fedawaa", "did you mean 'fedawa'"),
         ("nothing-like-it", "known: "),
         ("fedawa:step=10", "did you mean 'steps'"),
         ("fedawa:steps=10,steps=11", "given twice"),
