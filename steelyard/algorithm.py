@@ -95,6 +95,7 @@ class Algorithm:
         """Refuses parts that would quietly ruin each other."""
         movers = [f"client={term.name}" for term in self.client if term.moves_model]
         movers += [f"server={self.server.name}"] if self.server is not None else []
+        movers += [f"refine={self.refine.name}"] if self.refine is not None else []
         for term in self.client:
             if term.wants_average and movers:
                 raise SteelyardError(

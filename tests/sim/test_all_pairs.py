@@ -1,4 +1,4 @@
-"""Any two of client terms, rules, server optimizers and broadcasts run together, or are refused with a sentence.
+"""Any two of client terms, rules, server optimizers, broadcasts and refiners run together, or are refused with a sentence.
 
 The registries say what there is: a new part is tried with all others as soon as it is registered.
 """
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.registry import BROADCASTS, OPTIMIZERS, RULES, TERMS
+from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.data import load
 from steelyard.models import build
 
@@ -21,9 +21,15 @@ ARGUMENTS = {
     "cap": "cap:max_weight=0.5",
     "criticalfl_window": "gate(criticalfl_window,fedadp)",
     "eq6": "gate(eq6,fedadp)",
+    "fedbe": "fedbe:epochs=2",
+    "feddf": "feddf:epochs=2",
+    "fedlaw": "fedlaw:epochs=2",
+    "fedlaw_swa": "fedlaw_swa:epochs=14",
     "gate": "gate(eq6,fedadp)",
     "guard": "guard(fedadp)",
+    "gws": "gws:epochs=2",
     "if_finite": "if_finite(fedadp)",
+    "law": "law:epochs=2",
     "ldawa": "ldawa:warmup=0",
     "nnm": "nnm(fedadp)",
     "per_layer": "per_layer(fedadp)",
@@ -31,9 +37,10 @@ ARGUMENTS = {
 }
 
 DRIFT = "its corrections cancel out only if the new model is the clients' average"
-REFUSED = {frozenset({"vrlsgd", other}): DRIFT for other in ("feddyn", *(entry.name for entry in OPTIMIZERS))}
+MOVERS = ("feddyn", *(entry.name for registry in (OPTIMIZERS, REFINERS) for entry in registry))
+REFUSED = {frozenset({"vrlsgd", other}): DRIFT for other in MOVERS}
 
-KINDS = {"client": TERMS, "weighting": RULES, "server": OPTIMIZERS, "broadcast": BROADCASTS}
+KINDS = {"client": TERMS, "weighting": RULES, "server": OPTIMIZERS, "broadcast": BROADCASTS, "refine": REFINERS}
 PARTS = [(kind, entry.name) for kind, registry in KINDS.items() for entry in registry]
 PAIRS = [
     (one, two) for one, two in combinations(PARTS, 2) if one[0] != two[0] or one[0] == "client"
@@ -67,6 +74,7 @@ def run(one, two):
         rounds=2,
         local={"steps": 2, "batch_size": 16},
         executor="serial",
+        proxy={"per_class": 2},
         evaluate_every=0,
     )
 
