@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from steelyard.algorithm import Algorithm
 from steelyard.core.errors import SteelyardError
 from steelyard.lab.jobs import Outcome, flat
 from steelyard.sim.callbacks import Until
@@ -16,7 +17,7 @@ from steelyard.sim.rundir import COHORTS, CONFIG, read_config
 
 Labels = tuple[tuple[str, str], ...]
 
-ALGORITHM = ("case", "weighting", "client", "server", "broadcast")
+ALGORITHM = ("case", *(part.name for part in fields(Algorithm)))
 _IDLE = ("seed", "workers", "executor", "keep", "checkpoint_every", "data.dir")  # change no number, or are the seed
 
 
