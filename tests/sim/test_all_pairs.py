@@ -1,4 +1,4 @@
-"""Any two of client terms, rules, server optimizers, broadcasts and refiners run together, or are refused with a sentence.
+"""Any two of terms, rules, server optimizers, broadcasts and refiners run together, or are refused with a sentence.
 
 The registries say what there is: a new part is tried with all others as soon as it is registered.
 """
