@@ -34,6 +34,10 @@ def run(
     experiment: Annotated[
         Path | None, typer.Argument(help="A TOML file; without one, the embedded digits.", show_default=False)
     ] = None,
+    weighting: Annotated[
+        str | None,
+        typer.Option("--weighting", "-w", help="The rule: short for --set weighting=...", show_default=False),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", "-s", help="key=value on top of the file; repeat it.", show_default=False),
@@ -67,7 +71,7 @@ def run(
         _print_options(console)
         return
     try:
-        config = read(experiment, settings or [])
+        config = read(experiment, [*(settings or []), *([f"weighting={weighting}"] if weighting else [])])
         directory = out or _new_directory(config)
         _go(config, directory, console, quiet, as_json, overwrite=overwrite)
     except (SteelyardError, OSError) as error:

@@ -66,6 +66,7 @@ class FedLAW(Weighting):
         epochs: passes over the proxy data.
         lr: learning rate of the first epochs.
         optimizer: `adam` or `sgd` (momentum 0.9).
+        betas: of adam.
         function: `exp` or `quad`.
         init: where lambda starts: at the `prior` or `uniform`.
         halve: epochs after which the learning rate is halved, again and again; 0 for never.
@@ -79,6 +80,7 @@ class FedLAW(Weighting):
     epochs: int = _UNSET
     lr: float = 0.01
     optimizer: str = "adam"
+    betas: tuple[float, float] = BETAS
     function: str = "exp"
     init: str = _UNSET
     halve: int = 20
@@ -99,7 +101,7 @@ class FedLAW(Weighting):
                 object.__setattr__(self, option, value)
         checks.whole("epochs", self.epochs, 1)
         checks.number("lr", self.lr, 0.0, open_low=True)
-        checks.one_of("optimizer", self.optimizer, "adam", "sgd")
+        check_optimizer(self.optimizer, self.betas)
         checks.one_of("init", self.init, "prior", "uniform")
         checks.whole("halve", self.halve)
         checks.one_of("learn", self.learn, "both", "gamma", "lambda")
@@ -140,7 +142,7 @@ class FedLAW(Weighting):
             point,
             self.epochs,
             lambda epoch: rate(self.lr, epoch, self.halve),
-            adam(BETAS) if self.optimizer == "adam" else sgd(),
+            optimizer(self.optimizer, self.betas),
             learn_lambda,
             learn_gamma,
         )
@@ -232,6 +234,20 @@ def learned(
         if after is not None:
             after(epoch, point)
     return point
+
+
+def optimizer(name: str, betas: tuple[float, float]) -> Step:
+    """A fresh one."""
+    return adam(betas) if name == "adam" else sgd()
+
+
+def check_optimizer(name: str, betas: tuple[float, float]) -> None:
+    """Refuses what is none."""
+    checks.one_of("optimizer", name, "adam", "sgd")
+    if len(betas) != 2:
+        raise SteelyardError(f"betas={betas!r}: give two numbers")
+    for beta in betas:
+        checks.number("betas", beta, 0.0, 1.0)
 
 
 def rate(lr: float, epoch: int, halve: int) -> float:

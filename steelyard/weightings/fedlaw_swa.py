@@ -16,7 +16,7 @@ error, unless `snapshots="optional"` asks for it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,17 @@ from steelyard.core.registry import RULES
 from steelyard.core.table import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
-from steelyard.weightings.fedlaw import BETAS, EPOCHS, Point, learned, rate, reachable, settled
-from steelyard.weightings.optim import adam
+from steelyard.weightings.fedlaw import (
+    BETAS,
+    EPOCHS,
+    Point,
+    check_optimizer,
+    learned,
+    optimizer,
+    rate,
+    reachable,
+    settled,
+)
 
 FIRST = 6  # the epoch after which the first snapshot is taken
 _ANNEAL, _RISE = 100, 10  # epochs
@@ -49,10 +58,13 @@ class FedLAWSWA(Weighting):
         epochs: passes over the proxy data, of both stages together.
         lr: learning rate of the first epochs.
         swa_lr: learning rate of the last epochs of the stage of lambda.
+        optimizer: `adam` or `sgd` (momentum 0.9).
+        betas: of adam.
         function: `exp` or `quad`.
         order: `lambda_first` or `gamma_first`.
         halve: epochs after which the learning rate of the stage of gamma is halved.
         snapshots: `required`, or `optional`: too few epochs leave the prior, as in the code.
+        average: what is averaged: `logits`, as in the code, or `weights`.
         floor: lower bound on the product of all gammas so far.
     """
 
@@ -60,10 +72,13 @@ class FedLAWSWA(Weighting):
     epochs: int = _UNSET
     lr: float = 0.01
     swa_lr: float = 0.05
+    optimizer: str = "adam"
+    betas: tuple[float, float] = BETAS
     function: str = "exp"
     order: str = _UNSET
     halve: int = 20
     snapshots: str = "required"
+    average: str = "logits"
     floor: float | None = None
 
     name = "fedlaw_swa"
@@ -82,6 +97,8 @@ class FedLAWSWA(Weighting):
         checks.whole("epochs", self.epochs, 2)
         checks.number("lr", self.lr, 0.0, open_low=True)
         checks.number("swa_lr", self.swa_lr, 0.0, open_low=True)
+        check_optimizer(self.optimizer, self.betas)
+        checks.one_of("average", self.average, "logits", "weights")
         checks.one_of("function", self.function, "exp", "quad")
         checks.one_of("order", self.order, *_ORDERS.values())
         checks.whole("halve", self.halve)
@@ -125,12 +142,18 @@ class FedLAWSWA(Weighting):
                 taken.append(now.x)
 
         start, rates = point, lambda epoch: swa_rate(self.lr, self.swa_lr, epoch)
-        learned(view.probe, point, self.epochs // 2, rates, adam(BETAS), True, False, after)
-        return Point(np.mean(taken, axis=0) if taken else start.x, point.g, point.function)
+        learned(view.probe, point, self.epochs // 2, rates, optimizer(self.optimizer, self.betas), True, False, after)
+        if not taken:
+            return start
+        if self.average == "logits":
+            return replace(point, x=np.mean(taken, axis=0))
+        mean = np.mean([replace(point, x=x).shares for x in taken], axis=0)
+        return replace(Point.at(mean, self.function, "prior"), g=point.g)
 
     def _gamma(self, point: Point, view: View) -> Point:
         rates = lambda epoch: rate(self.lr, epoch, self.halve)  # noqa: E731
-        return learned(view.probe, point, self.epochs // 2, rates, adam(BETAS), False, True)
+        step = optimizer(self.optimizer, self.betas)
+        return learned(view.probe, point, self.epochs // 2, rates, step, False, True)
 
 
 def swa_rate(lr: float, swa_lr: float, epoch: int) -> float:

@@ -49,6 +49,16 @@ def test_a_toml_file_and_settings_on_top(tmp_path):
     assert call("run", file, "--set", "rounds=1", "--out", tmp_path / "quiet", "--quiet").output == ""
 
 
+def test_a_rule_on_proxy_data_is_refused_without_any_before_the_first_round(tmp_path):
+    refused = call("run", "--weighting", "fedlaw", "--out", tmp_path / "run")
+    assert refused.exit_code == 2
+    assert "fedlaw looks at proxy data and there is none: --set proxy.per_class=10" in " ".join(refused.output.split())
+    assert not (tmp_path / "run").exists()
+    made = call("run", "-w", "fedlaw:epochs=2", "-s", "proxy.per_class=3", "-s", "rounds=1", "--out", tmp_path / "run")
+    assert made.exit_code == 0, made.output
+    assert read_log(tmp_path / "run")[0]["gamma"] != 1.0
+
+
 def test_a_new_directory_is_made_under_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for expected in ("runs/fedavg-digits-s0", "runs/fedavg-digits-s0-2"):

@@ -156,6 +156,24 @@ def test_the_papers_order_learns_gamma_first():
     assert_near(first.report["gamma"], gamma_alone.report["gamma"], 1e-12)
 
 
+def test_averages_of_weights_and_of_logits_differ():
+    rule = "fedlaw_swa:epochs=30,swa_lr=0.5,order=lambda_first"
+    logits, weights = (aggregate(f"{rule},average={what}", "mlp", probe("mlp", 40)) for what in ("logits", "weights"))
+    assert max(abs(a - b) for a, b in zip(shares(logits), shares(weights), strict=True)) > 1e-6
+    assert sum(shares(weights)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("rule", ["fedlaw:epochs=5", "fedlaw_swa:epochs=16"])
+def test_optimizers_and_their_betas_matter(rule):
+    found = [
+        aggregate(f"{rule},{option}", "mlp", probe("mlp", 40)).report["gamma"]
+        for option in ("optimizer=adam", "optimizer=sgd", "betas=[0.9,0.999]")
+    ]
+    assert len(set(found)) == 3
+    with pytest.raises(SteelyardError, match="betas"):
+        steelyard.fedlaw(betas=(0.9, 1.5))
+
+
 def test_the_product_of_gammas_is_bounded_and_said():
     state, product = None, 1.0
     free = aggregate("gws:epochs=20,lr=0.05", "mlp", probe("mlp", 40)).report["gamma"]
