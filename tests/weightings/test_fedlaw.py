@@ -215,3 +215,28 @@ def test_layers_are_refused():
 def test_a_merge_of_files_has_no_proxy_data(tmp_path):
     with pytest.raises(SteelyardError, match="fedlaw looks at proxy data, and a merge has none"):
         steelyard.Merge(tmp_path / "base.safetensors", {}, "guard(fedlaw)")
+
+
+def test_behind_a_guard_the_loss_is_of_the_guarded_updates():
+    """A client with a zero update is set aside, and a long update is clipped: as if they had come so."""
+    models, sizes = clients("mlp"), DATA["mlp/sizes"].tolist()
+    base = models.mean(dim=0)
+    updates = models - base
+    updates[0] = 0.0
+    updates[1] *= 50
+    norms = updates[1:].norm(dim=1)
+    median = float(np.median([0.0, *norms.tolist()]))
+    clipped = updates[1:] * torch.clamp(2.0 * median / norms, max=1.0)[:, None]
+    rule = "fedlaw:epochs=6,lr=0.05"
+    wanted = steelyard.aggregate(
+        rule, base, base + clipped, metrics={"num_examples": sizes[1:]}, probe=probe("mlp", 40)
+    )
+    found = steelyard.aggregate(
+        f"guard({rule}):weight_cap=6,metric_cap=1e9,clip=2",
+        base,
+        base + updates,
+        metrics={"num_examples": sizes},
+        probe=probe("mlp", 40),
+    )
+    assert_near(shares(found), shares(wanted), 1e-9)
+    assert_near(found.report["gamma"], wanted.report["gamma"], 1e-9)
