@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -45,74 +45,9 @@ _BETAS = (0.5, 0.999)
 Objective = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of outputs and the batch's positions
 
 
-def _filled(part: Any, epochs: int) -> None:
-    """Puts the preset's values where none was given, and checks them."""
-    checks.one_of("preset", part.preset, *_PRESETS)
-    for option, value in (_PRESETS[part.preset] | {"epochs": epochs if part.preset == "paper" else 20}).items():
-        if getattr(part, option) is _UNSET:
-            object.__setattr__(part, option, value)
-    checks.whole("epochs", part.epochs, 1)
-    _optimizer(part)
-
-
-def _optimizer(part: Any) -> Local:
-    return Local(
-        lr=part.lr, optimizer=part.optimizer, momentum=part.momentum, weight_decay=part.weight_decay, betas=_BETAS
-    )
-
-
-def _trained(
-    part: Any, at: AtRefine, state: State, objective: Objective | None, swa: tuple[int, int] | None = None
-) -> State:
-    """Trains the model in the session; with `swa` it ends at the mean of the models from a step on, every so many."""
-    local, x = _optimizer(part), at.session.params[None]  # [1, d]
-    held = {slot: torch.zeros_like(x) for slot in local.slots}
-    taken = torch.zeros(1, 1)
-    if part.persistent and state:
-        held = {slot: state[slot].clone() for slot in local.slots}
-        taken += float(state["steps"])
-    mean, seen, step = torch.zeros_like(x), 0, 0
-    for _ in range(part.epochs):
-        for batch in at.session.epoch():
-            step += 1
-            at.session.backward(batch, objective)
-            local.update(x, at.session.gradient()[None], held, part.lr, taken, step)
-            if swa is not None and step >= swa[0] and (step - swa[0]) % swa[1] == 0:
-                seen += 1
-                mean += (x - mean) / seen
-    if seen:
-        x.copy_(mean)
-    return {**held, "steps": float(taken) + step} if part.persistent else {}
-
-
-@REFINERS.register
 @dataclass(frozen=True)
-class ServerFT(Refiner):
-    """Fine-tunes the aggregated model on the proxy labels."""
-
-    preset: str = "paper"
-    epochs: int = _UNSET
-    lr: float = _UNSET
-    optimizer: str = _UNSET
-    momentum: float = _UNSET
-    weight_decay: float = _UNSET
-    persistent: bool = _UNSET
-
-    name = "server_ft"
-    card = Card("fine-tunes on proxy data", "Li et al. (FedLAW), ICML 2023")
-
-    def __post_init__(self) -> None:
-        _filled(self, epochs=2)
-
-    def refine(self, at: AtRefine, state: State) -> State:
-        """Epochs of the proxy loss."""
-        return _trained(self, at, state, None)
-
-
-@REFINERS.register
-@dataclass(frozen=True)
-class FedDF(Refiner):
-    """Distils the clients into the aggregated model: KL(teachers, student) on the proxy inputs.
+class Trained(Refiner):
+    """What all refiners here share: they train the aggregated model on the proxy data.
 
     Attributes:
         preset: `paper` or `official`.
@@ -122,8 +57,7 @@ class FedDF(Refiner):
         momentum: of sgd.
         weight_decay: L2 on the parameters.
         persistent: keep the optimizer's state from round to round.
-        average: what is averaged over teachers, with equal weights: `logits`, `probabilities` or `losses`.
-        temperature: divides all logits.
+        paper_epochs: those of the preset `paper`.
     """
 
     preset: str = "paper"
@@ -133,14 +67,81 @@ class FedDF(Refiner):
     momentum: float = _UNSET
     weight_decay: float = _UNSET
     persistent: bool = _UNSET
+
+    paper_epochs: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        checks.one_of("preset", self.preset, *_PRESETS)
+        epochs = self.paper_epochs if self.preset == "paper" else 20
+        for option, value in (_PRESETS[self.preset] | {"epochs": epochs}).items():
+            if getattr(self, option) is _UNSET:
+                object.__setattr__(self, option, value)
+        checks.whole("epochs", self.epochs, 1)
+        _ = self._local  # checks its options
+
+    @property
+    def _local(self) -> Local:
+        return Local(
+            lr=self.lr, optimizer=self.optimizer, momentum=self.momentum, weight_decay=self.weight_decay, betas=_BETAS
+        )
+
+    def train(
+        self, at: AtRefine, state: State, objective: Objective | None, swa: tuple[int, int] | None = None
+    ) -> State:
+        """Trains the model in the session; with `swa` it ends at the mean of its models from a step on, every so many."""
+        local, x = self._local, at.session.params[None]  # [1, d]
+        held = {slot: torch.zeros_like(x) for slot in local.slots}
+        taken = torch.zeros(1, 1)
+        if self.persistent and state:
+            held = {slot: state[slot].clone() for slot in local.slots}
+            taken += float(state["steps"])
+        mean, seen, step = torch.zeros_like(x), 0, 0
+        for _ in range(self.epochs):
+            for batch in at.session.epoch():
+                step += 1
+                at.session.backward(batch, objective)
+                local.update(x, at.session.gradient()[None], held, self.lr, taken, step)
+                if swa is not None and step >= swa[0] and (step - swa[0]) % swa[1] == 0:
+                    seen += 1
+                    mean += (x - mean) / seen
+        if seen:
+            x.copy_(mean)
+        return {**held, "steps": float(taken) + step} if self.persistent else {}
+
+
+@REFINERS.register
+@dataclass(frozen=True)
+class ServerFT(Trained):
+    """Fine-tunes the aggregated model on the proxy labels."""
+
+    name = "server_ft"
+    paper_epochs = 2
+    card = Card("fine-tunes on proxy data", "Li et al. (FedLAW), ICML 2023")
+
+    def refine(self, at: AtRefine, state: State) -> State:
+        """Epochs of the proxy loss."""
+        return self.train(at, state, None)
+
+
+@REFINERS.register
+@dataclass(frozen=True)
+class FedDF(Trained):
+    """Distils the clients into the aggregated model: KL(teachers, student) on the proxy inputs.
+
+    Attributes:
+        average: what is averaged over teachers, with equal weights: `logits`, `probabilities` or `losses`.
+        temperature: divides all logits.
+    """
+
     average: str = "logits"
     temperature: float = 1.0
 
     name = "feddf"
+    paper_epochs = 100
     card = Card("distils the clients into the average", "Lin et al., NeurIPS 2020")
 
     def __post_init__(self) -> None:
-        _filled(self, epochs=100)
+        super().__post_init__()
         checks.one_of("average", self.average, "logits", "probabilities", "losses")
         checks.number("temperature", self.temperature, 0.0, open_low=True)
 
@@ -149,22 +150,15 @@ class FedDF(Refiner):
         with _student_kept(at):
             logits = torch.stack([at.session.outputs() for _ in _clients(at)]) / self.temperature  # [K, n, C]
         objective = distillation(logits, self.average, self.temperature)
-        return _trained(self, at, state, objective)
+        return self.train(at, state, objective)
 
 
 @REFINERS.register
 @dataclass(frozen=True)
-class FedBE(Refiner):
+class FedBE(Trained):
     """Distils an ensemble of clients, their average and models sampled around them.
 
     Attributes:
-        preset: `paper` or `official`.
-        epochs: passes over the proxy data.
-        lr: learning rate.
-        optimizer: `adam` or `sgd`.
-        momentum: of sgd.
-        weight_decay: L2 on the parameters.
-        persistent: keep the optimizer's state from round to round.
         samples: how many models are sampled.
         mode: `gaussian` (per tensor, around the mean of unit-length updates) or `dirichlet` (random mixtures).
         scale: deviations of the Gaussian.
@@ -175,13 +169,6 @@ class FedBE(Refiner):
         swa_every: steps between averaged weights.
     """
 
-    preset: str = "paper"
-    epochs: int = _UNSET
-    lr: float = _UNSET
-    optimizer: str = _UNSET
-    momentum: float = _UNSET
-    weight_decay: float = _UNSET
-    persistent: bool = _UNSET
     samples: int = 1
     mode: str = "gaussian"
     scale: float = 0.1
@@ -192,10 +179,11 @@ class FedBE(Refiner):
     swa_every: int = 25
 
     name = "fedbe"
+    paper_epochs = 100
     card = Card("distils clients, average and sampled models into the average", "Chen & Chao, ICLR 2021")
 
     def __post_init__(self) -> None:
-        _filled(self, epochs=100)
+        super().__post_init__()
         checks.whole("samples", self.samples)
         checks.one_of("mode", self.mode, "gaussian", "dirichlet")
         checks.number("scale", self.scale, 0.0)
@@ -216,7 +204,7 @@ class FedBE(Refiner):
                 self._sample(at)
                 logits.append(at.session.outputs())
         objective = distillation(torch.stack(logits), self.average, 1.0, self.sharpen)
-        return _trained(self, at, state, objective, (self.swa_start, self.swa_every) if self.swa_start else None)
+        return self.train(at, state, objective, (self.swa_start, self.swa_every) if self.swa_start else None)
 
     def _sample(self, at: AtRefine) -> None:
         """A model around the clients', into the network."""

@@ -119,7 +119,7 @@ def test_the_page_holds_what_is_needed_to_judge_it():
 
 def test_fewer_rounds_are_marked():
     plan = made("final", numbers=(69.0,), rounds=20).changed(["rounds=5"])
-    text = markdown(plan, found(plan, [0.7], [0.8]), ["steelyard", "--out", "/home/me", "x", "--out=y"], ENVIRONMENT)
+    text = markdown(plan, found(plan, [0.7], [0.8]), ["steelyard", "--out", "runs/mine", "x", "--out=y"], ENVIRONMENT)
     assert "**Reduced: 5 rounds instead of the paper's 20.**" in text
     assert "| +6.00 | reduced |" in text
     assert "$ steelyard x\n" in text  # where runs went is nobody else's business

@@ -97,6 +97,7 @@ def test_any_size_can_be_drawn(shape, tmp_path):
     rng = np.random.default_rng(0)
     for counts in (rng.integers(0, 50, shape), np.zeros(shape, dtype=np.int64)):
         partition_figure(counts, "$x^{ \\ [/b] % and a very long title " * 4).savefig(tmp_path / "p.png", dpi=40)
+        assert (tmp_path / "p.png").read_bytes().startswith(MAGIC[".png"])
 
 
 @pytest.mark.parametrize("suffix", MAGIC)

@@ -61,7 +61,7 @@ def by_hand(state, epochs, objective):
     return student.state_dict()
 
 
-def close(found, expected):
+def assert_same(found, expected):
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=2e-4, atol=2e-5, msg=name)
 
@@ -72,7 +72,7 @@ def test_server_ft_is_training_on_the_proxy(norm):
     start = refined(mould, None).params
     _, targets = samples()
     expected = by_hand(start, 3, lambda outputs: functional.cross_entropy(outputs, targets))
-    close(refined(mould, f"server_ft:epochs=3,{SGD}", shuffle=False).params, expected)
+    assert_same(refined(mould, f"server_ft:epochs=3,{SGD}", shuffle=False).params, expected)
 
 
 @pytest.mark.parametrize("average", ["logits", "probabilities", "losses"])
@@ -96,7 +96,7 @@ def test_feddf_distils_the_clients(average):
         return functional.kl_div(student, mean, reduction="batchmean")
 
     expected = by_hand(refined(mould, None).params, 3, objective)
-    close(refined(mould, f"feddf:epochs=3,average={average},{SGD}", shuffle=False).params, expected)
+    assert_same(refined(mould, f"feddf:epochs=3,average={average},{SGD}", shuffle=False).params, expected)
 
 
 def test_fedbe_without_samples_is_feddf_with_the_average_as_one_more_teacher():
@@ -110,7 +110,7 @@ def test_fedbe_without_samples_is_feddf_with_the_average_as_one_more_teacher():
         logits.append(teacher.eval()(inputs).detach())
     wanted = torch.stack(logits).mean(dim=0).softmax(dim=1)
     expected = by_hand(start, 3, lambda out: functional.kl_div(out.log_softmax(dim=1), wanted, reduction="batchmean"))
-    close(refined(mould, f"fedbe:epochs=3,samples=0,{SGD}", shuffle=False).params, expected)
+    assert_same(refined(mould, f"fedbe:epochs=3,samples=0,{SGD}", shuffle=False).params, expected)
 
 
 @pytest.mark.parametrize("mode", ["gaussian", "dirichlet"])
@@ -181,7 +181,7 @@ def test_adam_is_torchs():
         optimizer.zero_grad()
         functional.cross_entropy(student(samples()[0]), targets).backward()
         optimizer.step()
-    close(refined(mould, "server_ft:epochs=4", shuffle=False).params, student.state_dict())
+    assert_same(refined(mould, "server_ft:epochs=4", shuffle=False).params, student.state_dict())
 
 
 def test_official_presets_are_the_codes():
