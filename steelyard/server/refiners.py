@@ -88,7 +88,7 @@ class Trained(Refiner):
     def train(
         self, at: AtRefine, state: State, objective: Objective | None, swa: tuple[int, int] | None = None
     ) -> State:
-        """Trains the model in the session; with `swa` it ends at the mean of its models from a step on, every so many."""
+        """Trains the model in the session; with `swa` it ends at the mean of its models from a step on."""
         local, x = self._local, at.session.params[None]  # [1, d]
         held = {slot: torch.zeros_like(x) for slot in local.slots}
         taken = torch.zeros(1, 1)
