@@ -197,8 +197,11 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _is(stream: IO[bytes], path: Path) -> bool:
-    """Whether this open file still has this name."""
-    return path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    """Whether this open file still has this name, which another process may take from it at any moment."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock(stream: IO[bytes]) -> None:
