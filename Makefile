@@ -13,10 +13,6 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	$(PIP) -e ".[dev]"
 	touch $@
 
-$(VENV)/.flower: $(VENV)/.dev
-	$(PIP) -e ".[dev,flower]"
-	touch $@
-
 $(VENV)/.docs: $(VENV)/.dev
 	$(PIP) -e ".[dev,docs]"
 	touch $@
@@ -30,7 +26,7 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
-bench: $(VENV)/.flower ## tables on the screen, JSON in out/
+bench: setup           ## tables on the screen, JSON in out/
 	$(BIN)/python -m benchmarks.aggregation
 	$(BIN)/python -m benchmarks.merge
 	$(BIN)/python -m benchmarks.simulator

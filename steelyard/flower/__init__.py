@@ -1,0 +1,1 @@
+"""Steelyard on Flower. The only place that imports flwr."""
