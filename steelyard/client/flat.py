@@ -2,7 +2,8 @@
 
 SGD and client terms are then a few vector operations, and an update is written to its row in one copy. Convolution
 weights lie in memory channels last, which is 1.2 to 1.5 times as fast on a CPU: a permutation inside each tensor's
-stretch of the flat vector, undone where state dicts are read or made.
+stretch of the flat vector. It stays in here: what comes in and goes out is in the usual order (`turned`, `usual`), the
+one of files and of Flower's messages, so that sums over coordinates have the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -82,11 +83,23 @@ class FlatModel:
             return stretch.view(out, high, wide, into).permute(0, 3, 1, 2)
         return stretch.view(leaf.shape)
 
-    def flattened(self, values: torch.Tensor, leaf: Leaf) -> torch.Tensor:
-        """A tensor of the leaf's shape as its stretch of a flat vector would hold it."""
-        if self.channels_last and len(leaf.shape) == 4:
-            values = values.permute(0, 2, 3, 1)
-        return values.reshape(-1)
+    def turned(self, vector: torch.Tensor) -> torch.Tensor:
+        """A vector in the usual order as `params` would hold it."""
+        if not self.channels_last:
+            return vector
+        made = torch.empty_like(vector)
+        for leaf in self.layout.params:
+            self.view(made, leaf).copy_(vector[leaf.start : leaf.stop].view(leaf.shape))
+        return made
+
+    def usual(self, vector: torch.Tensor) -> torch.Tensor:
+        """A vector like `params` in the usual order: each leaf as it is flattened."""
+        if not self.channels_last:
+            return vector
+        made = torch.empty_like(vector)
+        for leaf in self.layout.params:
+            made[leaf.start : leaf.stop].view(leaf.shape).copy_(self.view(vector, leaf))
+        return made
 
     def _bind(self, state: Mapping[str, torch.Tensor], named: Mapping[str, nn.Parameter]) -> None:
         """Makes parameters, gradients and statistics views of the flat vectors, values kept."""
@@ -180,10 +193,18 @@ class FlatModel:
 
     def load(self, params: torch.Tensor, stats: torch.Tensor, counts: torch.Tensor) -> None:
         """Takes over a model given as flat vectors."""
-        self.params[0].copy_(params)
+        self.load_params(params)
         self.stats.copy_(stats)
         for place, value in zip(self.counters, self._cut(counts), strict=True):
             place.copy_(value)
+
+    def load_params(self, params: torch.Tensor) -> None:
+        """Takes over parameters."""
+        if not self.channels_last:
+            self.params[0].copy_(params)
+            return
+        for leaf in self.layout.params:
+            self.view(self.params[0], leaf).copy_(params[leaf.start : leaf.stop].view(leaf.shape))
 
     def counts(self) -> torch.Tensor:
         """The counters, int64."""
@@ -197,10 +218,7 @@ class FlatModel:
 
     def state_dict(self, params: torch.Tensor, stats: torch.Tensor, counts: torch.Tensor) -> dict[str, torch.Tensor]:
         """Flat vectors as a state dict of its own memory, tied weights tied."""
-        made = {
-            leaf.name: self.view(params, leaf).clone(memory_format=torch.contiguous_format)
-            for leaf in self.layout.params
-        }
+        made = {leaf.name: params[leaf.start : leaf.stop].view(leaf.shape).clone() for leaf in self.layout.params}
         made |= {leaf.name: self._stat(stats, leaf).to(leaf.dtype).clone() for leaf in self.layout.stats}
         parts = zip(self.layout.counts, self._cut(counts), strict=True)
         made |= {leaf.name: part.to(leaf.dtype).clone() for leaf, part in parts}
@@ -211,7 +229,7 @@ class FlatModel:
         params = torch.empty(self.layout.dim, dtype=self.layout.row_dtype)
         stats = torch.empty(self.layout.stat_dim, dtype=torch.float64)
         for leaf in self.layout.params:
-            self.view(params, leaf).copy_(state[leaf.name])
+            params[leaf.start : leaf.stop].view(leaf.shape).copy_(state[leaf.name])
         for leaf in self.layout.stats:
             self._stat(stats, leaf).copy_(state[leaf.name])
         counts = [state[leaf.name].reshape(-1).to(torch.int64) for leaf in self.layout.counts]

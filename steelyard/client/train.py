@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,23 +18,32 @@ from steelyard.core.term import AtClient, ClientTerm
 
 Indices = NDArray[np.int64]
 
+_STEP = 16  # samples: clients smaller than a batch are padded to a multiple of it
+
 
 @dataclass(frozen=True)
 class Batches:
     """A client's samples in the order it sees them: one row of positions, cut at `edges`; `passes` over its data.
 
-    `drawn` says what happens to each sample, if images are augmented.
+    `drawn` says what happens to each sample, if images are augmented. Clients train side by side only with others of
+    the same `width`, to which batches are padded: a matrix product of another shape adds up in another order.
     """
 
     order: torch.Tensor  # int64 [n]
     edges: tuple[int, ...]
     passes: float
     drawn: torch.Tensor | None = None  # int64 [n, ...]
+    width: int = 0
 
     @property
     def steps(self) -> int:
         """Number of batches."""
         return len(self.edges) - 1
+
+
+def width(count: int, batch_size: int) -> int:
+    """What the batches of a client with so many samples are padded to: a function of the client alone."""
+    return min(batch_size, -(-count // _STEP) * _STEP)
 
 
 def batches(index: Indices, local: Local, rng: np.random.Generator, at_least_two: bool = False) -> Batches:
@@ -56,7 +66,8 @@ def batches(index: Indices, local: Local, rng: np.random.Generator, at_least_two
         ends = [taken + stop for stop in [*cuts[1:], whole]]
         edges += ends[: steps - (len(edges) - 1)]
         taken += whole
-    return Batches(torch.from_numpy(np.concatenate(orders)[: edges[-1]]), tuple(edges), steps / per_pass)
+    order = torch.from_numpy(np.concatenate(orders)[: edges[-1]])
+    return Batches(order, tuple(edges), steps / per_pass, width=width(count, size))
 
 
 @dataclass(frozen=True)
@@ -149,13 +160,14 @@ def _clip(grad: torch.Tensor, limit: float) -> None:
 
 
 class _Stack:
-    """The batches of clients side by side, step by step; short batches are padded."""
+    """The batches of clients side by side, step by step; short ones are padded, so that company changes no bit."""
 
     def __init__(self, group: Sequence[Batches], stored: torch.Tensor, targets: torch.Tensor) -> None:
         self.group = group
         self.rows = stored.numpy()
         self.edges = group[0].edges
         self.alike = all(one.edges == self.edges for one in group)
+        self.width = max(group[0].width, *(b - a for one in group for a, b in pairwise(one.edges)))
         self.orders = [one.order.numpy() for one in group]
         self.labels = [targets.numpy().take(order) for order in self.orders]
         if self.alike:
@@ -164,16 +176,15 @@ class _Stack:
 
     def at(self, step: int, active: int, scale: float) -> tuple[Indices, Indices, NDArray[np.float32]]:
         """Positions and labels `[C, b]` of the samples of a step, and each one's share of its batch, `[C, 1, b]`."""
-        if self.alike:
-            part = slice(self.edges[step], self.edges[step + 1])
-            size = part.stop - part.start
+        part, size = slice(self.edges[step], self.edges[step + 1]), self.width
+        if self.alike and part.stop - part.start == size:
             if size not in self.shares:
                 self.shares[size] = np.full((active, 1, size), scale / size, dtype=np.float32)
             return self.order[:, part], self.label[:, part], self.shares[size]
         parts = [slice(one.edges[step], one.edges[step + 1]) for one in self.group[:active]]
         sizes = [part.stop - part.start for part in parts]
-        index, label = (np.zeros((active, max(sizes)), dtype=np.int64) for _ in range(2))
-        share = np.zeros((active, 1, max(sizes)), dtype=np.float32)
+        index, label = (np.zeros((active, self.width), dtype=np.int64) for _ in range(2))
+        share = np.zeros((active, 1, self.width), dtype=np.float32)
         for row, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             index[row, :size], label[row, :size] = self.orders[row][part], self.labels[row][part]
             share[row, 0, :size] = scale / size

@@ -124,7 +124,8 @@ class ProbeSession:
         self.network = probe.network or _moulded(probe, layout)
         self.stored = self.network.stored(probe.inputs)
         self.targets = probe.targets.to(self.network.device)
-        self.params = self.network.params[0]
+        turned = self.network.channels_last  # then the network's own vector is not in the clients' order
+        self.params = torch.empty_like(self.network.params[0]) if turned else self.network.params[0]
         named = dict(self.network.module.named_parameters())
         free = {leaf.name: leaf for leaf in self.network.layout.params if leaf.name in named}
         self.learned = [(leaf, named[name]) for name, leaf in free.items() if named[name].requires_grad]
@@ -156,6 +157,7 @@ class ProbeSession:
         """Loss and gradient of a batch, in the layout's coordinates."""
         network = self.network
         self._mode(batch)
+        self._take_over()
         self._made = None
         outputs = network.module(network.batch(self.stored, batch))
         loss = network.loss(outputs, self.targets[batch]) if objective is None else objective(outputs, batch)
@@ -163,11 +165,17 @@ class ProbeSession:
         self._made = list(made)
         return float(loss.item())
 
+    def _take_over(self) -> None:
+        """Brings the parameters into the network, if they do not lie in it."""
+        if self.network.channels_last:
+            with torch.no_grad():
+                self.network.load_params(self.params)
+
     def slopes(self) -> list[Part]:
         """The gradient, leaf by leaf: it stays where autograd made it."""
         assert self._made is not None
         parts = [
-            (leaf.start, self.network.flattened(grad, leaf))
+            (leaf.start, grad.reshape(-1))
             for (leaf, _), grad in zip(self.learned, self._made, strict=True)
             if grad is not None
         ]
@@ -183,6 +191,7 @@ class ProbeSession:
     def outputs(self) -> torch.Tensor:
         """What the network says of all samples, as it evaluates."""
         self.network.module.eval()
+        self._take_over()
         every = torch.arange(len(self.probe.inputs))
         with torch.no_grad():
             parts = [self.network.module(self.network.batch(self.stored, at)) for at in torch.split(every, 512)]

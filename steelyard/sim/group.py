@@ -51,21 +51,22 @@ class _Group:
         self.lr = work.local.rate(round, work.rounds)
         self.model: FlatModel | DenseModels = work.dense or work.model
         self.params = self.model.params[: len(trainees)]  # [C, d]
-        self.starts = self._starts()  # [C, d] or [1, d]
+        self.received = self._received()  # [C, d] or [1, d], in the usual order
+        self.starts = self._turned(self.received)
         self.held, self.taken = self._optimizer_state()
         self.terms = self._terms()
 
     def train(self) -> None:
         """From the models received to what is handed in."""
         work, buffers = self.work, self.buffers
-        before = [self._received(i) for i in range(len(self.trainees))]
+        before = [self._measured_before(i) for i in range(len(self.trainees))]
         drawn = [one.batches for one in self.trainees]
         wanted = "grad_norm" in work.metrics
         state = (self.terms, self.held, self.taken, work.model.free)
         job = Training(work.local, self.lr, drawn, *state, wanted, work.background)
         with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"):  # what overflows is found below
             if self.model is work.model:
-                work.model.load(self.starts[0], buffers.stats, buffers.counts)
+                work.model.load(self.received[0], buffers.stats, buffers.counts)
                 work.model.mode(batch_norm=len(work.split(self.clients[0])[0]) > 1)
                 self._seed(number(work.seed, "module", self.round, work.federation.ids[self.clients[0]]))
             else:
@@ -90,7 +91,7 @@ class _Group:
         if self.work.model.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def _starts(self) -> torch.Tensor:
+    def _received(self) -> torch.Tensor:
         """The models the clients start from: the global one, unless a broadcast mutates it."""
         buffers, device = self.buffers, self.work.model.device
         theta = buffers.theta.unsqueeze(0)
@@ -101,6 +102,15 @@ class _Group:
                     much = float(buffers.starts[one.row, column]) if one.row >= 0 else 0.0
                     start[leaf.start : leaf.stop].add_(buffers.sent["move"][leaf.start : leaf.stop], alpha=much)
         return theta.to(device)
+
+    def _turned(self, rows: torch.Tensor) -> torch.Tensor:
+        """Vectors as the model holds its own; only a network that trains alone has an order of its own."""
+        model = self.work.model
+        return torch.stack([model.turned(row) for row in rows]) if model.channels_last else rows
+
+    def _usual(self, row: torch.Tensor) -> torch.Tensor:
+        """The other way."""
+        return self.work.model.usual(row)
 
     def _optimizer_state(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """The optimizer's vectors and steps so far: fresh, or those of the clients' last participation."""
@@ -120,29 +130,34 @@ class _Group:
             own = {slot: buffers.tables[f"{term.name}.{slot}"][self.clients] for slot in term.client_slots}
             sent = {slot: buffers.sent[f"{term.name}.{slot}"] for slot in term.server_slots}
             sent |= {name: buffers.sent[name] for name in term.needs.broadcast}
-            own, sent = ({n: v.to(starts.device) for n, v in vectors.items()} for vectors in (own, sent))
+            own = {name: self._turned(rows.to(starts.device)) for name, rows in own.items()}
+            sent = {name: work.model.turned(vector.to(starts.device)) for name, vector in sent.items()}
             seen.append((term, AtClient(starts, self.lr, own, sent, relative.unsqueeze(1).to(starts.device))))
         return seen
 
-    def _received(self, i: int) -> tuple[float, float]:
+    def _measured_before(self, i: int) -> tuple[float, float]:
         """Loss and accuracy of the model received, on the client's data, if anyone asked."""
         if not {"loss_before", "accuracy_before"} & set(self.work.metrics):
             return 0.0, 0.0
-        start = self.starts[min(i, len(self.starts) - 1)]
+        start = self.received[min(i, len(self.received) - 1)]
         self.work.model.load(start, self.buffers.stats, self.buffers.counts)
         return self.work.measured(self.clients[i])
 
     def _hand_in(self) -> None:
         """Writes updates, statistics and what clients keep to their places; says who is not finite."""
         buffers, model = self.buffers, self.work.model
-        own = {f"{term.name}.{slot}": rows for term, at in self.terms for slot, rows in at.own.items()}
-        own |= {f"local.{slot}": rows for slot, rows in self.held.items()} if self.work.local.persistent else {}
+        own = {
+            f"{term.name}.{slot}": [self._usual(row) for row in rows]
+            for term, at in self.terms
+            for slot, rows in at.own.items()
+        }
+        own |= {f"local.{slot}": list(rows) for slot, rows in self.held.items()} if self.work.local.persistent else {}
         for i, one in enumerate(self.trainees):
             fine = all(finite(rows[i]) for rows in own.values())
             if one.row < 0:
                 fine = fine and finite(self.params[i])
             else:  # what is not finite in the parameters is not finite in the update
-                torch.sub(self.params[i].cpu(), buffers.theta, out=buffers.matrix[one.row])
+                torch.sub(self._usual(self.params[i]).cpu(), buffers.theta, out=buffers.matrix[one.row])
                 fine = fine and finite(buffers.matrix[one.row]) and finite(model.stats)
                 buffers.row_stats[one.row].copy_(model.stats)
                 buffers.row_counts[one.row].copy_(model.counts())

@@ -6,7 +6,7 @@ whole numbers. Nothing is pickled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from steelyard.client.augment import Augmentation
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.local import Local
-from steelyard.client.train import Batches, batches
+from steelyard.client.train import Batches, batches, width
 from steelyard.data.dataset import Federation
 from steelyard.server.probe import Probe
 from steelyard.sim.buffers import SHARD, Buffers, Sizes
@@ -161,24 +161,36 @@ class Work:
         """How many steps a client takes in a round, without drawing its batches."""
         if self.local.steps is not None:
             return self.local.steps
+        return -(-self.num_samples(client) // self.local.batch_size) * (self.local.epochs or 1)
+
+    def num_samples(self, client: int) -> int:
+        """How many samples a client trains on."""
         count = int(self.sizes[client])
-        count -= int(count * (1 - self.local.train_share) + 1e-9) if self.local.train_share < 1.0 else 0
-        return -(-count // self.local.batch_size) * (self.local.epochs or 1)
+        return count - (int(count * (1 - self.local.train_share) + 1e-9) if self.local.train_share < 1.0 else 0)
 
     def groups(self, trained: Sequence[Seat]) -> list[list[Seat]]:
         """Clients in the groups they train in, longest first: a function of who trains alone, not of the workers.
 
-        Where clients train side by side, groups are filled so that all take about as long: each client, longest
-        first, goes to the group that has least to do. Their number is a multiple of four, to share out evenly.
+        Where clients train side by side, those with batches of one width do, and groups are filled so that all take
+        about as long: each client, longest first, goes to the group that has least to do. Their number is a multiple
+        of four, to share out evenly.
         """
         steps = {seat: self.num_steps(seat.client) for seat in trained}
         order = sorted(trained, key=lambda seat: (-steps[seat], seat.place))
         if self.dense is None:
             return [[seat] for seat in order]
-        count = min(len(order), 4 * -(-len(order) // (4 * self.dense.count)))
+        alike: dict[int, list[Seat]] = {}
+        for seat in order:
+            alike.setdefault(width(self.num_samples(seat.client), self.local.batch_size), []).append(seat)
+        made = [group for seats in alike.values() for group in self._shared_out(seats, steps, self.dense.count)]
+        return sorted(made, key=lambda group: -sum(steps[seat] for seat in group))
+
+    def _shared_out(self, order: Sequence[Seat], steps: Mapping[Seat, int], most: int) -> list[list[Seat]]:
+        """Groups of at most so many that take about as long."""
+        count = min(len(order), 4 * -(-len(order) // (4 * most)))
         groups: list[list[Seat]] = [[] for _ in range(count)]
         for seat in order:
-            open_groups = [group for group in groups if len(group) < self.dense.count]
+            open_groups = [group for group in groups if len(group) < most]
             min(open_groups, key=lambda group: sum(steps[member] for member in group)).append(seat)
         return groups
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from steelyard.client.dense import DenseModels
 from steelyard.sim import executors
 from tests.sim.runs import ALGORITHMS, clients, same, simulate
 
@@ -45,3 +46,12 @@ def test_the_order_in_which_clients_reply_does_not_matter(name, monkeypatch):
     monkeypatch.setattr(executors.Serial, "run", permuted)
     for _ in range(17):
         assert same(plain, simulate(ALGORITHMS[name], **options))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedcos", "scaffold"])
+def test_a_client_trains_alike_in_any_company(name, monkeypatch):
+    """Alone, as on Flower, or beside others in one stack of dense networks."""
+    plain = simulate(ALGORITHMS[name], rounds=2)
+    for most in (1, 2):
+        monkeypatch.setattr(DenseModels, "count", most)
+        assert same(plain, simulate(ALGORITHMS[name], rounds=2))
