@@ -10,19 +10,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.layout import Kind, Layout, Leaf
-from steelyard.core.round import NOT_FINITE
-from steelyard.core.table import ClientId, sort_key
+from steelyard.core.layout import Kind
+from steelyard.core.table import ClientId
+from steelyard.stores.slices import SliceStore
 
 DTYPES = {
     "F64": torch.float64,
@@ -116,22 +114,8 @@ class Checkpoint:
         return out.view(entry.shape)
 
 
-@dataclass(frozen=True)
 class SafetensorsStore:
-    """K checkpoints and the global one. Build it with `SafetensorsStore.open(base, {id: path, ...})`.
-
-    Headers are validated on opening; NaN and infinity are found in the first pass over the data. Either way a bad
-    client is quarantined with the reason. Running statistics and counters are small and read at once. `on_read` is
-    called with the number of coordinates after every read, from several threads: progress bars hang there.
-    """
-
-    layout: Layout
-    source: Checkpoint
-    given: tuple[ClientId, ...]
-    ids: tuple[ClientId, ...]
-    quarantined: Mapping[ClientId, str]
-    clients: Mapping[ClientId, Checkpoint]
-    on_read: Callable[[int], None] | None = None
+    """A store of files, by slices."""
 
     @staticmethod
     def open(
@@ -139,103 +123,18 @@ class SafetensorsStore:
         clients: Mapping[ClientId, str | os.PathLike[str]],
         refused: Mapping[ClientId, str] | None = None,
         kinds: Mapping[str, Kind] | None = None,
-    ) -> SafetensorsStore:
+    ) -> SliceStore[Checkpoint]:
         """Opens the global checkpoint and every client's; those in `refused` are not looked at."""
         source = Checkpoint(base)
-        empty = {
-            name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in source.entries.items()
-        }
-        layout = Layout.of(empty, kinds)
         quarantined = dict(refused or {})
         opened: dict[ClientId, Checkpoint] = {}
-        for client in sorted(clients, key=sort_key):
-            if client in quarantined:
-                continue
-            try:
-                checkpoint = Checkpoint(clients[client])
-                reason = layout.mismatch(checkpoint.shapes)
-            except (SteelyardError, OSError) as error:
-                reason = str(error)
-            if reason is None:
-                opened[client] = checkpoint
-            else:
-                quarantined[client] = reason
-        store = SafetensorsStore(layout, source, tuple(clients), tuple(opened), quarantined, opened)
-        statistics, _ = store.stats()
-        wrong = torch.nonzero(~torch.isfinite(statistics).all(dim=1)).flatten().tolist()
-        return store.without({store.ids[row]: NOT_FINITE for row in wrong})
-
-    @cached_property
-    def base(self) -> dict[str, torch.Tensor]:
-        """The global model, loaded whole."""
-        return {name: self.source.load(name) for name in self.source.entries}
-
-    def scratch(self, length: int) -> torch.Tensor:
-        """Room for `length` coordinates of every row."""
-        # A little longer than asked for: rows a power of two apart would fall on the same lines of the cache.
-        return torch.empty(len(self.ids) + 1, length + 16, dtype=self.layout.row_dtype)
-
-    def rows(self, start: int, stop: int, scratch: torch.Tensor | None) -> torch.Tensor:
-        """Reads the slices and takes the global model off the clients'."""
-        assert scratch is not None
-        length = stop - start
-        buffer = scratch.numpy()
-        room = buffer.data.cast("B")  # sliced without a torch call per read: there are many
-        parts = _overlapping(self.layout.params, start, stop)
-
-        def read(checkpoint: Checkpoint, row: int) -> None:
-            for leaf, left, right in parts:
-                if leaf.dtype == scratch.dtype:
-                    first = row * buffer.strides[0] + (left - start) * buffer.itemsize
-                    part = room[first : first + (right - left) * buffer.itemsize]
-                    checkpoint.read_bytes(leaf.name, (left - leaf.start) * buffer.itemsize, part)
-                else:
-                    checkpoint.read(leaf.name, left - leaf.start, scratch[row, left - start : right - start])
-
-        read(self.source, len(self.ids))
-        base = buffer[len(self.ids), :length]
-        for row, client in enumerate(self.ids):
-            read(self.clients[client], row)
-            np.subtract(buffer[row, :length], base, out=buffer[row, :length])  # while the row is still in the cache
-        rows = scratch[:, :length]
-        if self.on_read is not None:
-            self.on_read(rows.numel())
-        return rows
-
-    def stats(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Running statistics of the clients and of the global model."""
-        out = torch.empty(len(self.ids) + 1, self.layout.stat_dim, dtype=torch.float64)
-        for row, checkpoint in enumerate([*(self.clients[client] for client in self.ids), self.source]):
-            for leaf in self.layout.stats:
-                checkpoint.read(leaf.name, 0, out[row, leaf.start : leaf.stop])
-        return out[:-1], out[-1]
-
-    def counts(self) -> Mapping[str, torch.Tensor]:
-        """Each counter's maximum over the clients."""
-        return {
-            leaf.name: torch.stack([self.clients[client].load(leaf.name) for client in self.ids]).amax(dim=0)
-            for leaf in self.layout.counts
-        }
-
-    def base_counts(self) -> Mapping[str, torch.Tensor]:
-        """The global model's counters."""
-        return {leaf.name: self.source.load(leaf.name) for leaf in self.layout.counts}
-
-    def without(self, refused: Mapping[ClientId, str]) -> SafetensorsStore:
-        """The same store less these clients."""
-        refused = {client: reason for client, reason in refused.items() if client in self.ids}
-        if not refused:
-            return self
-        ids = tuple(client for client in self.ids if client not in refused)
-        return replace(self, ids=ids, quarantined={**self.quarantined, **refused})
-
-
-def _overlapping(leaves: Sequence[Leaf], start: int, stop: int) -> list[tuple[Leaf, int, int]]:
-    return [
-        (leaf, max(start, leaf.start), min(stop, leaf.stop))
-        for leaf in leaves
-        if leaf.size and leaf.start < stop and leaf.stop > start
-    ]
+        for client in clients:
+            if client not in quarantined:
+                try:
+                    opened[client] = Checkpoint(clients[client])
+                except (SteelyardError, OSError) as error:
+                    quarantined[client] = str(error)
+        return replace(SliceStore.of(source, opened, quarantined, kinds), given=tuple(clients))
 
 
 def _files(path: Path) -> list[Path]:

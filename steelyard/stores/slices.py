@@ -1,0 +1,154 @@
+"""Client models that are read by slices, wherever they lie: in files, in messages, or some here and some there.
+
+No row is ever whole in memory: the kernels ask for a stretch of coordinates, and every source hands in its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from steelyard.core.layout import Kind, Layout, Leaf
+from steelyard.core.round import NOT_FINITE
+from steelyard.core.table import ClientId, sort_key
+
+
+class Source(Protocol):
+    """One model, of which any stretch of any tensor can be read."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of every tensor."""
+
+    def read(self, name: str, start: int, out: torch.Tensor) -> None:
+        """Elements of a tensor from position `start` on into `out`, cast to its dtype."""
+
+    def read_bytes(self, name: str, start: int, out: memoryview) -> None:
+        """Bytes of a tensor from byte `start` on into `out`."""
+
+    def load(self, name: str) -> torch.Tensor:
+        """One whole tensor, in memory of its own."""
+
+
+S = TypeVar("S", bound=Source)
+
+
+@dataclass(frozen=True)
+class SliceStore(Generic[S]):
+    """K models and the global one. Build it with `SliceStore.of(base, {id: source, ...})`.
+
+    Shapes are validated there; NaN and infinity are found in the first pass over the data. Either way a bad client is
+    quarantined with the reason. Running statistics and counters are small and read at once. `on_read` is called with
+    the number of coordinates after every read, from several threads: progress bars hang there.
+    """
+
+    layout: Layout
+    source: S
+    given: tuple[ClientId, ...]
+    ids: tuple[ClientId, ...]
+    quarantined: Mapping[ClientId, str]
+    clients: Mapping[ClientId, S]
+    on_read: Callable[[int], None] | None = None
+
+    @staticmethod
+    def of(
+        source: S,
+        clients: Mapping[ClientId, S],
+        refused: Mapping[ClientId, str] | None = None,
+        kinds: Mapping[str, Kind] | None = None,
+    ) -> SliceStore[S]:
+        """Takes in the global model and every client's; those in `refused` may be missing, and are not looked at."""
+        empty = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in source.shapes.items()}
+        layout = Layout.of(empty, kinds)
+        quarantined = dict(refused or {})
+        given = (*clients, *(client for client in quarantined if client not in clients))
+        fit: dict[ClientId, S] = {}
+        for client in sorted(clients, key=sort_key):
+            if client in quarantined:
+                continue
+            reason = layout.mismatch(clients[client].shapes)
+            if reason is None:
+                fit[client] = clients[client]
+            else:
+                quarantined[client] = reason
+        store = SliceStore(layout, source, given, tuple(fit), quarantined, fit)
+        statistics, _ = store.stats()
+        wrong = torch.nonzero(~torch.isfinite(statistics).all(dim=1)).flatten().tolist()
+        return store.without({store.ids[row]: NOT_FINITE for row in wrong})
+
+    @cached_property
+    def base(self) -> dict[str, torch.Tensor]:
+        """The global model, loaded whole."""
+        return {name: self.source.load(name) for name in self.source.shapes}
+
+    def scratch(self, length: int) -> torch.Tensor:
+        """Room for `length` coordinates of every row."""
+        # A little longer than asked for: rows a power of two apart would fall on the same lines of the cache.
+        return torch.empty(len(self.ids) + 1, length + 16, dtype=self.layout.row_dtype)
+
+    def rows(self, start: int, stop: int, scratch: torch.Tensor | None) -> torch.Tensor:
+        """Reads the slices and takes the global model off the clients'."""
+        assert scratch is not None
+        length = stop - start
+        buffer = scratch.numpy()
+        room = buffer.data.cast("B")  # sliced without a torch call per read: there are many
+        parts = _overlapping(self.layout.params, start, stop)
+
+        def read(one: S, row: int) -> None:
+            for leaf, left, right in parts:
+                if leaf.dtype == scratch.dtype:
+                    first = row * buffer.strides[0] + (left - start) * buffer.itemsize
+                    part = room[first : first + (right - left) * buffer.itemsize]
+                    one.read_bytes(leaf.name, (left - leaf.start) * buffer.itemsize, part)
+                else:
+                    one.read(leaf.name, left - leaf.start, scratch[row, left - start : right - start])
+
+        read(self.source, len(self.ids))
+        base = buffer[len(self.ids), :length]
+        for row, client in enumerate(self.ids):
+            read(self.clients[client], row)
+            np.subtract(buffer[row, :length], base, out=buffer[row, :length])  # while the row is still in the cache
+        rows = scratch[:, :length]
+        if self.on_read is not None:
+            self.on_read(rows.numel())
+        return rows
+
+    def stats(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Running statistics of the clients and of the global model."""
+        out = torch.empty(len(self.ids) + 1, self.layout.stat_dim, dtype=torch.float64)
+        for row, one in enumerate([*(self.clients[client] for client in self.ids), self.source]):
+            for leaf in self.layout.stats:
+                one.read(leaf.name, 0, out[row, leaf.start : leaf.stop])
+        return out[:-1], out[-1]
+
+    def counts(self) -> Mapping[str, torch.Tensor]:
+        """Each counter's maximum over the clients."""
+        return {
+            leaf.name: torch.stack([self.clients[client].load(leaf.name) for client in self.ids]).amax(dim=0)
+            for leaf in self.layout.counts
+        }
+
+    def base_counts(self) -> Mapping[str, torch.Tensor]:
+        """The global model's counters."""
+        return {leaf.name: self.source.load(leaf.name) for leaf in self.layout.counts}
+
+    def without(self, refused: Mapping[ClientId, str]) -> SliceStore[S]:
+        """The same store less these clients."""
+        refused = {client: reason for client, reason in refused.items() if client in self.ids}
+        if not refused:
+            return self
+        ids = tuple(client for client in self.ids if client not in refused)
+        return replace(self, ids=ids, quarantined={**self.quarantined, **refused})
+
+
+def _overlapping(leaves: Sequence[Leaf], start: int, stop: int) -> list[tuple[Leaf, int, int]]:
+    return [
+        (leaf, max(start, leaf.start), min(stop, leaf.stop))
+        for leaf in leaves
+        if leaf.size and leaf.start < stop and leaf.stop > start
+    ]
