@@ -9,18 +9,15 @@ record     one line of JSON
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 
 from steelyard import kernels
 from steelyard.core.errors import SteelyardError
-from steelyard.core.gram import Array
 from steelyard.core.table import ClientId, sort_key
 from steelyard.sim.buffers import SHARD, Buffers
 from steelyard.sim.callbacks import Callback
@@ -28,12 +25,11 @@ from steelyard.sim.checkpoint import Snapshot, Writer
 from steelyard.sim.executors import CLIENTS, TEST, TRAIN, Executor, Forked, Serial, Task, can_fork, one_thread
 from steelyard.sim.group import FINE, REASONS
 from steelyard.sim.participation import Participation
+from steelyard.sim.record import Record, finite, plain
 from steelyard.sim.rundir import RunDirectory
 from steelyard.sim.server import Server
 from steelyard.sim.streams import stream
 from steelyard.sim.work import Seat, Work
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -207,7 +203,7 @@ class Simulation:
         if len(valid) < self.participation.quorum:
             record = self._void(number, cohort, valid)
         else:
-            record = _plain(*self.server.aggregate(number, seats))
+            record = plain(*self.server.aggregate(number, seats))
         self.voids = self.voids + 1 if record["void"] else 0
         if self.voids >= min(self.participation.patience, self.work.rounds):
             saved = "" if self.directory is None else f"; the last checkpoint is in {self.directory.checkpoints.path}"
@@ -252,7 +248,7 @@ class Simulation:
         if not on_test:
             return False
         loss, right, count = self.buffers.test_results.sum(dim=0).tolist()
-        record["loss"], record["accuracy"] = _number(loss / count), _number(right / count)
+        record["loss"], record["accuracy"] = finite(loss / count), finite(right / count)
         score = record["accuracy"] if record["accuracy"] is not None else _negative(record["loss"])
         if score is None or (self.best is not None and score <= self.best):
             return False
@@ -281,30 +277,6 @@ def _due(number: int, every: int, last: bool) -> bool:
     return bool(every) and (last or number % every == 0)
 
 
-def _plain(report: Mapping[str, Any], weights: Mapping[ClientId, float], by_layer: Array) -> Record:
-    """A report as one line of JSON: text keys, and null where a number is not one."""
-    record: Record = {"round": report["round"], "weights": weights}
-    if by_layer.shape[0] > 1:
-        record["layer_weights"] = dict(zip(report["layers"], by_layer.tolist(), strict=True))
-    record |= {name: value for name, value in report.items() if name not in ("round", "layers", "clients")}
-    cleaned: Record = _clean(record)
-    return cleaned
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, float):
-        return _number(value)
-    if isinstance(value, Mapping):
-        return {str(key): _clean(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_clean(item) for item in value]
-    return value
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _negative(value: float | None) -> float | None:
     return None if value is None else -value
 
@@ -312,4 +284,4 @@ def _negative(value: float | None) -> float | None:
 def _by_client(ids: Sequence[ClientId], results: torch.Tensor) -> dict[str, float | None]:
     """Accuracy of each client that has data."""
     rows = zip(ids, results.tolist(), strict=True)
-    return {str(name): _number(right / count) for name, (_, right, count) in rows if count}
+    return {str(name): finite(right / count) for name, (_, right, count) in rows if count}
