@@ -32,6 +32,7 @@ class Scaffold(ClientTerm):
     card = Card("control variates", "Karimireddy et al., ICML 2020")
     client_slots = ("control",)
     server_slots = ("control",)
+    told_slots = ("control",)
 
     def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
         """Equation (3)."""

@@ -35,6 +35,8 @@ class VRLSGD(ClientTerm):
     card = Card("variance-reduced local SGD", "Liang et al., 2019")
     client_slots = ("delta",)
     wants_average = True
+    told_slots = ("delta",)
+    writes_slots = True
 
     def __post_init__(self) -> None:
         checks.number("scale", self.scale, 0.0)

@@ -88,6 +88,8 @@ class ClientTerm(ABC):
         proximal: the mu of a term `mu/2 |x - start|^2` inside this one, which FedNova's normaliser counts in.
         wants_average: whether it is sound only where the new model is what the rule made of the clients' models.
         moves_model: whether `settle` moves the new model away from that.
+        told_slots: clients' vectors whose change `settle` looks at.
+        writes_slots: whether `settle` changes clients' vectors: where they keep them themselves, it cannot.
     """
 
     name: str
@@ -96,6 +98,8 @@ class ClientTerm(ABC):
     server_slots: tuple[str, ...] = ()
     wants_average: bool = False
     moves_model: bool = False
+    told_slots: tuple[str, ...] = ()
+    writes_slots: bool = False
 
     @property
     def proximal(self) -> float:

@@ -93,6 +93,14 @@ class Probe:
         probe.network = network
         return probe
 
+    def resident(self) -> Probe:
+        """The same probe with a network of its own, laid out and computing as a simulated run's does: the same bits."""
+        probe = copy.copy(self)
+        if probe.network is None:
+            module = copy.deepcopy(self.model)
+            probe.network = FlatModel(module, self.loss, self.inputs, torch.device("cpu"))
+        return probe
+
     def fingerprint(self) -> str:
         """A hash of the samples."""
         digest = hashlib.sha256(self.targets.cpu().numpy().tobytes())

@@ -51,6 +51,7 @@ class Work:
         seed: of everything.
         metrics: what clients report, sorted by name.
         probe: the server's proxy data, if it has any.
+        mean_examples: samples per client, where the others' data is not here.
     """
 
     algorithm: Algorithm
@@ -61,6 +62,7 @@ class Work:
     seed: int
     metrics: tuple[str, ...]
     probe: Probe | None = None
+    mean_examples: float | None = None
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -70,7 +72,7 @@ class Work:
     @cached_property
     def mean_size(self) -> float:
         """Their mean over all clients."""
-        return float(self.sizes.mean())
+        return float(self.sizes.mean()) if self.mean_examples is None else self.mean_examples
 
     @cached_property
     def dense(self) -> DenseModels | None:

@@ -145,16 +145,20 @@ class MemorySink:
         """Keeps a statistic or a counter."""
         self.others[leaf.name] = values
 
-    def params(self, base: Params) -> Params:
-        """The new model in the form, and on the devices, of the old."""
+    def state(self) -> dict[str, torch.Tensor]:
+        """The new model as a state dict; tied before, tied after."""
         made = {
             leaf.name: narrowed(self.flat[leaf.start : leaf.stop], leaf).view(leaf.shape) for leaf in self.layout.params
         }
         made.update(self.others)
+        return {leaf.name: made[leaf.tied or leaf.name] for leaf in self.layout.leaves}
+
+    def params(self, base: Params) -> Params:
+        """The new model in the form, and on the devices, of the old."""
+        made = self.state()
         if isinstance(base, torch.Tensor):
             return made[FLAT].to(base.device)
-        # Tied before, tied after.
-        return {leaf.name: made[leaf.tied or leaf.name].to(base[leaf.name].device) for leaf in self.layout.leaves}
+        return {name: tensor.to(base[name].device) for name, tensor in made.items()}
 
 
 def narrowed(values: torch.Tensor, leaf: Leaf) -> torch.Tensor:

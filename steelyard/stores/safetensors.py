@@ -113,6 +113,9 @@ class Checkpoint:
         self.read(name, 0, out)
         return out.view(entry.shape)
 
+    def peek(self, name: str) -> None:
+        """Nothing: it is on disk."""
+
 
 class SafetensorsStore:
     """A store of files, by slices."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from steelyard.core.layout import Kind, Layout, Leaf
 from steelyard.core.round import NOT_FINITE
@@ -33,6 +34,9 @@ class Source(Protocol):
 
     def load(self, name: str) -> torch.Tensor:
         """One whole tensor, in memory of its own."""
+
+    def peek(self, name: str) -> NDArray[Any] | None:
+        """The tensor, flat, if it lies in memory as it is."""
 
 
 S = TypeVar("S", bound=Source)
@@ -99,20 +103,27 @@ class SliceStore(Generic[S]):
         room = buffer.data.cast("B")  # sliced without a torch call per read: there are many
         parts = _overlapping(self.layout.params, start, stop)
 
-        def read(one: S, row: int) -> None:
-            for leaf, left, right in parts:
-                if leaf.dtype == scratch.dtype:
-                    first = row * buffer.strides[0] + (left - start) * buffer.itemsize
-                    part = room[first : first + (right - left) * buffer.itemsize]
-                    one.read_bytes(leaf.name, (left - leaf.start) * buffer.itemsize, part)
-                else:
-                    one.read(leaf.name, left - leaf.start, scratch[row, left - start : right - start])
+        def read(one: S, leaf: Leaf, left: int, right: int, row: int) -> None:
+            if leaf.dtype == scratch.dtype:
+                first = row * buffer.strides[0] + (left - start) * buffer.itemsize
+                part = room[first : first + (right - left) * buffer.itemsize]
+                one.read_bytes(leaf.name, (left - leaf.start) * buffer.itemsize, part)
+            else:
+                one.read(leaf.name, left - leaf.start, scratch[row, left - start : right - start])
 
-        read(self.source, len(self.ids))
+        for leaf, left, right in parts:
+            read(self.source, leaf, left, right, len(self.ids))
         base = buffer[len(self.ids), :length]
         for row, client in enumerate(self.ids):
-            read(self.clients[client], row)
-            np.subtract(buffer[row, :length], base, out=buffer[row, :length])  # while the row is still in the cache
+            one = self.clients[client]
+            for leaf, left, right in parts:
+                there, here = one.peek(leaf.name), slice(left - start, right - start)
+                if there is not None and leaf.dtype == scratch.dtype:
+                    there = there[left - leaf.start : right - leaf.start]
+                else:
+                    read(one, leaf, left, right, row)
+                    there = buffer[row, here]
+                np.subtract(there, base[here], out=buffer[row, here])  # while it is still in the cache
         rows = scratch[:, :length]
         if self.on_read is not None:
             self.on_read(rows.numel())

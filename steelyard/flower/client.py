@@ -1,0 +1,270 @@
+"""The client half: a ClientApp that trains with the simulator's loop, and a mod for people with loops of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+from torch import nn
+
+from steelyard.algorithm import Algorithm
+from steelyard.client.flat import FlatModel, Loss
+from steelyard.client.local import Local
+from steelyard.core.errors import SteelyardError
+from steelyard.core.table import ClientId
+from steelyard.data import Dataset, Federation, load
+from steelyard.flower.inbox import OURS
+from steelyard.flower.records import to_record, to_state_dict
+from steelyard.metrics import MEANING
+from steelyard.sim.executors import one_thread
+from steelyard.sim.group import train_group
+from steelyard.sim.work import Seat, Work
+
+ModelFn = Callable[[Context], nn.Module]
+DataFn = Callable[[Context], Any]
+Call = Callable[[Message, Context], Message]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the server wants of a client in this round.
+
+    Attributes:
+        round: its number, from 1.
+        rounds: how many there are in all; 0 if the server does not say.
+        seed: of the run.
+        client: terms to add to SGD, as text.
+        metrics: what to report, by our names (`num_examples` is Flower's `num-examples`).
+        vectors: what the terms are sent, flat, parameters in the order of their names.
+        mean_examples: mean number of examples of all clients, if the server knows.
+    """
+
+    round: int
+    rounds: int
+    seed: int
+    client: str
+    metrics: tuple[str, ...]
+    vectors: Mapping[str, torch.Tensor]
+    mean_examples: float | None
+    id_key: str
+    examples_key: str
+
+
+def asked(message: Message) -> Asked:
+    """Reads a message. One from a server without Steelyard asks for FedAvg."""
+    told: Mapping[str, Any] = message.content.config_records.get(OURS, {})
+    sent = message.content.array_records.get(f"{OURS}.sent")
+    config: Mapping[str, Any] = next(iter(message.content.config_records.values()), {})
+    return Asked(
+        round=int(told.get("round", config.get("server-round", 1))),
+        rounds=int(told.get("rounds", 0)),
+        seed=int(told.get("seed", 0)),
+        client=str(told.get("client", "")),
+        metrics=tuple(told.get("metrics", ("num_examples",))),
+        vectors={} if sent is None else to_state_dict(sent),
+        mean_examples=told.get("mean-examples"),
+        id_key=str(told.get("id-key", "partition-id")),
+        examples_key=str(told.get("examples-key", "num-examples")),
+    )
+
+
+def client(
+    model_fn: ModelFn,
+    data_fn: DataFn,
+    *,
+    test_fn: DataFn | None = None,
+    local: Local | Mapping[str, Any] | None = None,
+    loss: Loss = nn.functional.cross_entropy,
+    arrays: str = "arrays",
+) -> ClientApp:
+    """A ClientApp that trains as simulated clients do, with the terms the server asks for, and reports what it needs.
+
+    Args:
+        model_fn: makes the network; its parameters are overwritten.
+        data_fn: the client's data: anything `steelyard.Dataset.of` takes, such as a pair (inputs, targets).
+        test_fn: what to evaluate on; the client's own data if left out.
+        local: how to train: a `Local`, or its options as a dict.
+        loss: `loss(outputs, targets)`, a mean over the batch.
+        arrays: the record that holds the model.
+    """
+    options = local if isinstance(local, Local) else Local(**(local or {}))
+    app = ClientApp()
+
+    @app.train()  # type: ignore[untyped-decorator, unused-ignore]
+    def train(message: Message, context: Context) -> Message:
+        """One round of local work."""
+        want = asked(message)
+        with one_thread():
+            job = _Job(model_fn(context), _data(data_fn, context), want, options, loss, _name(want, context))
+            return Message(job.train(message.content.array_records[arrays], context, arrays), reply_to=message)
+
+    @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
+    def evaluate(message: Message, context: Context) -> Message:
+        """Loss and accuracy of the model received."""
+        want = asked(message)
+        with one_thread():
+            job = _Job(model_fn(context), _data(test_fn or data_fn, context), want, options, loss, 0)
+            found = job.evaluate(message.content.array_records[arrays])
+        return Message(RecordDict({"metrics": MetricRecord(found)}), reply_to=message)
+
+    return app
+
+
+def _data(data_fn: DataFn, context: Context) -> Dataset:
+    return Dataset.of(data_fn(context), "data")
+
+
+def _name(want: Asked, context: Context) -> ClientId:
+    """The client's id: the node's configuration has it, or its own id stands in."""
+    name = context.node_config.get(want.id_key, context.node_id)
+    return name if isinstance(name, (int, str)) else context.node_id
+
+
+class _Job:
+    """One client's work of a round: a federation of one."""
+
+    def __init__(self, module: nn.Module, data: Dataset, want: Asked, local: Local, loss: Loss, name: ClientId) -> None:
+        self.want, self.name = want, name
+        alone = Federation.of({name: data})
+        network = FlatModel(module, loss, data.inputs, torch.device("cpu"))
+        unknown = sorted(set(want.metrics) - set(MEANING))
+        if unknown:
+            raise SteelyardError(f"the server asks for {unknown[0]!r}, which a steelyard client does not report")
+        algorithm = Algorithm(client=want.client)
+        metrics = tuple(sorted(want.metrics))
+        rounds = max(want.rounds, want.round)
+        self.work = Work(algorithm, alone, network, local, rounds, want.seed, metrics, mean_examples=want.mean_examples)
+        self.buffers = self.work.buffers(1, 1)
+
+    def train(self, received: ArrayRecord, context: Context, key: str) -> RecordDict:
+        """Trains, keeps what the client keeps, and makes the reply."""
+        work, buffers = self.work, self.buffers
+        self._take(received)
+        self._recall(context)
+        before = {name: table[0].clone() for name, table in buffers.tables.items()}
+        train_group(work, buffers, self.want.round, [Seat(0, 0, 0)])
+        params = work.model.usual((work.dense or work.model).params[0]).detach()
+        model = work.model.state_dict(params, buffers.row_stats[0], buffers.row_counts[0])
+        empty = int(work.sizes[0]) == 0
+        reply = RecordDict({key: received if empty else to_record(model)})
+        reply["metrics"] = MetricRecord(self._metrics())
+        reply[OURS] = ConfigRecord({self.want.id_key: self.name})
+        self._remember(context)
+        told = [f"{term.name}.{slot}" for term in work.algorithm.client for slot in term.told_slots]
+        if told:
+            reply[f"{OURS}.told"] = to_record({name: buffers.staged[name][0] - before[name] for name in told})
+        return reply
+
+    def evaluate(self, received: ArrayRecord) -> dict[str, Any]:
+        """Loss and accuracy on all samples."""
+        self._take(received)
+        buffers, count = self.buffers, int(self.work.sizes[0])
+        self.work.model.load(buffers.theta, buffers.stats, buffers.counts)
+        loss, accuracy = self.work.measured(0) if count else (0.0, 0.0)
+        return {"loss": loss, "accuracy": accuracy, self.want.examples_key: count}
+
+    def _take(self, received: ArrayRecord) -> None:
+        buffers, work = self.buffers, self.work
+        state = to_state_dict(received)
+        reason = work.model.layout.mismatch({name: (tuple(t.shape), t.dtype) for name, t in state.items()})
+        if reason is not None:
+            raise SteelyardError(f"the model received is not the one model_fn makes: {reason}")
+        params, stats, counts = work.model.vectors(state)
+        buffers.theta.copy_(params)
+        buffers.stats.copy_(stats)
+        buffers.counts.copy_(counts)
+        for name in buffers.sent:
+            if name not in self.want.vectors:
+                raise SteelyardError(f"client={self.want.client}: the server sent no {name!r}: let steelyard drive it")
+            buffers.sent[name].copy_(self.want.vectors[name])
+
+    def _recall(self, context: Context) -> None:
+        """What this client kept in its last round."""
+        kept = context.state.array_records.get(OURS)
+        for name, tensor in to_state_dict(kept).items() if kept is not None else ():
+            if name in self.buffers.tables:
+                self.buffers.tables[name][0].copy_(tensor)
+            elif name == "steps_taken":
+                self.buffers.steps_taken.copy_(tensor)
+
+    def _remember(self, context: Context) -> None:
+        if self.buffers.tables:
+            kept = {name: rows[0] for name, rows in self.buffers.staged.items()}
+            context.state[OURS] = to_record(kept | {"steps_taken": self.buffers.steps_taken + self.buffers.steps})
+
+    def _metrics(self) -> dict[str, Any]:
+        row = self.buffers.reports[0].tolist()
+        named = dict(zip(self.work.metrics, row, strict=True)) if int(self.work.sizes[0]) else {}
+        made: dict[str, Any] = {name.replace("_", "-"): value for name, value in named.items()}
+        if "label-hist" in made:
+            made["label-hist"] = self.buffers.histograms[0].tolist()
+        return {**made, "num-examples": int(self.work.sizes[0]), self.want.examples_key: int(self.work.sizes[0])}
+
+
+def reporting(message: Message, context: Context, call_next: Call) -> Message:
+    """A mod for your own training code: checks that a reply reports what the server's rule needs, and adds the id.
+
+    Use it as `ClientApp(mods=[steelyard.flower.reporting])`. A metric that is missing is named in the error, which the
+    server logs as this client's.
+    """
+    want = asked(message)
+    reply = call_next(message, context)
+    if not message.metadata.message_type.startswith("train") or not reply.has_content():
+        return reply
+    found = {name.replace("-", "_") for record in reply.content.metric_records.values() for name in record}
+    found |= {"num_examples"} if want.examples_key.replace("-", "_") in found else set()
+    for name in want.metrics:
+        if name not in found:
+            raise SteelyardError(
+                f"the server's rule needs {name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}: put it into "
+                "the MetricRecord of the reply"
+            )
+    if want.client and want.round == 1:
+        log(
+            WARNING,
+            "the server asks for client=%s: your training code has to add it (steelyard.flower.asked)",
+            want.client,
+        )
+    reply.content[OURS] = ConfigRecord({want.id_key: _name(want, context)})
+    return reply
+
+
+def partitioned(
+    data: Any = "digits",
+    partition: str = "iid",
+    *,
+    clients: int | None = None,
+    seed: int = 0,
+    data_dir: str | None = None,
+) -> DataFn:
+    """A `data_fn` that spreads a data set as the simulator does, and gives each node the part of its `partition-id`.
+
+    Args:
+        data: a name, or anything `steelyard.Dataset.of` takes.
+        partition: how: `iid`, `dirichlet:alpha=0.3`.
+        clients: how many; the node's `num-partitions` if left out.
+        seed: of the partition.
+        data_dir: where the files of named data sets are.
+    """
+
+    def data_fn(context: Context) -> Dataset:
+        config = context.node_config
+        if "partition-id" not in config or (clients is None and "num-partitions" not in config):
+            raise SteelyardError(
+                'the node has no partition-id or num-partitions: start it with --node-config "partition-id=0 '
+                'num-partitions=3"'
+            )
+        count, at = clients or int(config["num-partitions"]), int(config["partition-id"])
+        train = load(data, data_dir)[0] if isinstance(data, str) else Dataset.of(data, "data")
+        whole = Federation.partitioned(train, None, partition, count, seed)
+        if not 0 <= at < count:
+            raise SteelyardError(f"partition-id={at}: use one of 0 to {count - 1}")
+        return whole.train.take(whole.index[at])
+
+    return data_fn

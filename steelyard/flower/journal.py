@@ -1,0 +1,114 @@
+"""A Flower run's directory: the simulator's, with checkpoints to go on from. Flower itself has no resume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import flwr
+import torch
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.table import ClientId
+from steelyard.flower.server import State
+from steelyard.sim.checkpoint import Checkpoints, Snapshot
+from steelyard.sim.record import Record
+from steelyard.sim.rundir import COHORTS, RunDirectory, read_config, write_json
+
+Where = str | os.PathLike[str] | None
+
+
+class Journal:
+    """What is written down of a run, and what it goes on from. Without a directory, nothing."""
+
+    def __init__(self, out: Where, checkpoint_dir: Where, resume: bool, every: int, keep: int) -> None:
+        if resume and out is None and checkpoint_dir is None:
+            raise SteelyardError("resume=True: say from where, with checkpoint_dir=... or out=...")
+        self.path = None if out is None and checkpoint_dir is None else Path(out or checkpoint_dir or "")
+        self.apart = Path(checkpoint_dir) if out is not None and checkpoint_dir is not None else None
+        self.resume, self.every, self.keep = resume, every, keep
+        self.directory: RunDirectory | None = None
+        self.identity = ""
+        self.cohorts: list[list[ClientId]] = []
+        self.best: float | None = None
+        self.rounds = 0
+
+    def open(self, described: Mapping[str, Any], rounds: int) -> Snapshot | None:
+        """Starts the run, or says where the one in the directory stopped."""
+        if self.path is None:
+            return None
+        # Not the initial model: one that is drawn anew at every start is not used when a run goes on.
+        fixed = {name: described[name] for name in ("algorithm", "seed")} | {
+            "parameters": described["model"]["parameters"]
+        }
+        self.identity, self.rounds = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest(), rounds
+        self.directory = RunDirectory(self.path, self.keep)
+        if self.apart is not None:
+            self.directory.checkpoints = Checkpoints(self.apart, self.keep)
+        snapshot = None
+        if self.directory.used:
+            if not self.resume:
+                self.close()
+                raise SteelyardError(
+                    f"{self.path}: holds a run: go on with it (resume=True), or choose another directory"
+                )
+            before = read_config(self.path).get("resolved", {})
+            self._check_same({**before, "parameters": before.get("model", {}).get("parameters")}, fixed)
+            snapshot, _ = self.directory.checkpoints.newest(self.identity)
+            self.cohorts = json.loads((self.path / COHORTS).read_bytes())
+        done = 0 if snapshot is None else snapshot.round
+        self.cohorts = self.cohorts[:done]
+        self.directory.begin({"resolved": {**described, "rounds": rounds}}, self.cohorts)
+        records = self.directory.open_log(done)
+        self.best = max((r["accuracy"] for r in records if r.get("accuracy") is not None), default=None)
+        return snapshot
+
+    def _check_same(self, before: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+        changed = [name for name, value in fixed.items() if before.get(name) != json.loads(json.dumps(value))]
+        if changed:
+            said = "; ".join(f"{name}: {before.get(name)!r} then, {fixed[name]!r} now" for name in changed)
+            self.close()
+            raise SteelyardError(f"{self.path}: the run in it is another one ({said}): choose another directory")
+
+    def write(self, record: Record, cohort: list[ClientId], model: State, state: Mapping[str, Any]) -> None:
+        """A round, and a checkpoint if one is due."""
+        if self.directory is None:
+            return
+        self.directory.append(record)
+        self.cohorts.append(cohort)
+        number, score = record["round"], record.get("accuracy")
+        write_json(self.directory.path / COHORTS, self.cohorts, compact=True)
+        if score is not None and (self.best is None or score > self.best):
+            self.best = score
+            self.directory.checkpoints.save(Snapshot(number, model, None, self.identity))
+        if number % self.every == 0 or number == self.rounds:
+            self.directory.checkpoints.save(Snapshot(number, model, state, self.identity), self.directory.log)
+
+    def close(self) -> None:
+        """Gives the directory free."""
+        if self.directory is not None:
+            self.directory.close()
+            self.directory = None
+
+
+def described(
+    algorithm: Mapping[str, str | None], seed: int, model: State, clients: int, name: str, metrics: list[str]
+) -> dict[str, Any]:
+    """What a run is, as far as its server knows, in the simulator's words."""
+    digest = hashlib.sha256()
+    for key, tensor in model.items():
+        digest.update(key.encode() + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    parameters = sum(tensor.numel() for tensor in model.values() if tensor.is_floating_point())
+    return {
+        "algorithm": {part: text for part, text in algorithm.items() if text},
+        "engine": f"flower {flwr.__version__}",
+        "seed": seed,
+        "metrics": metrics,
+        "data": {"name": name, "clients": clients, "fingerprint": None},
+        "model": {"parameters": parameters, "initial": digest.hexdigest()},
+        "device": "cpu",
+    }

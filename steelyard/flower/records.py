@@ -1,0 +1,135 @@
+"""Flower's records as tensors and back, without copies on the way in.
+
+An `Array` holds what `numpy.save` wrote. numpy knows no bfloat16, and Flower refuses it; here it travels as raw bytes
+under a serialisation type of its own, so that code that does not know it says so instead of seeing whole numbers.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from steelyard.core.errors import SteelyardError
+
+BF16 = "steelyard.bfloat16"  # the serialisation type
+_NUMPY = "numpy.ndarray"
+_DTYPES = {
+    np.dtype(name): getattr(torch, name)
+    for name in ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+}
+
+
+_NUMPY_DTYPES = {there: here for here, there in _DTYPES.items()}
+
+
+class _Entry(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    data: NDArray[np.uint8]  # the values alone, row by row
+
+
+class RecordSource:
+    """The model in an `ArrayRecord`, read in place; damaged or foreign arrays raise an error that names them."""
+
+    def __init__(self, record: ArrayRecord) -> None:
+        self.entries = {name: _entry(name, array) for name, array in record.items()}
+
+    @property
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of every tensor."""
+        return {name: (entry.shape, entry.dtype) for name, entry in self.entries.items()}
+
+    def read(self, name: str, start: int, out: torch.Tensor) -> None:
+        """Elements of a tensor from position `start` on into `out`, cast to its dtype."""
+        dtype = self.entries[name].dtype
+        raw = out if out.dtype == dtype else torch.empty(out.numel(), dtype=dtype)
+        if raw.numel():
+            self.read_bytes(name, start * dtype.itemsize, raw.view(torch.uint8).numpy().data)
+        if raw is not out:
+            out.copy_(raw)
+
+    def read_bytes(self, name: str, start: int, out: memoryview) -> None:
+        """Bytes of a tensor from byte `start` on into `out`."""
+        out[:] = self.entries[name].data[start : start + len(out)].data
+
+    def load(self, name: str) -> torch.Tensor:
+        """One whole tensor, in memory of its own."""
+        entry = self.entries[name]
+        out = torch.empty(math.prod(entry.shape), dtype=entry.dtype)
+        self.read(name, 0, out)
+        return out.view(entry.shape)
+
+    def peek(self, name: str) -> NDArray[Any] | None:
+        """The tensor, flat, unless numpy does not know its dtype."""
+        entry = self.entries[name]
+        kind = _NUMPY_DTYPES.get(entry.dtype)
+        return None if kind is None else entry.data.view(kind)
+
+
+def to_state_dict(record: ArrayRecord) -> dict[str, torch.Tensor]:
+    """The tensors of a record, in memory of their own; bfloat16 too."""
+    source = RecordSource(record)
+    return {name: source.load(name) for name in source.entries}
+
+
+def to_record(state: Mapping[str, torch.Tensor]) -> ArrayRecord:
+    """A state dict as Flower sends it; bfloat16 too."""
+    return ArrayRecord({name: _array(tensor.detach().cpu().contiguous()) for name, tensor in state.items()})
+
+
+def num_bytes(record: ArrayRecord) -> int:
+    """What the arrays take up."""
+    return sum(len(array.data) for array in record.values())
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    shape = tuple(tensor.shape)
+    if tensor.dtype == torch.bfloat16:
+        raw = tensor.reshape(-1).view(torch.uint8).numpy().data
+        return Array(dtype="bfloat16", shape=shape, stype=BF16, data=bytes(raw))
+    values = tensor.numpy()
+    head = io.BytesIO()
+    npy.write_array_header_1_0(head, npy.header_data_from_array_1_0(values))
+    data = b"".join([head.getvalue(), values.reshape(-1).view(np.uint8).data])  # numpy.save would copy twice
+    return Array(dtype=str(values.dtype), shape=shape, stype=_NUMPY, data=data)
+
+
+def _entry(name: str, array: Array) -> _Entry:
+    whole = np.frombuffer(array.data, dtype=np.uint8)
+    if array.stype == BF16:
+        entry = _Entry(tuple(array.shape), torch.bfloat16, whole)
+    elif array.stype == _NUMPY:
+        entry = _numpy_entry(name, whole)
+    else:
+        raise SteelyardError(f"{name!r} is serialised as {array.stype!r}: send numpy arrays or torch tensors")
+    if len(entry.data) != math.prod(entry.shape) * entry.dtype.itemsize:
+        raise SteelyardError(f"{name!r} has shape {entry.shape}, which does not fit its {len(entry.data)} bytes")
+    return entry
+
+
+def _numpy_entry(name: str, whole: NDArray[np.uint8]) -> _Entry:
+    head = io.BytesIO(whole[:_MOST_HEAD].tobytes())
+    try:
+        version = npy.read_magic(head)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(head)
+    except (ValueError, KeyError, SyntaxError) as error:
+        raise SteelyardError(f"{name!r} is no numpy array ({str(error).splitlines()[0]})") from None
+    if dtype not in _DTYPES:
+        raise SteelyardError(f"{name!r} is {dtype}: send one of {', '.join(str(known) for known in _DTYPES)}")
+    data = whole[head.tell() :]
+    if fortran and len(shape) > 1 and len(data) == math.prod(shape) * dtype.itemsize:
+        columns = data.view(dtype).reshape(shape[::-1]).T
+        data = np.ascontiguousarray(columns).reshape(-1).view(np.uint8)
+    return _Entry(shape, _DTYPES[dtype], data)
+
+
+_MOST_HEAD = 1 << 16

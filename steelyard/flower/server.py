@@ -1,0 +1,194 @@
+"""What the server keeps from round to round, and how the replies of one become a model. Nothing here is Flower's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from steelyard import kernels
+from steelyard.algorithm import Algorithm
+from steelyard.core import round as rounds
+from steelyard.core.errors import NoValidClients, SteelyardError
+from steelyard.core.layout import Layout
+from steelyard.core.table import ClientId, sort_key
+from steelyard.core.term import AtServer, ClientTerm
+from steelyard.metrics import MEANING, Table, refused_by_metrics
+from steelyard.server.probe import Probe
+from steelyard.sim.executors import one_thread
+from steelyard.sim.record import Record, plain
+from steelyard.sim.streams import stream
+from steelyard.stores.memory import MemorySink
+from steelyard.stores.slices import SliceStore, Source
+
+Vectors = dict[str, torch.Tensor]
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What came back in a round.
+
+    Attributes:
+        models: by client id.
+        metrics: by name, then by client id.
+        told: changes of vectors that clients keep, by client id, then by `term.slot`.
+        refused: clients whose reply is not to be looked at, with the reason.
+    """
+
+    models: Mapping[ClientId, Source]
+    metrics: Table
+    told: Mapping[ClientId, Mapping[str, torch.Tensor]]
+    refused: Mapping[ClientId, str]
+
+
+@dataclass(frozen=True)
+class Made:
+    """The outcome of a round: the model to send, the model to look at, the record; no models if the round is void."""
+
+    model: State | None
+    shown: State | None
+    record: Record
+    accepted: tuple[ClientId, ...]
+
+
+class Server:
+    """The rule's state and the terms' vectors."""
+
+    def __init__(self, algorithm: Algorithm, probe: Probe | None, seed: int, diagnose: bool) -> None:
+        for term in algorithm.client:
+            if term.writes_slots:
+                raise SteelyardError(
+                    f"client={term.name}: the server changes what clients keep, and on Flower they keep it "
+                    "themselves: use client=scaffold"
+                )
+        wanting = rounds.in_need(algorithm.rule, algorithm.refine)
+        if wanting and probe is None:
+            raise SteelyardError(
+                f"{wanting} looks at proxy data and there is none: pass proxy=steelyard.Probe(model, inputs, targets)"
+            )
+        self.algorithm, self.rule, self.probe, self.seed = algorithm, algorithm.rule, probe, seed
+        self.diagnose = diagnose
+        self.state: Mapping[str, Any] = {}
+        self.sent: Vectors = {}
+        self.steps = [f"{term.name}.{slot}" for term in algorithm.client for slot in term.server_slots]
+
+    def vectors(self, layout: Layout) -> Vectors:
+        """What is sent beside the parameters: flat vectors by name, zero before the first round."""
+        for name in [*sorted(self.algorithm.needs.broadcast), *self.steps]:
+            self.sent.setdefault(name, torch.zeros(layout.dim, dtype=layout.row_dtype))
+        return self.sent
+
+    def starts(self, model: Source, clients: Sequence[ClientId], number: int) -> list[State] | None:
+        """The models clients start from, if a broadcast mutates the global one."""
+        broadcast = self.algorithm.broadcast
+        if broadcast is None:
+            return None
+        state = {name: model.load(name) for name in model.shapes}
+        layout = Layout.of(state)
+        order = sorted(range(len(clients)), key=lambda at: sort_key(clients[at]))
+        drawn = broadcast.coefficients(len(order), layout.params, number, stream(self.seed, "broadcast", number))
+        move, made = self.vectors(layout)["move"], [dict(state) for _ in clients]
+        for row, at in enumerate(order):
+            for column, leaf in enumerate(layout.params):
+                step = move[leaf.start : leaf.stop].view(leaf.shape)
+                made[at][leaf.name] = state[leaf.name].add(step.to(leaf.dtype), alpha=float(drawn[row, column]))
+        return made
+
+    def aggregate(self, number: int, model: Source, replies: Replies, population: int) -> Made:
+        """Weighs and sums; a void round leaves everything as it was."""
+        table = {name: dict(column) for name, column in replies.metrics.items()}
+        refused = self._refused(table, replies)
+        store = SliceStore.of(model, replies.models, refused)
+        sink = MemorySink(store.layout)
+        job = rounds.Round(
+            table,
+            self.state,
+            number,
+            self.algorithm.server,
+            diagnose=self.diagnose,
+            step=self.vectors(store.layout).get("step"),
+            probe=self.probe,
+            refine=self.algorithm.refine,
+        )
+        with one_thread(), kernels.parallel(kernels.cores()):
+            try:
+                outcome = rounds.run(self.rule, store, job, sink)
+            except NoValidClients as error:
+                outcome = rounds.nothing(store.without(error.quarantined), job, str(error))
+        weights = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
+        record = plain(outcome.report, weights, outcome.weights)
+        if outcome.void:
+            return Made(None, None, record, ())
+        self._settle(outcome, sink, replies, population)
+        self.state = outcome.state
+        made = sink.state()
+        return Made(made, self._shown(made, sink), record, outcome.store.ids)
+
+    def _refused(self, table: Table, replies: Replies) -> dict[ClientId, str]:
+        ids = [client for client in replies.models if client not in replies.refused]
+        for name in sorted(self.rule.needs.metrics - table.keys()) if ids else ():
+            shown = name.replace("_", "-")
+            raise SteelyardError(
+                f"no client reported {shown!r}, the {MEANING.get(name, 'metric')}, which the rule needs: put it into "
+                "the reply's MetricRecord, or let steelyard.flower.client build the ClientApp"
+            )
+        return {**refused_by_metrics(self.rule, table, ids), **replies.refused} if ids else dict(replies.refused)
+
+    def _settle(self, outcome: rounds.Outcome, sink: MemorySink, replies: Replies, population: int) -> None:
+        """Lets terms update what the server keeps, and possibly the model."""
+        ids, layout = outcome.store.ids, sink.layout
+        base = torch.empty(0)
+        terms = [term for term in self.algorithm.client if type(term).settle is not ClientTerm.settle]
+        if terms or "move" in self.sent:
+            rows = outcome.store.rows(0, layout.dim, outcome.store.scratch(layout.dim))
+            base, updates = rows[-1], rows[:-1]
+        for term in terms:
+            told = {slot: self._told(f"{term.name}.{slot}", ids, replies, layout) for slot in term.told_slots}
+            term.settle(
+                AtServer(
+                    theta=sink.flat,
+                    before=base,
+                    updates=updates,
+                    weights=torch.from_numpy(outcome.weights.mean(axis=0)).to(sink.flat.dtype),
+                    old={slot: torch.zeros(1, 1).expand_as(rows) for slot, rows in told.items()},
+                    new=told,
+                    kept={slot: self.sent[f"{term.name}.{slot}"] for slot in term.server_slots},
+                    work=torch.ones(len(ids)),
+                    lr=float("nan"),
+                    population=population,
+                )
+            )
+        if "move" in self.sent:
+            torch.sub(sink.flat, base, out=self.sent["move"])
+
+    def _told(self, name: str, ids: Sequence[ClientId], replies: Replies, layout: Layout) -> torch.Tensor:
+        """The changes of a vector that clients keep, `[K, d]`; who sent none, or a wrong one, changed nothing."""
+        rows = torch.zeros(len(ids), layout.dim, dtype=layout.row_dtype)
+        for row, client in zip(rows, ids, strict=True):
+            change = replies.told.get(client, {}).get(name)
+            if change is not None and change.shape == row.shape and bool(torch.isfinite(change).all()):
+                row.copy_(change)
+        return rows
+
+    def _shown(self, made: State, sink: MemorySink) -> State:
+        """The model to evaluate: the one that is sent, unless a term says otherwise."""
+        theta = sink.flat
+        for term in self.algorithm.client:
+            theta = term.shown(theta, {slot: self.sent[f"{term.name}.{slot}"] for slot in term.server_slots})
+        if theta is sink.flat:
+            return made
+        shown = {
+            leaf.name: theta[leaf.start : leaf.stop].view(leaf.shape).to(leaf.dtype) for leaf in sink.layout.params
+        }
+        return {name: shown.get(name, tensor) for name, tensor in made.items()}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything to go on from, beside the model."""
+        return {"rule": self.state, "sent": {name: vector.clone() for name, vector in self.sent.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a snapshot."""
+        self.state, self.sent = state["rule"], dict(state["sent"])
