@@ -18,6 +18,10 @@ from steelyard.metrics import MEANING, Table
 from steelyard.stores.slices import Source
 
 OURS = "steelyard"  # the records we add to messages and replies
+UNNAMED = (
+    "%d clients do not report %r: their node ids stand in for it, and what is remembered of a client is lost when its "
+    "node gets another id. Report it as a metric, or set id_key"
+)
 CODES = {
     0: "unknown error",
     1: "the ClientApp could not be loaded",
@@ -76,6 +80,17 @@ class Inbox:
     failed: dict[str, str]
     late: list[ClientId]
     strays: list[str]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What is put on record of it."""
+        dropped = sorted(set(self.failed) - {str(client) for client in self.late})
+        return {"dropped": dropped, "late": self.late, "failed": self.failed, "strays": self.strays}
+
+    def lines(self) -> list[str]:
+        """For the log: who failed or was refused, and why."""
+        named = [*self.failed.items(), *self.replies.refused.items()]
+        return [*(f"client {who}: {reason}" for who, reason in named), *self.strays]
 
 
 def sort_out(sent: Sequence[Message], replies: Iterable[Message], names: Names, key: str, timeout: float) -> Inbox:

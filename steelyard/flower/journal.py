@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import flwr
 import torch
+from flwr.app import MetricRecord
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.flower.server import State
 from steelyard.sim.checkpoint import Checkpoints, Snapshot
-from steelyard.sim.record import Record
+from steelyard.sim.record import Record, finite
 from steelyard.sim.rundir import COHORTS, RunDirectory, read_config, write_json
 
 Where = str | os.PathLike[str] | None
@@ -36,6 +38,9 @@ class Journal:
         self.cohorts: list[list[ClientId]] = []
         self.best: float | None = None
         self.rounds = 0
+        self.record: Record | None = None  # of the round that is not on record yet
+        self.cohort: list[ClientId] = []
+        self.began = 0.0
 
     def open(self, described: Mapping[str, Any], rounds: int) -> Snapshot | None:
         """Starts the run, or says where the one in the directory stopped."""
@@ -74,19 +79,38 @@ class Journal:
             self.close()
             raise SteelyardError(f"{self.path}: the run in it is another one ({said}): choose another directory")
 
-    def write(self, record: Record, cohort: list[ClientId], model: State, state: Mapping[str, Any]) -> None:
-        """A round, and a checkpoint if one is due."""
-        if self.directory is None:
+    def note(self, record: Record, cohort: list[ClientId]) -> None:
+        """A round that is aggregated; evaluations may follow."""
+        self.record, self.cohort = record, cohort
+
+    def judged(self, found: MetricRecord | None, by: str = "") -> None:
+        """Adds what an evaluation found: the server's own under the metrics' names, the clients' under theirs."""
+        if found is not None and self.record is not None:
+            names = {name.replace("-", "_"): value for name, value in found.items()}
+            plain = {name: value if isinstance(value, list) else finite(float(value)) for name, value in names.items()}
+            self.record |= {by: plain} if by else plain
+
+    def settle(self, state: Callable[[], tuple[State, dict[str, Any]]]) -> None:
+        """Puts the round on record, and a checkpoint beside it if one is due; `state` gives model and state."""
+        record, self.record = self.record, None
+        if record is None or self.directory is None:
             return
+        for name in ("accuracy", "loss"):
+            record.setdefault(name, record.get("client_evaluation", {}).get(name))
+        record["timings"]["total"] = round(time.perf_counter() - self.began, 6)
         self.directory.append(record)
-        self.cohorts.append(cohort)
-        number, score = record["round"], record.get("accuracy")
+        self.cohorts.append(self.cohort)
+        number, score = record["round"], record["accuracy"]
         write_json(self.directory.path / COHORTS, self.cohorts, compact=True)
-        if score is not None and (self.best is None or score > self.best):
-            self.best = score
-            self.directory.checkpoints.save(Snapshot(number, model, None, self.identity))
-        if number % self.every == 0 or number == self.rounds:
-            self.directory.checkpoints.save(Snapshot(number, model, state, self.identity), self.directory.log)
+        better = score is not None and (self.best is None or score > self.best)
+        due = number % self.every == 0 or number == self.rounds
+        if better or due:
+            model, kept = state()
+            if better:
+                self.best = score
+                self.directory.checkpoints.save(Snapshot(number, model, None, self.identity))
+            if due:
+                self.directory.checkpoints.save(Snapshot(number, model, kept, self.identity), self.directory.log)
 
     def close(self) -> None:
         """Gives the directory free."""

@@ -21,7 +21,7 @@ from steelyard.sim.executors import one_thread
 from steelyard.sim.record import Record, plain
 from steelyard.sim.streams import stream
 from steelyard.stores.memory import MemorySink
-from steelyard.stores.slices import SliceStore, Source
+from steelyard.stores.slices import SliceStore, Source, layout_of
 
 Vectors = dict[str, torch.Tensor]
 State = dict[str, torch.Tensor]
@@ -75,22 +75,25 @@ class Server:
         self.sent: Vectors = {}
         self.steps = [f"{term.name}.{slot}" for term in algorithm.client for slot in term.server_slots]
 
-    def vectors(self, layout: Layout) -> Vectors:
+    def vectors(self, model: Source) -> Vectors:
         """What is sent beside the parameters: flat vectors by name, zero before the first round."""
+        return self._vectors(layout_of(model))
+
+    def _vectors(self, layout: Layout) -> Vectors:
         for name in [*sorted(self.algorithm.needs.broadcast), *self.steps]:
             self.sent.setdefault(name, torch.zeros(layout.dim, dtype=layout.row_dtype))
         return self.sent
 
-    def starts(self, model: Source, clients: Sequence[ClientId], number: int) -> list[State] | None:
+    def starts(self, model: Source, clients: Sequence[ClientId], number: int) -> list[State]:
         """The models clients start from, if a broadcast mutates the global one."""
         broadcast = self.algorithm.broadcast
         if broadcast is None:
-            return None
+            return []
         state = {name: model.load(name) for name in model.shapes}
         layout = Layout.of(state)
         order = sorted(range(len(clients)), key=lambda at: sort_key(clients[at]))
         drawn = broadcast.coefficients(len(order), layout.params, number, stream(self.seed, "broadcast", number))
-        move, made = self.vectors(layout)["move"], [dict(state) for _ in clients]
+        move, made = self._vectors(layout)["move"], [dict(state) for _ in clients]
         for row, at in enumerate(order):
             for column, leaf in enumerate(layout.params):
                 step = move[leaf.start : leaf.stop].view(leaf.shape)
@@ -109,7 +112,7 @@ class Server:
             number,
             self.algorithm.server,
             diagnose=self.diagnose,
-            step=self.vectors(store.layout).get("step"),
+            step=self._vectors(store.layout).get("step"),
             probe=self.probe,
             refine=self.algorithm.refine,
         )

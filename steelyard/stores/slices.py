@@ -67,8 +67,7 @@ class SliceStore(Generic[S]):
         kinds: Mapping[str, Kind] | None = None,
     ) -> SliceStore[S]:
         """Takes in the global model and every client's; those in `refused` may be missing, and are not looked at."""
-        empty = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in source.shapes.items()}
-        layout = Layout.of(empty, kinds)
+        layout = layout_of(source, kinds)
         quarantined = dict(refused or {})
         given = (*clients, *(client for client in quarantined if client not in clients))
         fit: dict[ClientId, S] = {}
@@ -155,6 +154,13 @@ class SliceStore(Generic[S]):
             return self
         ids = tuple(client for client in self.ids if client not in refused)
         return replace(self, ids=ids, quarantined={**self.quarantined, **refused})
+
+
+def layout_of(source: Source, kinds: Mapping[str, Kind] | None = None) -> Layout:
+    """The layout of a model of which nothing is read."""
+    return Layout.of(
+        {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in source.shapes.items()}, kinds
+    )
 
 
 def _overlapping(leaves: Sequence[Leaf], start: int, stop: int) -> list[tuple[Leaf, int, int]]:

@@ -1,0 +1,73 @@
+"""What the server says to clients, and to which of them."""
+
+from __future__ import annotations
+
+import time
+from logging import INFO
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from steelyard.algorithm import Algorithm
+from steelyard.core.errors import SteelyardError
+from steelyard.core.table import sort_key
+from steelyard.flower.inbox import Names
+from steelyard.sim.streams import stream
+
+
+def wait_for_nodes(grid: Grid, share: float, least: int, available: int, timeout: float) -> tuple[list[int], int]:
+    """All nodes, once there are enough, and how many to ask; Flower's own waits for ever."""
+    end = time.monotonic() + timeout
+    while True:
+        nodes = list(grid.get_node_ids())
+        wanted = max(int(len(nodes) * share), least)
+        needed = max(available, wanted)
+        if len(nodes) >= needed:
+            return nodes, wanted
+        if time.monotonic() >= end:
+            raise SteelyardError(
+                f"{len(nodes)} of {needed} nodes are connected after {timeout:g} s: start more, or lower "
+                "min_available_nodes and min_train_nodes"
+            )
+        log(INFO, "Waiting for nodes: %d connected, %d needed", len(nodes), needed)
+        time.sleep(1)
+
+
+def cohort(nodes: list[int], wanted: int, names: Names, seed: int, number: int) -> list[int]:
+    """Whom to ask in a round: a function of seed, round and clients' ids, as far as they are known."""
+    order = sorted(nodes, key=lambda node: sort_key(names.of(node)))
+    if wanted >= len(order):
+        return order
+    chosen = stream(seed, "cohort", number).choice(len(order), wanted, replace=False)
+    return [order[at] for at in sorted(chosen)]
+
+
+def messages(content: RecordDict, nodes: list[int], kind: str, number: int, timeout: float) -> list[Message]:
+    """The same content to each; a node that was frozen will not work off old rounds first."""
+    ttl = max(timeout, 1.0)
+    return [Message(content, dst_node_id=node, message_type=kind, ttl=ttl, group_id=str(number)) for node in nodes]
+
+
+def instructions(
+    algorithm: Algorithm,
+    names: Names,
+    number: int,
+    *,
+    rounds: int,
+    seed: int,
+    examples_key: str,
+    mean_examples: float | None,
+) -> ConfigRecord:
+    """What `steelyard.flower.asked` reads at the client."""
+    told: dict[str, Any] = {
+        "round": number,
+        "rounds": rounds,
+        "seed": seed,
+        "client": algorithm.texts["client"] or "",
+        "metrics": sorted({*algorithm.needs.metrics, "num_examples"}),
+        "id-key": names.key,
+        "examples-key": examples_key,
+    }
+    return ConfigRecord(told | ({} if mean_examples is None else {"mean-examples": float(mean_examples)}))
