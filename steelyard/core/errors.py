@@ -17,7 +17,8 @@ class NoValidClients(SteelyardError):
         self.quarantined = quarantined
         shown = "; ".join(f"{client!r}: {reason}" for client, reason in list(quarantined.items())[:5])
         more = f"; and {len(quarantined) - 5} more" if len(quarantined) > 5 else ""
-        super().__init__(f"no valid client is left, the base model stays as it was ({shown}{more})")
+        named = f" ({shown}{more})" if shown else ""
+        super().__init__(f"no valid client is left, the base model stays as it was{named}")
 
 
 class UndeclaredNeed(SteelyardError):

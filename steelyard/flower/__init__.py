@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
-    from steelyard.flower.client import Asked, asked, client, partitioned, reporting
+    from steelyard.flower.clientapp import Asked, asked, client, partitioned, reporting
     from steelyard.flower.records import to_record, to_state_dict
     from steelyard.flower.strategy import Steelyard
 
 _HOMES = {
-    "Asked": "client",
-    "asked": "client",
-    "client": "client",
-    "partitioned": "client",
-    "reporting": "client",
+    "Asked": "clientapp",
+    "asked": "clientapp",
+    "client": "clientapp",
+    "partitioned": "clientapp",
+    "reporting": "clientapp",
     "to_record": "records",
     "to_state_dict": "records",
     "Steelyard": "strategy",

@@ -93,7 +93,9 @@ class Inbox:
         return [*(f"client {who}: {reason}" for who, reason in named), *self.strays]
 
 
-def sort_out(sent: Sequence[Message], replies: Iterable[Message], names: Names, key: str, timeout: float) -> Inbox:
+def sort_out(
+    sent: Sequence[Message], replies: Iterable[Message], names: Names, key: str, examples: str, timeout: float
+) -> Inbox:
     """Matches replies with the messages they answer; results do not depend on the order they come in."""
     asked = {message.metadata.dst_node_id: message.metadata.message_id for message in sent}
     by_message = {name: node for node, name in asked.items() if name}
@@ -132,7 +134,7 @@ def sort_out(sent: Sequence[Message], replies: Iterable[Message], names: Names, 
             box.contents[client] = reply.content
         except SteelyardError as error:
             refused[client] = str(error)
-    box.replies = Replies(models, _table(box.contents), told, refused)
+    box.replies = Replies(models, _table(box.contents, examples), told, refused)
     return box
 
 
@@ -151,13 +153,13 @@ def _told(content: RecordDict) -> dict[str, torch.Tensor]:
     return {} if record is None else to_state_dict(record)
 
 
-def _table(contents: dict[ClientId, RecordDict]) -> Table:
-    """What clients reported, under our names: Flower's have dashes."""
+def _table(contents: dict[ClientId, RecordDict], examples: str) -> Table:
+    """What clients reported, under our names: Flower's have dashes, and the number of examples may have any."""
     table: Table = {}
     for client, content in contents.items():
         for record in content.metric_records.values():
             for name, value in record.items():
-                ours = name.replace("-", "_")
+                ours = "num_examples" if name == examples else name.replace("-", "_")
                 if ours in MEANING:
                     table.setdefault(ours, {})[client] = value
     return table

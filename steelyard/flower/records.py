@@ -121,7 +121,7 @@ def _numpy_entry(name: str, whole: NDArray[np.uint8]) -> _Entry:
         version = npy.read_magic(head)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(head)
-    except (ValueError, KeyError, SyntaxError) as error:
+    except Exception as error:  # whatever numpy's parser of Python literals makes of it
         raise SteelyardError(f"{name!r} is no numpy array ({str(error).splitlines()[0]})") from None
     if dtype not in _DTYPES:
         raise SteelyardError(f"{name!r} is {dtype}: send one of {', '.join(str(known) for known in _DTYPES)}")

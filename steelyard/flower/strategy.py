@@ -156,6 +156,12 @@ class Steelyard(FedAvg):
         self.names.known = dict(zip(state["nodes"], state["names"], strict=True))
         self.server.restore(state["server"])
         log(INFO, "Going on after round %d, from %s", self.done, self.journal.path)
+        if any(term.client_slots for term in self.algorithm.client):
+            log(
+                WARNING,
+                "what clients keep (client=%s) begins at zero in a new Flower run",
+                self.algorithm.texts["client"],
+            )
         shown = to_record(found.model)
         if state["theta"]:
             self.model, self.shown = to_record(state["theta"]), shown
@@ -222,7 +228,8 @@ class Steelyard(FedAvg):
         number, began = server_round + self.done, time.perf_counter()
         if self.model is None or not self.sent:
             return None, None
-        box = sort_out(self.sent, replies, self.names, self.arrayrecord_key, self.timeout)
+        keys = (self.arrayrecord_key, self.weighted_by_key)
+        box = sort_out(self.sent, replies, self.names, *keys, self.timeout)
         self._warn(number, box)
         population = self.population or max(len(self.names.known), len(self.sent))
         made = self.server.aggregate(number, RecordSource(self.model), box.replies, population)

@@ -1,0 +1,162 @@
+"""Replies that are missing, wrong, late, double or failed: the round goes on, and the record says who and why."""
+
+import logging
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+
+from steelyard.flower import to_record
+from steelyard.sim.rundir import read_log
+from tests.flower import runs
+from tests.flower.grid import LocalGrid
+
+
+def one_round(tmp_path, grid, **options):
+    made = runs.strategy("fedavg", out=tmp_path, **options)
+    made.start(grid, to_record(runs.model("mlp").state_dict()), num_rounds=1, timeout=0.5)
+    (record,) = read_log(tmp_path)
+    return record
+
+
+def test_a_node_that_is_gone_is_named(tmp_path):
+    grid = LocalGrid(runs.app(), runs.COUNT, gone=(2,))
+    record = one_round(tmp_path, grid)
+    assert record["failed"] == {"986": "node 986: the node is gone (code 5): Node unavailable"}
+    assert set(record["weights"]) == {"0", "1", "3", "4"}
+
+
+def test_in_later_rounds_by_its_own_id(tmp_path):
+    grid = LocalGrid(runs.app(), runs.COUNT)
+    made = runs.strategy("fedavg", out=tmp_path)
+    real = grid.push_messages
+
+    def push(messages):
+        grid.gone = {2} if made.journal.cohorts else set()
+        return real(messages)
+
+    grid.push_messages = push
+    runs.start(made, grid, rounds=2)
+    assert read_log(tmp_path)[1]["dropped"] == ["2"]
+
+
+def test_silence(tmp_path):
+    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, silent=(0,)))
+    assert record["late"] == [1000]
+    assert record["failed"] == {"1000": "node 1000 did not answer within 0.5 s"}
+
+
+def test_an_exception_at_the_client(tmp_path):
+    def change(number, reply):
+        if number == 3:
+            raise ValueError("disk full")
+        return reply
+
+    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change))
+    assert "disk full" in record["failed"]["979"]
+    assert "(code 2)" in record["failed"]["979"]
+
+
+def test_double_and_stray_replies(tmp_path):
+    plain = one_round(tmp_path / "plain", LocalGrid(runs.app(), runs.COUNT))
+
+    def change(number, reply):
+        if number == 1:
+            return [reply, reply]
+        if number == 2:
+            stray = Message(reply.content, reply_to=reply)
+            stray.metadata.__dict__["_reply_to_message_id"] = "of-another-round"
+            return [stray, reply]
+        return reply
+
+    record = one_round(tmp_path / "odd", LocalGrid(runs.app(), runs.COUNT, change=change))
+    assert record["weights"] == plain["weights"]
+    assert len(record["strays"]) == 2
+    assert any("answered twice" in line for line in record["strays"])
+    assert any("no question of this round" in line for line in record["strays"])
+
+
+def test_two_nodes_with_one_id(tmp_path):
+    def change(number, reply):
+        reply.content["steelyard"] = ConfigRecord({"partition-id": 0 if number == 4 else number})
+        return reply
+
+    records = [
+        one_round(tmp_path / str(seed), LocalGrid(runs.app(), runs.COUNT, change=change, shuffle=seed))
+        for seed in (0, 1, 2)
+    ]
+    assert {tuple(record["quarantined"]) for record in records} == {("0 (node 1000)",)}
+    assert len({str(record["weights"]) for record in records}) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda content: content.pop("arrays"), "no ArrayRecord 'arrays'"),
+        (lambda content: content["arrays"].pop("0.bias"), "missing key '0.bias'"),
+        (lambda content: content["arrays"]["0.bias"].__dict__.update(data=b"junk"), "'0.bias' is no numpy array"),
+        (lambda content: content["arrays"]["0.bias"].__dict__.update(stype="pickle"), "serialised as 'pickle'"),
+        (lambda content: content.__setitem__("arrays", to_record({"x": torch.zeros(2)})), "missing key"),
+        (lambda content: content.__setitem__("arrays", ArrayRecord()), "missing key"),
+        (lambda content: content.pop("metrics"), "did not report 'num_examples'"),
+        (lambda content: content["metrics"].__setitem__("num-examples", -3), "invalid num_examples=-3"),
+        (lambda content: content["metrics"].__setitem__("num-examples", [1, 2]), "invalid num_examples="),
+    ],
+)
+def test_what_cannot_be_used_is_quarantined(tmp_path, change, reason):
+    def spoil(number, reply):
+        if number == 1:
+            change(reply.content)
+        return reply
+
+    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=spoil))
+    assert reason in record["quarantined"]["1"]
+    assert set(record["weights"]) == {"0", "2", "3", "4"}
+
+
+def test_ids_fall_back_to_the_nodes_with_a_warning(tmp_path, caplog):
+    parts = runs.data()
+    app = runs.steelyard_flower.client(
+        lambda context: runs.model("mlp"), lambda context: parts[context.node_id % 5], local=runs.LOCAL
+    )
+
+    def nameless(number, reply):
+        del reply.content["steelyard"]
+        return reply
+
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        record = one_round(tmp_path, LocalGrid(app, runs.COUNT, change=nameless, named=False))
+    assert set(record["weights"]) == {"1000", "993", "986", "979", "972"}
+    assert "do not report 'partition-id'" in caplog.text
+
+
+def test_ids_from_metrics_of_ones_own(tmp_path):
+    def named(number, reply):
+        reply.content["steelyard"] = ConfigRecord({"hospital": f"ward-{number}"})
+        return reply
+
+    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=named), id_key="hospital")
+    assert set(record["weights"]) == {f"ward-{k}" for k in range(5)}
+
+
+def test_a_metric_nobody_reports_ends_the_run_with_the_cure():
+    made = runs.strategy("feddisco")
+
+    def silent(number, reply):
+        del reply.content["metrics"]["label-hist"]
+        return reply
+
+    with pytest.raises(Exception, match="no client reported 'label-hist', the number of examples of each class"):
+        runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=silent))
+
+
+def test_messages_live_as_long_as_the_round_waits():
+    grid = LocalGrid(runs.app(), runs.COUNT)
+    runs.start(runs.strategy("fedavg"), grid, rounds=1)
+    assert set(grid.ttl) == {30}
+
+
+def test_too_few_nodes_do_not_hang():
+    made = runs.strategy("fedavg", min_available_nodes=9)
+    with pytest.raises(Exception, match=r"5 of 9 nodes are connected after 0.1 s"):
+        made.start(LocalGrid(runs.app(), runs.COUNT), to_record(runs.model("mlp").state_dict()), timeout=0.1)

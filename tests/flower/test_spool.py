@@ -1,0 +1,85 @@
+"""Replies beyond the memory budget go to disk; the result is the same."""
+
+import os
+
+import pytest
+import torch
+
+from steelyard.core.errors import SteelyardError
+from steelyard.flower.courier import Spool, budget
+from steelyard.flower.records import num_bytes, to_record
+from tests.flower import runs
+from tests.flower.grid import LocalGrid
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2 GB", 2_000_000_000), ("500 MiB", 500 << 20), ("1.5kB", 1500), ("7B", 7), (12, 12)]
+)
+def test_budgets(text, size):
+    assert budget(text) == size
+
+
+@pytest.mark.parametrize("bad", ["2", "GB", "-1 GB", 0, -5, True, 1.5])
+def test_no_budgets(bad):
+    with pytest.raises(SteelyardError, match="memory="):
+        budget(bad)
+
+
+def test_half_of_the_memory_by_default():
+    assert budget(None) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+@pytest.mark.parametrize("kind", ["mlp", "images"])
+@pytest.mark.parametrize("fit", [0, 2])
+def test_from_disk_the_same_bits(kind, fit, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    plain = runs.start(runs.strategy("fedawa"), kind=kind)
+    size = num_bytes(to_record(runs.model(kind).state_dict()))
+    made, written = runs.strategy("fedawa", memory=(6 + fit) * size), []
+    real = Spool.take
+
+    def take(self, reply, key):
+        real(self, reply, key)
+        written.append(len(list(self.folder.iterdir())) if self.folder else 0)
+
+    monkeypatch.setattr(Spool, "take", take)
+    result = runs.start(made, kind=kind)
+    assert max(written) == runs.COUNT - fit
+    assert runs.same(runs.params(plain), runs.params(result))
+    assert list(tmp_path.glob("steelyard-spool-*")) == []  # swept
+
+
+def test_it_pulls_no_more_than_there_is_room_for():
+    size = num_bytes(to_record(runs.model("mlp").state_dict()))
+    grid, pulled = LocalGrid(runs.app(), runs.COUNT), []
+    real = grid.pull_messages
+    grid.pull_messages = lambda names: pulled.append(len(names)) or real(names)
+    runs.start(runs.strategy("fedavg", memory=8 * size), grid, rounds=1)
+    assert pulled == [2, 1, 1, 1]
+
+
+def test_a_bad_reply_is_not_spooled_but_quarantined(tmp_path):
+    def change(number, reply):
+        if number == 2:
+            reply.content["arrays"]["0.bias"].__dict__.update(data=b"junk")
+        return reply
+
+    made = runs.strategy("fedavg", memory=1, out=tmp_path)
+    runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=change), rounds=1)
+    assert "no numpy array" in runs.read_log(tmp_path)[0]["quarantined"]["2"]
+
+
+def test_half_precision_is_kept_on_disk():
+    spool = Spool(1)
+    state = {"w": torch.randn(5).bfloat16(), "n": torch.tensor(3)}
+    from flwr.app import Message, RecordDict
+
+    message = Message(RecordDict({"arrays": to_record(state)}), dst_node_id=1, message_type="train")
+    spool.take(message, "arrays")
+    from steelyard.flower.courier import spooled
+
+    source = spooled(message.content)
+    assert torch.equal(source.load("w"), state["w"])
+    assert source.shapes["n"] == ((), torch.int64)
+    spool.clear()
