@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ _DTYPES = {
 }
 
 
+_MOST_HEAD = 1 << 16
 _NUMPY_DTYPES = {there: here for here, there in _DTYPES.items()}
 
 
@@ -41,6 +43,11 @@ class RecordSource:
 
     def __init__(self, record: ArrayRecord) -> None:
         self.entries = {name: _entry(name, array) for name, array in record.items()}
+        self.flat = {
+            name: entry.data.view(_NUMPY_DTYPES[entry.dtype])
+            for name, entry in self.entries.items()
+            if entry.dtype in _NUMPY_DTYPES
+        }
 
     @property
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -69,9 +76,7 @@ class RecordSource:
 
     def peek(self, name: str) -> NDArray[Any] | None:
         """The tensor, flat, unless numpy does not know its dtype."""
-        entry = self.entries[name]
-        kind = _NUMPY_DTYPES.get(entry.dtype)
-        return None if kind is None else entry.data.view(kind)
+        return self.flat.get(name)
 
 
 def to_state_dict(record: ArrayRecord) -> dict[str, torch.Tensor]:
@@ -116,20 +121,24 @@ def _entry(name: str, array: Array) -> _Entry:
 
 
 def _numpy_entry(name: str, whole: NDArray[np.uint8]) -> _Entry:
-    head = io.BytesIO(whole[:_MOST_HEAD].tobytes())
+    short = whole[: len(npy.MAGIC_PREFIX) + 4].tobytes()  # version 1: the header's length is in the last two bytes
+    length = len(short) + int.from_bytes(short[-2:], "little") if short[6:7] == b"\x01" else _MOST_HEAD
     try:
-        version = npy.read_magic(head)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(head)
+        shape, fortran, dtype, start = _head(whole[:length].tobytes())
     except Exception as error:  # whatever numpy's parser of Python literals makes of it
         raise SteelyardError(f"{name!r} is no numpy array ({str(error).splitlines()[0]})") from None
     if dtype not in _DTYPES:
         raise SteelyardError(f"{name!r} is {dtype}: send one of {', '.join(str(known) for known in _DTYPES)}")
-    data = whole[head.tell() :]
+    data = whole[start:]
     if fortran and len(shape) > 1 and len(data) == math.prod(shape) * dtype.itemsize:
         columns = data.view(dtype).reshape(shape[::-1]).T
         data = np.ascontiguousarray(columns).reshape(-1).view(np.uint8)
     return _Entry(shape, _DTYPES[dtype], data)
 
 
-_MOST_HEAD = 1 << 16
+@lru_cache(maxsize=4096)
+def _head(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """A header's shape, order, dtype and length; the same ones come from every client, and parsing is slow."""
+    stream = io.BytesIO(data)
+    read = npy.read_array_header_1_0 if npy.read_magic(stream) == (1, 0) else npy.read_array_header_2_0
+    return (*read(stream), stream.tell())
