@@ -14,16 +14,16 @@ from steelyard.diagnostics.coherence import (
 )
 from steelyard.diagnostics.distances import (
     Distances,
-    angles,
-    distances,
     gradient_divergence,
     mean_cosine,
+    moving_distances,
     smoothed_angles,
+    update_angles,
     update_cosines,
 )
 from steelyard.diagnostics.fisher import empirical_fisher_trace, federated_fisher_trace, fisher_trace
 from steelyard.diagnostics.flatness import Spectrum, hessian_spectrum, losses_along
-from steelyard.diagnostics.landscape import Landscape, landscape, simplex_grid, to_plane
+from steelyard.diagnostics.landscape import Landscape, simplex_grid, to_plane, weight_landscape
 from steelyard.diagnostics.shrinking import (
     Histogram,
     Shrinking,
@@ -31,7 +31,7 @@ from steelyard.diagnostics.shrinking import (
     parameter_norm,
     rescaled_losses,
     share_near_zero,
-    shrinking,
+    shrinking_terms,
 )
 from steelyard.diagnostics.surface import Point, Surface
 from steelyard.diagnostics.toy import THREE_CLIENTS, TWO_CLIENTS, Toy, Trajectory, trajectory
@@ -49,10 +49,8 @@ __all__ = [
     "Surface",
     "Toy",
     "Trajectory",
-    "angles",
     "cohort_alignment",
     "critical_point",
-    "distances",
     "empirical_fisher_trace",
     "federated_fisher_trace",
     "fisher_trace",
@@ -61,17 +59,19 @@ __all__ = [
     "group_coherence",
     "hessian_spectrum",
     "heterogeneity_coherence",
-    "landscape",
     "losses_along",
     "mean_cosine",
+    "moving_distances",
     "parameter_histogram",
     "parameter_norm",
     "rescaled_losses",
     "share_near_zero",
-    "shrinking",
+    "shrinking_terms",
     "simplex_grid",
     "smoothed_angles",
     "to_plane",
     "trajectory",
+    "update_angles",
     "update_cosines",
+    "weight_landscape",
 ]

@@ -55,7 +55,7 @@ def mean_cosine(updates: Updates) -> float:
     return _mean_pair(update_cosines(updates))
 
 
-def distances(updates: Updates, weights: Weights | None = None) -> Distances:
+def moving_distances(updates: Updates, weights: Weights | None = None) -> Distances:
     """How far the local models and, with these weights, the global model moved; equal weights by default."""
     gram, shares = _weighed(updates, weights)
     return Distances(
@@ -76,7 +76,7 @@ def gradient_divergence(updates: Updates, weights: Weights | None = None, lr: fl
     return float(np.sqrt(gram.sq_distances_to(shares[None])[0]).mean() / lr)
 
 
-def angles(updates: Updates, weights: Weights | None = None) -> Array:
+def update_angles(updates: Updates, weights: Weights | None = None) -> Array:
     """FedAdp, Equation (8): angles of the updates to their weighted mean, in radians, `[K]`."""
     gram, shares = _weighed(updates, weights)
     found: Array = angles_to_mean(gram, shares[None])[0]

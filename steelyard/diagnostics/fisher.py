@@ -12,12 +12,14 @@ the observed y is the empirical Fisher: another quantity, and no estimate of (2)
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
@@ -99,10 +101,16 @@ def _prepared(model: nn.Module, inputs: torch.Tensor) -> tuple[nn.Module, Slopes
     def one_by_one(samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return torch.stack([square(sample, label) for sample, label in zip(samples, labels, strict=True)])
 
-    together = vmap(square)
+    def together(samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):  # the only kernel of attention that is mapped
+            squares: torch.Tensor = vmap(square)(samples, labels)
+        return squares
+
     try:
-        together(inputs[:2], torch.zeros(len(inputs[:2]), dtype=torch.int64, device=inputs.device))
-    except RuntimeError:  # recurrent layers, and operations in place, cannot be mapped over samples
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "There is a performance drop")
+            together(inputs[:2], torch.zeros(len(inputs[:2]), dtype=torch.int64, device=inputs.device))
+    except (RuntimeError, UserWarning):  # recurrent layers and the like: not mapped, or only in name
         return own, one_by_one
     return own, together
 

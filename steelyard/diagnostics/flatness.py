@@ -55,7 +55,7 @@ def hessian_spectrum(
     k: int = 5,
     *,
     loss: Loss = nn.functional.cross_entropy,
-    double: bool = True,
+    double: bool = False,
     tolerance: float = 1e-4,
     seed: int = 0,
 ) -> Spectrum:
@@ -67,7 +67,7 @@ def hessian_spectrum(
         targets: what to predict.
         k: how many, less than the number of learned parameters.
         loss: a mean over samples.
-        double: compute in float64; float32 is faster and good to about three digits.
+        double: compute in float64: slower by a factor of up to ten; float32 is good to about three digits.
         tolerance: relative error at which to stop.
         seed: of the vector the iteration starts from.
     """

@@ -82,7 +82,7 @@ def simplex_grid(points: int) -> Array:
     return grid
 
 
-def landscape(
+def weight_landscape(
     evaluate: Evaluate,
     clients: torch.Tensor | Sequence[Params],
     sizes: Weights | None = None,

@@ -55,7 +55,7 @@ class Histogram:
     counts: NDArray[np.int64]
 
 
-def shrinking(theta: Params, update: Params, gamma: float) -> Shrinking:
+def shrinking_terms(theta: Params, update: Params, gamma: float) -> Shrinking:
     """Equation (4): the norms of the global gradient and of the shrinking pseudo-gradient, and their ratio.
 
     Args:

@@ -96,15 +96,14 @@ class Surface:
                 outputs = network.module(network.batch(self._inputs, part))
                 loss = network.loss(outputs, self._targets[part]) * (len(part) / len(self._index))
                 slopes = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
-                inner = sum(
+                bent = [
                     (slope * vector[leaf.start : leaf.stop].view(leaf.shape)).sum()
                     for (leaf, _), slope in zip(self._learned, slopes, strict=True)
                     if slope is not None and slope.requires_grad  # constant where the loss is linear
-                )
-                if not isinstance(inner, torch.Tensor):
+                ]
+                if not bent:
                     continue
-                bends = torch.autograd.grad(inner, parameters, allow_unused=True)
-                for (leaf, _), bend in zip(self._learned, bends, strict=True):
+                for (leaf, _), bend in zip(self._learned, _again(torch.stack(bent).sum(), parameters), strict=True):
                     if bend is not None:
                         product[leaf.start : leaf.stop] += bend.reshape(-1)
         return product
@@ -112,3 +111,12 @@ class Surface:
     def losses(self, points: Iterable[torch.Tensor]) -> Array:
         """The loss at each of some vectors `[d]`, float64 `[n]`."""
         return np.array([self(point).loss for point in points], dtype=np.float64)
+
+
+def _again(inner: torch.Tensor, parameters: list[nn.Parameter]) -> tuple[torch.Tensor | None, ...]:
+    """The second backward pass."""
+    try:
+        return torch.autograd.grad(inner, parameters, allow_unused=True)
+    except NotImplementedError as error:  # nn.EmbeddingBag is one
+        reason = str(error).rstrip(".")
+        raise SteelyardError(f"the network has no second derivative ({reason}): replace that layer") from None

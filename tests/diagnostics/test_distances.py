@@ -7,11 +7,11 @@ import torch
 import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.diagnostics import (
-    angles,
-    distances,
     gradient_divergence,
     mean_cosine,
+    moving_distances,
     smoothed_angles,
+    update_angles,
     update_cosines,
 )
 from tests.golden import arrays, assert_near
@@ -38,7 +38,7 @@ def test_cosines(updates):
 
 def test_distances_of_local_and_global_models(updates):
     rows, share = updates.numpy(), WEIGHTS / 10
-    found = distances(updates, WEIGHTS)
+    found = moving_distances(updates, WEIGHTS)
     assert_near(found.local, np.linalg.norm(rows, axis=1), 1e-12)
     assert_near(found.between, np.linalg.norm(rows[:, None] - rows[None], axis=2), 1e-12)
     assert found.moved == pytest.approx(np.linalg.norm(share @ rows), rel=1e-12)
@@ -47,7 +47,7 @@ def test_distances_of_local_and_global_models(updates):
 
 
 def test_equation_4_of_orthogonal_updates_of_one_length():
-    found = distances(2 * torch.eye(9))
+    found = moving_distances(2 * torch.eye(9))
     assert found.moved == pytest.approx(2 / 3)  # |d| / sqrt(N)
     assert found.mean_between == pytest.approx(2 * np.sqrt(2))
 
@@ -67,18 +67,18 @@ def test_divergence_of_clients_that_agree_is_zero():
 def test_angles(updates):
     rows = updates.numpy()
     mean = WEIGHTS / 10 @ rows
-    assert_near(angles(updates, WEIGHTS), np.arccos(unit(rows) @ mean / np.linalg.norm(mean)), 1e-12)
+    assert_near(update_angles(updates, WEIGHTS), np.arccos(unit(rows) @ mean / np.linalg.norm(mean)), 1e-12)
 
 
 def test_right_angles_in_radians():
-    assert_near(angles(torch.tensor([[1.0, 1.0], [1.0, -1.0]])), [np.pi / 4, np.pi / 4], 1e-12)
+    assert_near(update_angles(torch.tensor([[1.0, 1.0], [1.0, -1.0]])), [np.pi / 4, np.pi / 4], 1e-12)
 
 
 @pytest.mark.parametrize("case", ["equal", "unequal"])
 def test_smoothed_angles_of_the_public_implementation(case):
     golden = arrays("fedadp")
     deltas, sizes = golden[f"{case}/client_deltas"], golden[f"{case}/sizes"]
-    series = [angles(torch.from_numpy(round_), sizes) for round_ in deltas]
+    series = [update_angles(torch.from_numpy(round_), sizes) for round_ in deltas]
     assert_near(smoothed_angles(series), golden[f"{case}/theta_smoothed"], 1e-7)
 
 
@@ -90,7 +90,7 @@ def test_smoothing_is_the_mean_so_far():
 def test_the_report_of_a_round_has_the_same_angles(updates):
     base = torch.zeros(60, dtype=torch.float64)
     out = steelyard.aggregate("fedadp", base, updates, metrics={"num_examples": WEIGHTS.tolist()})
-    assert_near(angles(updates, WEIGHTS), list(out.report["angles"].values()), 1e-12)
+    assert_near(update_angles(updates, WEIGHTS), list(out.report["angles"].values()), 1e-12)
 
 
 def test_errors_name_the_value_and_the_cure(updates):
@@ -99,4 +99,4 @@ def test_errors_name_the_value_and_the_cure(updates):
     with pytest.raises(SteelyardError, match=r"shape \[3\]: give angles \[rounds, clients\]"):
         smoothed_angles(np.zeros(3))
     with pytest.raises(SteelyardError, match="each of the 4 clients"):
-        distances(updates, [1])
+        moving_distances(updates, [1])

@@ -23,6 +23,19 @@ class Recurrent(nn.Module):
         return self.head(self.cell(x.view(-1, 3, 2))[0][:, -1])
 
 
+class Attentive(nn.Module):
+    """What vmap maps only by its slow kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.head = nn.Linear(2, 2), nn.Linear(2, 3)
+
+    def forward(self, x):
+        tokens = self.key(x.view(-1, 1, 3, 2))
+        mixed = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)
+        return self.head(mixed.mean(dim=(1, 2)))
+
+
 def networks():
     return {
         "batch norm": nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)),
@@ -30,6 +43,7 @@ def networks():
             nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
         ),
         "in place": nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(5, 3)),
+        "attention": Attentive(),
         "recurrent": Recurrent(),
     }
 
@@ -100,15 +114,15 @@ def test_the_model_is_left_as_it_was():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_networks_are_mapped_over_samples_where_they_can_be(monkeypatch):
-    mapped = []
-    original = fisher.vmap
-    monkeypatch.setattr(fisher, "vmap", lambda f: mapped.append(f) or original(f))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", networks())
+def test_networks_are_mapped_over_samples_where_they_can_be(name, dtype, monkeypatch):
     calls = []
-    monkeypatch.setattr(fisher, "grad", lambda f: calls.append(f) or torch.func.grad(f))
-    fisher_trace(networks()["convolution"].double(), INPUTS[:10])
-    assert len(mapped) == 1
-    assert len(calls) == 4  # a trial, and once for each class
+    original = fisher.grad
+    monkeypatch.setattr(fisher, "grad", lambda f: calls.append(f) or original(f))
+    fisher_trace(networks()[name].to(dtype), INPUTS[:10].to(dtype))
+    trial, classes = 1, 3
+    assert len(calls) == (trial + 10 * classes if name == "recurrent" else trial + classes)
 
 
 def test_equation_3():

@@ -39,7 +39,7 @@ def dense(model, inputs, targets):
 
 
 def test_eigenvalues_and_vectors_of_the_dense_hessian():
-    found = hessian_spectrum(network(), INPUTS, TARGETS, tolerance=1e-12)
+    found = hessian_spectrum(network(), INPUTS, TARGETS, double=True, tolerance=1e-12)
     hessian = dense(network(), INPUTS, TARGETS)
     values = np.linalg.eigvalsh(hessian)[::-1]
     np.testing.assert_allclose(found.values, values[:5], rtol=1e-9)
@@ -51,8 +51,8 @@ def test_eigenvalues_and_vectors_of_the_dense_hessian():
 
 
 def test_float32_is_good_to_three_digits():
-    exact = hessian_spectrum(network(), INPUTS, TARGETS, tolerance=1e-12)
-    assert hessian_spectrum(network(), INPUTS, TARGETS, double=False).top == pytest.approx(exact.top, rel=1e-3)
+    exact = hessian_spectrum(network(), INPUTS, TARGETS, double=True, tolerance=1e-12)
+    assert hessian_spectrum(network(), INPUTS, TARGETS).top == pytest.approx(exact.top, rel=1e-3)
 
 
 def test_the_same_seed_gives_the_same_bits():
@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_bits():
 def test_frozen_parameters_are_no_directions():
     model = network()
     model[0].weight.requires_grad_(False)  # in the order of names, coordinates 3 to 14
-    found = hessian_spectrum(model, INPUTS, TARGETS, k=3, tolerance=1e-12)
+    found = hessian_spectrum(model, INPUTS, TARGETS, k=3, double=True, tolerance=1e-12)
     keep = np.r_[0:3, 15:27]
     values = np.linalg.eigvalsh(dense(network(), INPUTS, TARGETS)[np.ix_(keep, keep)])[::-1]
     np.testing.assert_allclose(found.values, values[:3], rtol=1e-9)
@@ -109,11 +109,17 @@ def test_a_loss_that_is_linear_in_its_parameters_is_flat():
     assert not surface.curvature(torch.ones(3)).any()
 
 
+def test_a_layer_without_second_derivative_is_an_error_that_says_so():
+    model = nn.Sequential(nn.EmbeddingBag(5, 4), nn.Linear(4, 3))
+    with pytest.raises(SteelyardError, match="_embedding_bag_backward"):
+        hessian_spectrum(model, torch.zeros(6, 2, dtype=torch.int64), TARGETS[:6])
+
+
 def test_loss_along_a_direction_is_the_parabola_of_least_squares():
     model = nn.Linear(4, 1, bias=False).double()
     inputs, targets = INPUTS.double(), INPUTS.double().sum(dim=1, keepdim=True)
     mse = nn.functional.mse_loss
-    found = hessian_spectrum(model, inputs, targets, k=1, loss=mse, tolerance=1e-12)
+    found = hessian_spectrum(model, inputs, targets, k=1, loss=mse, double=True, tolerance=1e-12)
     steps = [-1.0, 0.0, 0.5]
     losses = losses_along(model, inputs, targets, found.vectors[0], steps, loss=mse)
     theta, v = model.weight[0].detach(), torch.from_numpy(found.vectors[0])

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from steelyard.core.errors import SteelyardError
-from steelyard.diagnostics import Surface, landscape, simplex_grid, to_plane
+from steelyard.diagnostics import Surface, simplex_grid, to_plane, weight_landscape
 
 CLIENTS = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0], [0.0, 0.0, 5.0]], dtype=torch.float64)
 
@@ -27,7 +27,7 @@ def test_a_quadratic_has_its_minimum_where_it_was_put():
     def loss(theta):
         return (theta - centre).square().sum().item()
 
-    found = landscape(loss, CLIENTS, sizes=[1, 1, 2], points=11)
+    found = weight_landscape(loss, CLIENTS, sizes=[1, 1, 2], points=11)
     np.testing.assert_allclose(found.optimum, best)
     assert found.optimum_loss == pytest.approx(0, abs=1e-20)
     np.testing.assert_allclose(found.fedavg, [0.25, 0.25, 0.5])
@@ -43,7 +43,7 @@ def test_clients_are_the_corners_of_an_equilateral_triangle():
     sides = [np.linalg.norm(corners[i] - corners[j]) for i, j in ((0, 1), (1, 2), (2, 0))]
     np.testing.assert_allclose(sides, 1)
     np.testing.assert_allclose(to_plane(np.full(3, 1 / 3)), corners.mean(axis=0))
-    found = landscape(lambda theta: 0.0, CLIENTS, points=3)
+    found = weight_landscape(lambda theta: 0.0, CLIENTS, points=3)
     np.testing.assert_allclose(found.plane, to_plane(found.weights))
 
 
@@ -61,7 +61,7 @@ def test_networks_and_their_statistics_are_mixed():
     inputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(9))
     targets = torch.arange(50) % 3
     models = [network(seed) for seed in range(3)]
-    found = landscape(Surface(network(7), inputs, targets), [model.state_dict() for model in models], points=2)
+    found = weight_landscape(Surface(network(7), inputs, targets), [model.state_dict() for model in models], points=2)
     assert found.weights.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
     for model, loss, accuracy in zip(reversed(models), found.loss, found.accuracy, strict=True):
         outputs = model(inputs)
@@ -90,9 +90,9 @@ def test_a_surface_keeps_the_networks_own_statistics_for_vectors():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: landscape(lambda _: 0.0, CLIENTS[:2]), "clients are 2"),
-        (lambda: landscape(lambda _: 0.0, [CLIENTS[0], CLIENTS[1], CLIENTS[2, :2]]), "number 2 is refused"),
-        (lambda: landscape(lambda _: 0.0, CLIENTS, sizes=[1, 2]), "each of the 3 clients"),
+        (lambda: weight_landscape(lambda _: 0.0, CLIENTS[:2]), "clients are 2"),
+        (lambda: weight_landscape(lambda _: 0.0, [CLIENTS[0], CLIENTS[1], CLIENTS[2, :2]]), "number 2 is refused"),
+        (lambda: weight_landscape(lambda _: 0.0, CLIENTS, sizes=[1, 2]), "each of the 3 clients"),
         (lambda: simplex_grid(1), "points=1"),
         (lambda: Surface(network(0), torch.ones(3, 4), torch.zeros(3).long())(torch.ones(2)), r"vector \[63\]"),
         (lambda: Surface(network(0), torch.ones(3, 4), torch.zeros(3).long())({}), "missing key"),

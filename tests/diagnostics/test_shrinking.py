@@ -11,7 +11,7 @@ from steelyard.diagnostics import (
     parameter_norm,
     rescaled_losses,
     share_near_zero,
-    shrinking,
+    shrinking_terms,
 )
 
 
@@ -22,7 +22,7 @@ def draw(*shape, seed=0):
 @pytest.mark.parametrize("gamma", [0.9, 1.05])
 def test_the_two_terms_of_equation_4(gamma):
     theta, update = draw(50), 0.1 * draw(50, seed=1)
-    found = shrinking(theta, update, gamma)
+    found = shrinking_terms(theta, update, gamma)
     after = gamma * (theta + update)
     learning = after - gamma * theta  # what is left of the step without the pull to zero
     pull = after - theta - gamma * update
@@ -32,7 +32,7 @@ def test_the_two_terms_of_equation_4(gamma):
 
 
 def test_without_shrinking_the_ratio_is_infinite():
-    assert shrinking(draw(5), draw(5), 1.0).ratio == float("inf")
+    assert shrinking_terms(draw(5), draw(5), 1.0).ratio == float("inf")
 
 
 def test_norms_leave_statistics_and_counters_out():
@@ -43,7 +43,7 @@ def test_norms_leave_statistics_and_counters_out():
         "bn.num_batches_tracked": torch.tensor(7),
     }
     assert parameter_norm(model) == 5
-    assert shrinking(model, model, 0.5).ratio == 1
+    assert shrinking_terms(model, model, 0.5).ratio == 1
 
 
 def test_histogram():
@@ -73,7 +73,7 @@ def test_loss_under_rescaling_of_a_homogeneous_network():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: shrinking(torch.ones(2), torch.ones(2), 0), "gamma=0"),
+        (lambda: shrinking_terms(torch.ones(2), torch.ones(2), 0), "gamma=0"),
         (lambda: parameter_histogram(torch.ones(2), 0), "bins=0"),
         (lambda: parameter_histogram(torch.ones(2), 3, limit=-1), "limit=-1"),
         (lambda: share_near_zero(torch.ones(2), -1), "width=-1"),
