@@ -46,6 +46,11 @@ def test_norms_leave_statistics_and_counters_out():
     assert shrinking_terms(model, model, 0.5).ratio == 1
 
 
+def test_the_norm_of_a_large_model():
+    theta = draw(100_000).float()
+    assert parameter_norm(theta) == pytest.approx(theta.double().norm().item(), rel=1e-7)
+
+
 def test_histogram():
     found = parameter_histogram(torch.tensor([-1.0, -0.4, 0.1, 0.2, 0.9]), bins=4)
     assert found.edges.tolist() == [-1, -0.5, 0, 0.5, 1]
