@@ -117,6 +117,8 @@ def _again(inner: torch.Tensor, parameters: list[nn.Parameter]) -> tuple[torch.T
     """The second backward pass."""
     try:
         return torch.autograd.grad(inner, parameters, allow_unused=True)
-    except NotImplementedError as error:  # nn.EmbeddingBag is one
+    except RuntimeError as error:  # nn.EmbeddingBag's, for one
+        if "not implemented" not in str(error):
+            raise
         reason = str(error).rstrip(".")
         raise SteelyardError(f"the network has no second derivative ({reason}): replace that layer") from None

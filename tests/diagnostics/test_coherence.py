@@ -69,6 +69,13 @@ def test_groups_are_cohorts_of_their_own(updates):
     assert found.between == {("iid", "skewed"): pytest.approx(crossing, rel=1e-12)}
 
 
+def test_pairs_of_three_groups(updates):
+    found = group_coherence(updates, ["a", "b", "c", "c", "b"], WEIGHTS)
+    assert set(found.between) == {("a", "b"), ("a", "c"), ("b", "c")}
+    crossing = double_sum(updates[[0, 2, 3]], [5, 2, 8], [(0, 1), (1, 0), (0, 2), (2, 0)])
+    assert found.between["a", "c"] == pytest.approx(crossing, rel=1e-12)
+
+
 def test_two_groups_add_up_to_the_whole(updates):
     found = group_coherence(updates, [0, 0, 1, 1, 1])
     parts = 2 / 5 * (2 / 5) ** 2 * found.within[0] + 3 / 5 * (3 / 5) ** 2 * found.within[1] + found.between[0, 1]
@@ -81,6 +88,7 @@ def test_two_groups_add_up_to_the_whole(updates):
         ([0.3, 0.2, 0.1, 0.01, -0.01], {}, 4),  # near zero is 5 % of the peak
         ([0.3, 0.2, 0.1, 0.01, -0.01], {"near": 0}, 5),
         ([0.3, 0.2, 0.1], {}, None),
+        ([0.3, 0.0], {"near": 0}, 2),  # zero itself is near zero
         ([-0.1, -0.2, 0.4, 0.0], {}, 4),  # nothing falls before it was positive
         ([-0.1, -0.2], {}, None),
         ([0.3, 0.0, 0.3, 0.0, -0.1, 0.0], {"hold": 3}, 4),  # a single dip is chance
@@ -131,7 +139,7 @@ def test_alignment_of_a_cohort(updates):
         (lambda: gradient_coherence(torch.ones(2, 3, dtype=torch.int64)), "int64"),
         (lambda: gradient_coherence(torch.tensor([[1.0], [float("nan")]])), "client 1 has NaN or infinity"),
         (lambda: gradient_coherence(torch.ones(2, 3), [1, 2, 3]), "each of the 2 clients"),
-        (lambda: gradient_coherence(torch.ones(2, 3), [1, -1]), "numbers >= 0"),
+        (lambda: gradient_coherence(torch.ones(2, 3), [2, -1]), "numbers >= 0"),
         (lambda: gradient_coherence(torch.ones(2, 3), [0, 0]), "not all of them 0"),
         (lambda: group_coherence(torch.ones(2, 3), ["a"]), "each of the 2 clients"),
         (lambda: critical_point([0.1, float("nan")]), "one finite number"),

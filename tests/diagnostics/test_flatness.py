@@ -79,7 +79,7 @@ class Attentive(nn.Module):
         self.conv, self.bn, self.head = nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.Linear(4, 3)
 
     def forward(self, x):
-        tokens = self.bn(self.conv(x)).transpose(1, 2).unsqueeze(1)
+        tokens = self.bn(self.conv(x)).transpose(1, 2).unsqueeze(1).contiguous()  # as the fast kernels want it
         mixed = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)
         return self.head(mixed.mean(dim=(1, 2)))
 

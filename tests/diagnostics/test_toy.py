@@ -30,7 +30,8 @@ def test_the_optimum():
     assert (THREE_CLIENTS.loss(around) > THREE_CLIENTS.loss(THREE_CLIENTS.optimum)).all()
 
 
-def test_the_functions_of_footnote_3():
+def test_the_functions_of_footnote_3_and_the_starts():
+    assert (TWO_CLIENTS.start, THREE_CLIENTS.start) == ((5.1, -3.1), (4.53, 0.38))
     x, y = 4.0, 1.5
     first = 0.5 * (x - 6) ** 2 + 0.75 * (x - 6) * y + 0.5 * y**2
     second = 0.5 * (x - 3) ** 2 - 0.5 * (x - 3) * y + 0.5 * y**2
