@@ -49,7 +49,7 @@ def test_fedcos_comes_closer_to_the_optimum_than_fedavg(toy):
 
 @pytest.mark.parametrize("toy", [TWO_CLIENTS, THREE_CLIENTS])
 def test_fedavg_rests_in_the_middle_of_the_local_optima(toy):
-    assert_near(trajectory(toy, steps=400).points[-1], np.mean(toy.optima, axis=0), 1e-3)
+    assert_near(trajectory(toy, rounds=3, steps=400).points[-1], np.mean(toy.optima, axis=0), 1e-3)
 
 
 def test_errors_name_the_value_and_the_cure():
