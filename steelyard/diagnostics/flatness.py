@@ -72,7 +72,7 @@ def hessian_spectrum(
         seed: of the vector the iteration starts from.
     """
     try:
-        from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+        from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
     except ModuleNotFoundError:
         raise SteelyardError("Hessian spectra need scipy: pip install 'steelyard[diagnostics]'") from None
     checks.whole("k", k, 1)
@@ -89,11 +89,16 @@ def hessian_spectrum(
         return surface.curvature(whole.to(surface.theta.device)).cpu()[free].double().numpy()
 
     start = np.random.default_rng(seed).standard_normal(size)
+    bent = product(start)
+    if not np.isfinite(bent).all():
+        raise SteelyardError("the loss has no finite curvature: give a model and samples whose loss is finite")
+    if not bent.any():
+        raise SteelyardError("the loss does not bend at all around this model: give samples on which it does")
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
     try:
         values, vectors = eigsh(operator, k=k, which="LA", tol=tolerance, v0=start)
-    except ArpackNoConvergence:
-        raise SteelyardError(f"tolerance={tolerance}: {k} eigenvalues did not converge; use a greater one") from None
+    except ArpackError as error:
+        raise SteelyardError(f"tolerance={tolerance}: use a greater one or double=True ({error})") from None
     order = np.argsort(values)[::-1]
     embedded = np.zeros((k, len(free)))
     embedded[:, free.numpy()] = vectors[:, order].T

@@ -29,7 +29,7 @@ class Point(NamedTuple):
 class Surface:
     """The loss surface of a network. The network itself stays as it is; BatchNorm and dropout are as in evaluation.
 
-    Vectors hold the parameters in the order of their names, as everywhere in Steelyard.
+    Vectors hold the parameters in the order of their names, which need not be that of `model.parameters()`.
 
     Attributes:
         layout: where each parameter lies in a vector.
