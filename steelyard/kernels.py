@@ -141,6 +141,8 @@ def _upper_products(panel: Floats) -> NDArray[np.float64]:
     count, n = panel.shape
     if n <= _RUN and count * count * n <= _ALONE:
         return np.asarray(panel @ panel.T, dtype=np.float64)
+    if count == 1:  # a model without clients: there is nothing to tile
+        return _products(panel, panel[0])[:, None]
     tiles, run = _tiles(count)
     out = np.zeros((count, count))
     for runs in _runs(panel, n, run):

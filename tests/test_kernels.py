@@ -26,7 +26,7 @@ def reference(rows, spans):
     return np.stack([(rows[:, a:b].double() @ rows[:, a:b].double().T).numpy() for a, b in spans])
 
 
-@pytest.mark.parametrize("count", [2, 3, 9, 21, 60, 101])
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 21, 60, 101])
 @pytest.mark.parametrize("n", [1, 100, 2048, 2049, 70_000, 300_001])
 def test_gram_is_accurate(count, n):
     g = torch.Generator().manual_seed(count + n)

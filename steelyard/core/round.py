@@ -123,19 +123,24 @@ def nothing(store: UpdateStore, job: Round, reason: str) -> Outcome:
     )
 
 
+def inner_products(store: UpdateStore, layers: Granularity | None = None, chunk: int | None = None) -> Gram:
+    """The first pass: the Gram of a store's updates, whole or per layer."""
+    cut = store.layout.layers(layers)
+    spans = [(start, stop) for start, stop, _ in cut.spans]
+    blocks = kernels.gram(store, len(store.ids) + 1, spans, chunk)
+    bad = np.flatnonzero(~np.isfinite(np.diagonal(blocks.sum(axis=0))))
+    if bad.size:
+        raise NonFiniteUpdate(tuple(int(row) for row in bad))
+    gram = Gram.of_rows(blocks, np.array([stop - start for start, stop in spans], dtype=np.float64))
+    return gram.grouped(cut.index, len(cut.names))
+
+
 def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
     layout, ids = store.layout, store.ids
 
     @cache
     def products(layers: Granularity | None) -> Gram:
-        cut = layout.layers(layers)
-        spans = [(start, stop) for start, stop, _ in cut.spans]
-        blocks = kernels.gram(store, len(ids) + 1, spans, job.chunk)
-        bad = np.flatnonzero(~np.isfinite(np.diagonal(blocks.sum(axis=0))))
-        if bad.size:
-            raise NonFiniteUpdate(tuple(int(row) for row in bad))
-        gram = Gram.of_rows(blocks, np.array([stop - start for start, stop in spans], dtype=np.float64))
-        return gram.grouped(cut.index, len(cut.names))
+        return inner_products(store, layers, job.chunk)
 
     def grams(layers: Granularity | None) -> Gram:
         if layers is None and rule.needs.per_layer is not None:

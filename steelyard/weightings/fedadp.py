@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.gram import Array
+from steelyard.core.gram import Array, Gram
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
@@ -61,18 +61,29 @@ class FedAdp(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Equations (8) to (11)."""
-        angle = np.arccos(view.gram.cosines_to(prior.shares))  # [g, K]
+        angle = angles_to_mean(view.gram, prior.shares)
         angles, rounds = state.get("angles", {}), state.get("rounds", {})
         before = gather(angles, view.ids, angle)
         seen = gather(rounds, view.ids, np.zeros((1, len(view.ids))))
         t = seen + 1 if self.clock == "client" else float(view.round)  # of no effect for a client seen first
-        smooth = before + (angle - before) / t
+        smooth = smoothed(before, angle, t)
         contribution = gompertz(smooth, self.alpha)
         shares = prior.shares * np.exp(contribution - contribution.max(axis=1, keepdims=True))
         after = {"angles": scatter(angles, view.ids, smooth)}
         if self.clock == "client":
             after["rounds"] = scatter(rounds, view.ids, seen + 1)
         return prior.reweighted(shares, angles=dict(zip(view.ids, smooth.mean(axis=0).tolist(), strict=True))), after
+
+
+def angles_to_mean(gram: Gram, shares: Array) -> Array:
+    """Equation (8): angles of the updates to their mean with these shares, in radians, `[g, K]`."""
+    angles: Array = np.arccos(gram.cosines_to(shares))
+    return angles
+
+
+def smoothed(before: Array, angle: Array, t: Array | float) -> Array:
+    """Equation (9): the mean of the angles so far, of which this one is number `t`."""
+    return before + (angle - before) / t
 
 
 def gompertz(angle: Array, alpha: float) -> Array:

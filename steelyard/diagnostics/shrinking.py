@@ -1,0 +1,118 @@
+"""FedLAW's global weight shrinking: the balance between learning and regularisation, and small parameters.
+
+Li et al., ICML 2023, Section 4. With theta the global model, m = sum_k lambda_k d_k the aggregated update, and gamma:
+
+    theta' = gamma (theta + m) = theta + gamma m - (1 - gamma) theta                           (4)
+    r      = |gamma m| / |(1 - gamma) theta|                                                   (Figures 3 and 11)
+
+`gamma m` is the paper's `-gamma eta_g g_g`, the global gradient, and `(1 - gamma) theta` the pseudo-gradient of
+shrinking. In the paper r stays near 19 in a run and about 20.5 over all runs, whatever gamma does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from steelyard.client.flat import Loss
+from steelyard.core import checks
+from steelyard.core.errors import SteelyardError
+from steelyard.core.gram import Array
+from steelyard.core.layout import Layout, Params
+from steelyard.core.round import finite, inner_products
+from steelyard.diagnostics.surface import Surface
+from steelyard.stores.memory import MemoryStore
+
+
+@dataclass(frozen=True)
+class Shrinking:
+    """The two terms of Equation (4) in one round.
+
+    Attributes:
+        gradient: `|gamma m|`, the norm of the global gradient.
+        pseudo_gradient: `|(1 - gamma) theta|`, the norm of the pseudo-gradient of shrinking.
+    """
+
+    gradient: float
+    pseudo_gradient: float
+
+    @property
+    def ratio(self) -> float:
+        """r: the one over the other; infinite where nothing shrinks."""
+        return self.gradient / self.pseudo_gradient if self.pseudo_gradient else float("inf")
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Parameters by value: `counts[i]` of them lie from `edges[i]` to `edges[i + 1]`."""
+
+    edges: Array
+    counts: NDArray[np.int64]
+
+
+def shrinking_terms(theta: Params, update: Params, gamma: float) -> Shrinking:
+    """Equation (4): the norms of the global gradient and of the shrinking pseudo-gradient, and their ratio.
+
+    Args:
+        theta: the global model the round started from, a vector or a state dict.
+        update: the aggregated update before shrinking, `sum_k lambda_k d_k`, in the same form.
+        gamma: the factor on the model.
+    """
+    checks.number("gamma", gamma, 0.0, open_low=True)
+    return Shrinking(gamma * parameter_norm(update), abs(1 - gamma) * parameter_norm(theta))
+
+
+def parameter_norm(params: Params) -> float:
+    """`|theta|` over the parameters alone: no running statistics, no counters (FedLAW, Figure 10)."""
+    return float(np.sqrt(inner_products(_held(params)).theta_sq[0]))
+
+
+def parameter_histogram(params: Params, bins: int = 100, limit: float | None = None) -> Histogram:
+    """Parameters by value in equal bins from `-limit` to `limit`; those beyond are left out (FedLAW, Figure 4).
+
+    The limit is the largest magnitude by default. Compare models with the same one.
+    """
+    checks.whole("bins", bins, 1)
+    values = _held(params).matrix[-1].numpy()
+    reach = float(np.abs(values).max(initial=0.0)) or 1.0 if limit is None else limit
+    checks.number("limit", reach, 0.0, open_low=True)
+    counts, edges = np.histogram(values.astype(np.float64), bins=bins, range=(-reach, reach))
+    return Histogram(edges, counts)
+
+
+def share_near_zero(params: Params, width: float) -> float:
+    """The share of parameters with magnitude at most `width`: in the paper adaptive GWS has about twice FedAvg's."""
+    checks.number("width", width, 0.0)
+    return float((_held(params).matrix[-1].abs() <= width).double().mean())
+
+
+def rescaled_losses(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    factors: Sequence[float],
+    *,
+    loss: Loss = nn.functional.cross_entropy,
+) -> Array:
+    """The loss at `c theta` for each factor c: flat where the network is scale invariant (FedLAW, Figure 4).
+
+    BatchNorm's running statistics stay as they are, so a network with BatchNorm is only invariant once they have been
+    measured again.
+    """
+    surface = Surface(model, inputs, targets, loss)
+    return surface.losses(factor * surface.theta for factor in factors)
+
+
+def _held(params: Params) -> MemoryStore:
+    """A store with no clients: its last row is the vector of parameters."""
+    if not Layout.of(params).dim:
+        raise SteelyardError("params are empty: give a model with parameters")
+    store = MemoryStore.of(params, {})
+    if not finite(store.matrix[-1]):
+        raise SteelyardError("params hold NaN or infinity: give the last model that is finite")
+    return store
