@@ -1,8 +1,8 @@
 """Loggers: callbacks that show a run to TensorBoard, MLflow or Weights & Biases.
 
 Each writes the configuration once and, for each round, what its record has of accuracy, loss, effective clients, gamma,
-coherence and timings. Steps are round numbers: a resumed run goes on where it was. The run directory stays the record; a
-logger is a window on it. One that fails says so once and goes quiet: it never ends a run.
+coherence and timings. Steps are round numbers: a resumed run goes on where it was. The run directory stays the record,
+a logger is a window on it. One that fails says so once and goes quiet: it never ends a run.
 """
 
 from __future__ import annotations

@@ -59,14 +59,14 @@ def test_spans():
 
 def test_loss_deviation_by_hand():
     nan = np.nan
-    losses = [[1.0, 4.0, nan], [3.0, nan, 2.0], [2.0, 1.0, nan], [2.0, 3.0, nan]]
+    losses = [[1.0, 6.0, nan], [3.0, nan, 2.0], [2.0, 1.0, nan], [5.0, 4.0, nan]]
     history = made(losses, fgn=[1.0, 2.0, 2.0, 2.0])
     assert critical_periods(history).critical.tolist() == [True, True, False, False]
     over_rounds = loss_deviation(history)
     assert over_rounds.critical == pytest.approx(1.0)  # client 0 only: the others are seen once
-    assert over_rounds.rest == pytest.approx((0.0 + 1.0) / 2)
+    assert over_rounds.rest == pytest.approx((1.5 + 1.5) / 2)
     over_clients = loss_deviation(history, over="clients")
-    assert over_clients.critical == pytest.approx((1.5 + 0.5) / 2)
+    assert over_clients.critical == pytest.approx((2.5 + 0.5) / 2)
     assert over_clients.rest == pytest.approx((0.5 + 0.5) / 2)
     everywhere = Periods(np.arange(1, 5), np.ones(4), np.ones(4, dtype=bool))
     assert loss_deviation(history, everywhere).rest is None
