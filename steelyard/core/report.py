@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,25 +12,46 @@ from steelyard.core.layout import Layers
 from steelyard.core.mixture import Mixture
 from steelyard.core.store import UpdateStore
 
+GEOMETRY = {
+    "param_norm": "|theta|: norm of the model the round started from",
+    "update_norm": "|sum_k w_k d_k|: norm of the aggregated step, before the server optimizer",
+    "coherence": "local gradient coherence (FedLAW, Def. 5.1)",
+    "moved": "mean |d_k|: how far local models moved (FedCos, Fig. 12a)",
+    "spread": "mean |theta_i - theta_j| over pairs of clients (FedCos, Fig. 12b)",
+    "mean_cosine": "mean cos(d_i, d_j) over pairs of clients (FedCos, Fig. 3)",
+    "divergence": "mean |d_k - d|, d the mean by size, or plain where the rule does not know sizes (FedAdp, Fig. 7)",
+    "shrinking": "|(1 - gamma) theta|: norm of the pseudo-gradient of weight shrinking (FedLAW, Eq. 4)",
+    "shrinking_ratio": "r = update_norm / shrinking (FedLAW, Fig. 3)",
+}
+"""What a record says of the updates as a whole, all of it read off the Gram."""
+
+_SHRINKING = ("shrinking", "shrinking_ratio")  # only where a rule scales the global model
+
 
 class Report(dict[str, Any]):
     """Plain data by name.
 
     Always: `round`, `clients`, `effective_clients` (1 / sum of squared shares), `quarantined` (id: reason), `void` (the
-    reason, or None), `layers` (names). With a Gram: `norms` and `cosines` (of each update, to the aggregated one),
-    `update_norm`, `coherence` (FedLAW, Def. 5.1). And what the rule notes: `angles`, `alpha`, `gamma`, `clipped`, ...
+    reason, or None), `layers` (names). With a Gram: `norms` and `cosines` (of each update, to the aggregated one) and
+    the numbers in `GEOMETRY`. And what the rule notes: `angles`, `alpha`, `gamma`, `clipped`, ...
     """
 
     def __missing__(self, key: str) -> Any:
-        if key in ("norms", "cosines", "update_norm", "coherence"):
+        if key in ("norms", "cosines", *GEOMETRY) and key not in _SHRINKING:
             raise KeyError(f"{key!r}: this rule needs no Gram; ask for one with aggregate(..., diagnose=True)")
         raise KeyError(key)
 
 
 def describe(
-    store: UpdateStore, mixture: Mixture, weights: Array, cut: Layers, gram: Gram | None, number: int
+    store: UpdateStore,
+    mixture: Mixture,
+    weights: Array,
+    cut: Layers,
+    gram: Gram | None,
+    number: int,
+    sizes: Array | None = None,
 ) -> Report:
-    """The report of a round that used these weights `[g, K]`."""
+    """The report of a round that used these weights `[g, K]`; `sizes` are the clients', if the rule knows them."""
     overall = np.abs(weights).mean(axis=0)
     share = overall / overall.sum() if overall.sum() > 0 else overall
     report = Report(
@@ -42,6 +64,8 @@ def describe(
     )
     if gram is not None:
         report.update(_geometry(store, gram, weights, share))
+        report.update(_between(gram.whole(), sizes))
+        report.update(_shrinking(gram, mixture.base, report["update_norm"]))
     report.update({name: value for name, value in mixture.notes.items() if name != "set_aside"})
     return report
 
@@ -56,9 +80,33 @@ def _geometry(store: UpdateStore, gram: Gram, weights: Array, share: Array) -> d
     return {
         "norms": dict(zip(store.ids, whole.norms[0].tolist(), strict=True)),
         "cosines": dict(zip(store.ids, np.clip(cosines, -1, 1).tolist(), strict=True)),
+        "param_norm": float(np.sqrt(whole.theta_sq[0])),
         "update_norm": float(length),
         "coherence": coherence(whole, share),
     }
+
+
+def _between(whole: Gram, sizes: Array | None) -> dict[str, Any]:
+    """How clients differ; what takes two of them is None for one."""
+    count = whole.norms.shape[1]
+    mean = np.full(count, 1 / count) if sizes is None or not sizes.any() else sizes / sizes.sum()
+    pairs = count * (count - 1)
+    inverse = np.divide(1.0, whole.norms, out=np.zeros_like(whole.norms), where=whole.norms > 0)  # [1, K]
+    cosines = (inverse * whole.apply(inverse)).sum() - np.count_nonzero(inverse)  # of pairs: less those with oneself
+    return {
+        "moved": float(whole.norms.mean()),
+        "spread": float(np.sqrt(whole.sq_distances()).sum() / pairs) if pairs else None,
+        "mean_cosine": float(cosines / pairs) if pairs else None,
+        "divergence": float(np.sqrt(whole.sq_distances_to(mean[None])).mean()),
+    }
+
+
+def _shrinking(gram: Gram, base: Array, update_norm: float) -> dict[str, float]:
+    """Norm and ratio of FedLAW's Eq. (4), layer by layer; nothing where the global model keeps its length."""
+    square = float(((1 - base) ** 2 * gram.theta_sq).sum())
+    if square == 0.0:
+        return {}
+    return {"shrinking": math.sqrt(square), "shrinking_ratio": update_norm / math.sqrt(square)}
 
 
 def coherence(gram: Gram, share: Array) -> float:

@@ -201,7 +201,7 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
         _keep_proxy(session(), layout, state, None)
     seen = products.cache_info().currsize > 0  # a closed gate never asked for the Gram, and is not made to pay for it
     gram = grams(mixture.layers) if seen or job.diagnose else None
-    report = describe(store, mixture, weights, cut, gram, job.number)
+    report = describe(store, mixture, weights, cut, gram, job.number, metrics.get("num_examples"))
     return Outcome(store, weights, np.array(mixture.base), state, report, False)
 
 

@@ -17,6 +17,7 @@ from steelyard.metrics import refused_by_metrics
 from steelyard.sim.buffers import Buffers
 from steelyard.sim.checkpoint import Snapshot
 from steelyard.sim.group import FINE, REASONS
+from steelyard.sim.told import told
 from steelyard.sim.work import Seat, Work
 from steelyard.stores.memory import MemorySink, MemoryStore
 
@@ -81,6 +82,7 @@ class Server:
         if not outcome.void:
             self._settle(number, outcome, sink, [seat for seat in seats if seat in fine])
             self.state = outcome.state
+            outcome.report.update(told(table, outcome.store.ids))
         by_client = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
         return outcome.report, by_client, outcome.weights
 

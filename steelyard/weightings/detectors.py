@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from steelyard.core import checks
+from steelyard.core.gram import Array
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.table import State
@@ -50,13 +51,16 @@ class Detector(ABC):
 
     def critical(self, view: View, state: State) -> tuple[bool, State]:
         """Whether this round is critical, and the state for the next."""
-        norms = view.metric("grad_norm")
-        if self.average == "weighted":
-            sizes = view.metric("num_examples")
-            fgn = float((sizes / sizes.sum() * norms).sum())
-        else:
-            fgn = float(np.mean(norms) if self.average == "mean" else np.median(norms))
-        return self.check(fgn, state)
+        sizes = view.metric("num_examples") if self.average == "weighted" else None
+        return self.check(gradient_norm(view.metric("grad_norm"), self.average, sizes), state)
+
+
+def gradient_norm(norms: Array, average: str, sizes: Array | None = None) -> float:
+    """FGN of a round, from the clients' `grad_norm`: `weighted` by `sizes`, their `mean` or their `median`."""
+    if average == "weighted":
+        assert sizes is not None
+        return float((sizes / sizes.sum() * norms).sum())
+    return float(np.mean(norms) if average == "mean" else np.median(norms))
 
 
 @RULES.register

@@ -47,6 +47,7 @@ from steelyard.core.report import coherence
 from steelyard.core.table import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
+from steelyard.weightings.curves import Curves
 from steelyard.weightings.optim import Step, adam, sgd, softmax
 
 BETAS = (0.5, 0.999)
@@ -74,6 +75,7 @@ class FedLAW(Weighting):
         critical: `law` only: once coherence (Def. 5.1) has fallen to this, the prior passes ("early-stopped", Fig. 5).
             The paper calls the round in which coherence is near zero the critical point, and gives no number: try 0.
         floor: lower bound on the product of all gammas so far.
+        trace: record the server's training curves (Fig. 14), thinned, as `trace`.
     """
 
     preset: str = "paper"
@@ -87,6 +89,7 @@ class FedLAW(Weighting):
     learn: str = "both"
     critical: float | None = None
     floor: float | None = None
+    trace: bool = False
 
     name = "fedlaw"
     modifies = True
@@ -111,6 +114,7 @@ class FedLAW(Weighting):
                 raise SteelyardError(f"critical={self.critical}: early stopping is law's: use law, or leave it out")
         if self.floor is not None:
             checks.number("floor", self.floor, 0.0, 1.0, open_low=True)
+        checks.one_of("trace", self.trace, True, False)
 
     @property
     def needs(self) -> Needs:
@@ -137,6 +141,7 @@ class FedLAW(Weighting):
                 return prior.noted(law="past the critical point: the prior passes"), {**state, "passed": True}
         point = Point.at(prior.shares[0], self.function, self.init)
         learn_lambda, learn_gamma = self.learn != "gamma", self.learn != "lambda"
+        curves = Curves()
         point = learned(
             view.probe,
             point,
@@ -145,8 +150,11 @@ class FedLAW(Weighting):
             optimizer(self.optimizer, self.betas),
             learn_lambda,
             learn_gamma,
+            lambda _, now, loss: curves.add(loss, now.gamma, now.shares),
         )
-        return settled(prior, point.shares if learn_lambda else prior.shares[0], point.gamma, self.floor, view, state)
+        shares = point.shares if learn_lambda else prior.shares[0]
+        mixture, after = settled(prior, shares, point.gamma, self.floor, view, state)
+        return mixture.noted(trace=curves.thinned(view.ids)) if self.trace else mixture, after
 
 
 def gws(**options: Any) -> FedLAW:
@@ -218,21 +226,25 @@ def learned(
     step: Step,
     learn_lambda: bool,
     learn_gamma: bool,
-    after: Callable[[int, Point], None] | None = None,
+    after: Callable[[int, Point, float], None],
 ) -> Point:
-    """Minimises the proxy loss over lambda, gamma or both; `after` hears every epoch's end."""
+    """Minimises the proxy loss over lambda, gamma or both.
+
+    `after` hears every epoch's end: its number, the point reached, and the mean loss of its batches before their steps.
+    """
     used = np.append(np.full(len(point.x), learn_lambda), learn_gamma)
     for epoch in range(epochs):
+        losses = []
         for batch in trial.epoch():
             shares, gamma = point.shares, point.gamma
             slopes = trial.slopes(gamma * shares, gamma, batch)
+            losses.append(slopes.loss)
             models = slopes.weights + slopes.base  # <grad, theta_k>
             gradient = point.gradient(gamma * models, float(shares @ models))
             vector = np.append(point.x, point.g)
             vector[used] = step(vector[used], gradient[used], rates(epoch))
             point = Point(vector[:-1], float(vector[-1]), point.function)
-        if after is not None:
-            after(epoch, point)
+        after(epoch, point, sum(losses) / len(losses))
     return point
 
 

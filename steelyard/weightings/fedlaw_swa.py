@@ -30,6 +30,7 @@ from steelyard.core.registry import RULES
 from steelyard.core.table import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
+from steelyard.weightings.curves import Curves
 from steelyard.weightings.fedlaw import (
     BETAS,
     EPOCHS,
@@ -66,6 +67,7 @@ class FedLAWSWA(Weighting):
         snapshots: `required`, or `optional`: too few epochs leave the prior, as in the code.
         average: what is averaged: `logits`, as in the code, or `weights`.
         floor: lower bound on the product of all gammas so far.
+        trace: record the server's training curves of both stages, thinned, as `trace`.
     """
 
     preset: str = "paper"
@@ -80,6 +82,7 @@ class FedLAWSWA(Weighting):
     snapshots: str = "required"
     average: str = "logits"
     floor: float | None = None
+    trace: bool = False
 
     name = "fedlaw_swa"
     modifies = True
@@ -110,6 +113,7 @@ class FedLAWSWA(Weighting):
             )
         if self.floor is not None:
             checks.number("floor", self.floor, 0.0, 1.0, open_low=True)
+        checks.one_of("trace", self.trace, True, False)
 
     @property
     def needs(self) -> Needs:
@@ -129,15 +133,17 @@ class FedLAWSWA(Weighting):
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """The two stages."""
         point = Point.at(prior.shares[0], self.function, "prior")
-        stages = (self._lambda, self._gamma)
+        stages, curves = (self._lambda, self._gamma), Curves()
         for stage in stages if self.order == "lambda_first" else reversed(stages):
-            point = stage(point, view)
-        return settled(prior, point.shares, point.gamma, self.floor, view, state)
+            point = stage(point, view, curves)
+        mixture, after = settled(prior, point.shares, point.gamma, self.floor, view, state)
+        return mixture.noted(trace=curves.thinned(view.ids)) if self.trace else mixture, after
 
-    def _lambda(self, point: Point, view: View) -> Point:
+    def _lambda(self, point: Point, view: View, curves: Curves) -> Point:
         taken: list[Array] = []
 
-        def after(epoch: int, now: Point) -> None:
+        def after(epoch: int, now: Point, loss: float) -> None:
+            curves.add(loss, now.gamma, now.shares)
             if epoch >= FIRST:
                 taken.append(now.x)
 
@@ -150,10 +156,13 @@ class FedLAWSWA(Weighting):
         mean = np.mean([replace(point, x=x).shares for x in taken], axis=0)
         return replace(Point.at(mean, self.function, "prior"), g=point.g)
 
-    def _gamma(self, point: Point, view: View) -> Point:
+    def _gamma(self, point: Point, view: View, curves: Curves) -> Point:
+        def after(_: int, now: Point, loss: float) -> None:
+            curves.add(loss, now.gamma, now.shares)
+
         rates = lambda epoch: rate(self.lr, epoch, self.halve)  # noqa: E731
         step = optimizer(self.optimizer, self.betas)
-        return learned(view.probe, point, self.epochs // 2, rates, step, False, True)
+        return learned(view.probe, point, self.epochs // 2, rates, step, False, True, after)
 
 
 def swa_rate(lr: float, swa_lr: float, epoch: int) -> float:

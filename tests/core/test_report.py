@@ -1,5 +1,7 @@
 """The report against direct computation."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -30,6 +32,64 @@ def test_geometry(made, rule):
     assert out.report["update_norm"] == pytest.approx(np.linalg.norm(step))
     assert out.report["coherence"] == pytest.approx(sum(pairs) / 5)
     assert out.report["effective_clients"] == pytest.approx(1 / (share**2).sum())
+    assert out.report["param_norm"] == pytest.approx(np.linalg.norm(base.numpy()))
+    assert out.report["moved"] == pytest.approx(np.linalg.norm(updates, axis=1).mean())
+    pairs = list(itertools.combinations(range(5), 2))
+    assert out.report["spread"] == pytest.approx(
+        np.mean([np.linalg.norm(clients[i].numpy() - clients[j].numpy()) for i, j in pairs])
+    )
+    assert out.report["mean_cosine"] == pytest.approx(np.mean([unit[i] @ unit[j] for i, j in pairs]))
+    sizes = np.array(metrics["num_examples"])
+    mean = sizes / sizes.sum() @ updates
+    assert out.report["divergence"] == pytest.approx(np.linalg.norm(updates - mean, axis=1).mean())
+    assert not {"shrinking", "shrinking_ratio"} & set(out.report)
+
+
+def test_divergence_without_sizes_is_to_the_plain_mean(made):
+    base, clients, _ = made
+    out = steelyard.aggregate("uniform", base, clients, diagnose=True)
+    updates = (clients - base).numpy()
+    expected = np.linalg.norm(updates - updates.mean(axis=0), axis=1).mean()
+    assert out.report["divergence"] == pytest.approx(expected)
+
+
+def test_one_client_has_no_pairs(made):
+    base, clients, _ = made
+    report = steelyard.aggregate("uniform", base, clients[:1], diagnose=True).report
+    assert report["spread"] is None
+    assert report["mean_cosine"] is None
+    assert report["moved"] == report["update_norm"] == pytest.approx(float((clients[0] - base).norm()))
+    assert report["divergence"] == 0.0
+
+
+def test_an_update_of_zero_has_no_direction(made):
+    base, clients, _ = made
+    still = torch.stack([clients[0], clients[1], base])
+    report = steelyard.aggregate("uniform", base, still, diagnose=True).report
+    a, b = (clients[:2] - base).numpy()
+    assert report["mean_cosine"] == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b) / 3)
+
+
+def test_shrinking_is_the_other_term_of_equation_4(made):
+    """`theta' = theta + gamma * step - (1 - gamma) theta`."""
+    base, clients, metrics = made
+    out = steelyard.aggregate("fedavg|shrink:0.9", base, clients, metrics=metrics, diagnose=True)
+    plain = steelyard.aggregate("fedavg", base, clients, metrics=metrics).params - base
+    assert torch.allclose(out.params, base + 0.9 * plain - 0.1 * base)
+    assert out.report["update_norm"] == pytest.approx(float(0.9 * plain.norm()))
+    assert out.report["shrinking"] == pytest.approx(float(0.1 * base.norm()))
+    assert out.report["shrinking_ratio"] == pytest.approx(float(0.9 * plain.norm() / (0.1 * base.norm())))
+
+
+def test_shrinking_layer_by_layer(made):
+    """L-DAWA shrinks each layer by the mean cosine of its models."""
+    base, clients, metrics = made
+    out = steelyard.aggregate("ldawa:warmup=0,layers=[100,200]", base, clients, metrics=metrics, diagnose=True)
+    square = 0.0
+    for part in (slice(0, 100), slice(100, 300)):
+        cosines = torch.nn.functional.cosine_similarity(clients[:, part], base[None, part], dim=1)
+        square += float(((1 - cosines.mean()) * base[part].norm()) ** 2)
+    assert out.report["shrinking"] == pytest.approx(square**0.5)
 
 
 def test_what_needs_a_gram_says_how_to_get_one(made):

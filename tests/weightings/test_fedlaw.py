@@ -240,3 +240,23 @@ def test_behind_a_guard_the_loss_is_of_the_guarded_updates():
     )
     assert_near(shares(found), shares(wanted), 1e-9)
     assert_near(found.report["gamma"], wanted.report["gamma"], 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rule", "epochs"), [("fedlaw:epochs=60", 60), ("gws:epochs=3", 3), ("fedlaw_swa:epochs=60", 60)]
+)
+def test_training_curves_on_request(rule, epochs):
+    proxy = probe("mlp", 16)
+    plain = aggregate(rule, "mlp", proxy)
+    traced = aggregate(f"{rule},trace=true", "mlp", probe("mlp", 16))
+    assert "trace" not in plain.report
+    assert torch.equal(plain.params, traced.params)
+    trace = traced.report["trace"]
+    assert trace["epoch"][0] == 1
+    assert trace["epoch"][-1] == epochs
+    assert len(trace["epoch"]) == len(trace["loss"]) == len(trace["gamma"]) == min(epochs, 25)
+    assert trace["gamma"][-1] == pytest.approx(plain.report["gamma"], rel=1e-4)
+    assert sum(values[-1] for values in trace["lambda"].values()) == pytest.approx(1, abs=1e-4)
+    if not rule.startswith("fedlaw_swa"):  # there the mean of the snapshots is used, not the last point
+        assert [values[-1] for values in trace["lambda"].values()] == pytest.approx(shares(plain), rel=1e-4)
+    assert trace["loss"][-1] < trace["loss"][0]

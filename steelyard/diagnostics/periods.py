@@ -1,0 +1,131 @@
+"""Critical learning periods of a run, after the fact: what Fig. 3, Fig. 5 and Table 1 of PA3Fed show.
+
+The detectors are the rules' own (`weightings/detectors.py`), fed with the FGN on record. A run has it if its clients
+report `grad_norm`: rules with a detector ask for it, others with `simulate(..., metrics=("grad_norm", "loss"))`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.core import checks
+from steelyard.core.errors import SteelyardError
+from steelyard.core.gram import Array
+from steelyard.core.registry import RULES
+from steelyard.core.text import parse
+from steelyard.diagnostics.recorded import Rounds, Run, by_client, history_of, series
+from steelyard.lab import scores
+from steelyard.weightings.detectors import Detector, gradient_norm
+
+DETECTORS = ("eq6", "criticalfl_window")
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Periods:
+    """FGN and what a detector says of it.
+
+    Attributes:
+        rounds: `[T]`.
+        fgn: `[T]`, averaged over clients as the detector does it.
+        critical: `[T]`.
+    """
+
+    rounds: Rounds
+    fgn: Array
+    critical: Flags
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last round of each critical period."""
+        made: list[tuple[int, int]] = []
+        before = False
+        for number, flag in zip(self.rounds.tolist(), self.critical.tolist(), strict=True):
+            if flag:
+                made.append((made.pop()[0] if before else number, number))
+            before = flag
+        return made
+
+
+def detect(fgn: Sequence[float] | Array, detector: str | Detector = "eq6") -> Flags:
+    """Which rounds of a series of FGN, from round 1 on, a detector calls critical."""
+    rule = _detector(detector)
+    state: Any = {}
+    flags = []
+    for value in fgn:
+        critical, state = rule.check(float(value), state)
+        flags.append(critical)
+    return np.array(flags, dtype=np.bool_)
+
+
+def critical_periods(run: Run, detector: str | Detector = "eq6") -> Periods:
+    """The FGN curve of a run with its critical periods: PA3Fed, Fig. 3.
+
+    `detector` is `eq6` (PA3Fed, Eq. 6; `eq6:delta=0.05`), `criticalfl_window` or a detector object. A void round has no
+    FGN; the detector does not see it, as in the run.
+    """
+    rule, history = _detector(detector), history_of(run)
+    if rule.average == "median":
+        table = by_client(history, "reported.grad_norm")
+        rounds = table.rounds
+        fgn = np.array([gradient_norm(row[~np.isnan(row)], "median") for row in table.values])
+    else:
+        rounds, fgn = series(history, "fgn" if rule.average == "weighted" else "fgn_mean")
+    return Periods(rounds, fgn, detect(fgn, rule))
+
+
+def stability(run: Run, column: str = "accuracy", window: int = scores.WINDOW) -> scores.Stability | None:
+    """The five measures of PA3Fed's Table 1; see `steelyard.lab.scores.stability`."""
+    return scores.stability(history_of(run), column, window)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Standard deviation of clients' losses inside and outside critical periods; None where there is no such round."""
+
+    critical: float | None
+    rest: float | None
+
+
+def loss_deviation(run: Run, periods: Periods | Detector | str = "eq6", over: str = "rounds") -> Deviation:
+    """PA3Fed, Fig. 5: the mean deviation of local losses in critical periods and in the rest.
+
+    The paper records "the loss trajectories of all clients" and averages their deviation. It does not say over what the
+    deviation is: here over the rounds of each client, or with `over="clients"` over the clients of each round. A client
+    seen once in a period has no deviation there and does not count.
+
+    Args:
+        run: one whose clients report `loss`.
+        periods: those of the run, or the detector that finds them.
+        over: `rounds` or `clients`.
+    """
+    checks.one_of("over", over, "rounds", "clients")
+    history = history_of(run)
+    found = periods if isinstance(periods, Periods) else critical_periods(history, periods)
+    table = by_client(history, "reported.loss")
+    critical = np.isin(table.rounds, found.rounds[found.critical])
+    axis = 0 if over == "rounds" else 1
+    return Deviation(_deviation(table.values[critical], axis), _deviation(table.values[~critical], axis))
+
+
+def _deviation(losses: Array, axis: int) -> float | None:
+    """Mean over the other axis of the deviation along this one."""
+    seen = np.sum(~np.isnan(losses), axis=axis) > 1
+    if not seen.any():
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # columns that are all NaN: they are left out
+        return float(np.nanstd(losses, axis=axis)[seen].mean())
+
+
+def _detector(given: str | Detector) -> Detector:
+    made = parse(given, RULES) if isinstance(given, str) else given
+    if not isinstance(made, Detector):
+        raise SteelyardError(f"detector={given!r}: not a detector: use {' or '.join(DETECTORS)}")
+    return made

@@ -1,0 +1,224 @@
+"""Loggers: callbacks that show a run to TensorBoard, MLflow or Weights & Biases.
+
+Each writes the configuration once and, for each round, what its record has of accuracy, loss, effective clients, gamma,
+coherence and timings. Steps are round numbers: a resumed run goes on where it was. The run directory stays the record,
+a logger is a window on it. One that fails says so once and goes quiet: it never ends a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.text import to_text
+from steelyard.sim.callbacks import Callback
+
+if TYPE_CHECKING:
+    from steelyard.sim.simulator import Simulation
+
+WRITTEN = ("accuracy", "loss", "effective_clients", "gamma", "coherence")
+
+
+class Logger(Callback):
+    """What all loggers share. `open`, `write` and `close` may raise what they like."""
+
+    title: str
+    quiet = False
+
+    @abstractmethod
+    def open(self, run: Simulation, config: Mapping[str, Any]) -> None:
+        """Begins, or goes on if the run has records."""
+
+    @abstractmethod
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """One round."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The run has ended."""
+
+    def start(self, simulation: Simulation) -> None:
+        """Here and no earlier: workers are forked by now, and inherit no open connection."""
+        self._try(lambda: self.open(simulation, described(simulation)))
+
+    def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
+        """Writes what the record has."""
+        self._try(lambda: self.write(record["round"], numbers(record)))
+
+    def end(self, simulation: Simulation) -> None:
+        """Closes."""
+        self._try(self.close)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        if self.quiet:
+            return
+        try:
+            action()
+        except Exception as error:
+            self.quiet = True
+            warnings.warn(
+                f"{self.title} failed ({type(error).__name__}: {error}): the run goes on without it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+class TensorBoard(Logger):
+    """Writes event files into `directory`; look at them with `tensorboard --logdir`."""
+
+    title = "TensorBoard"
+
+    def __init__(self, directory: str | Path) -> None:
+        _package("tensorboard", "tensorboard", self.title)
+        self.directory = Path(directory)
+        self.writer: Any = None
+
+    def open(self, run: Simulation, config: Mapping[str, Any]) -> None:
+        """Steps after the checkpoint a run is resumed from are written anew: the old ones are not shown."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        done = len(run.records)
+        self.writer = SummaryWriter(str(self.directory), purge_step=done + 1 if done else None)
+        if not done:
+            rows = "\n".join(f"| {name} | {value} |" for name, value in config.items())
+            self.writer.add_text("config", f"| option | value |\n|---|---|\n{rows}", 0)
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """One point on each curve."""
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self.writer.close()
+
+
+class MLflow(Logger):
+    """Writes to the MLflow server or store at `uri`, into `experiment`; MLflow's own default if `uri` is None.
+
+    A run directory is one MLflow run: a resumed run goes on in it.
+    """
+
+    title = "MLflow"
+
+    def __init__(self, uri: str | None = None, experiment: str = "steelyard") -> None:
+        self.package = _package("mlflow", "mlflow", self.title)
+        self.uri, self.experiment = uri, experiment
+        self.client: Any = None
+        self.run_id, self.done = "", 0
+
+    def open(self, run: Simulation, config: Mapping[str, Any]) -> None:
+        """Finds the experiment, and the run to go on with."""
+        self.client = self.package.MlflowClient(tracking_uri=self.uri)
+        found = self.client.get_experiment_by_name(self.experiment)
+        place = self.client.create_experiment(self.experiment) if found is None else found.experiment_id
+        tags = {"steelyard": key} if (key := _key(run)) else {}
+        known = self.client.search_runs([place], f"tags.steelyard = '{key}'") if key and run.records else []
+        if known:
+            self.run_id = known[0].info.run_id
+            self.client.update_run(self.run_id, status="RUNNING")
+            self.done = max((one.step for one in self._steps()), default=0)
+            return
+        self.run_id = self.client.create_run(place, tags=tags, run_name=_name(run)).info.run_id
+        entities = importlib.import_module("mlflow.entities")
+        params = [entities.Param(name, str(value)) for name, value in config.items()]
+        self.client.log_batch(self.run_id, params=params)
+
+    def _steps(self) -> Any:
+        return self.client.get_metric_history(self.run_id, "timings/total")
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """One batch; rounds that are trained again after a kill have the same bits, and are there already."""
+        if step <= self.done:
+            return
+        entities, now = importlib.import_module("mlflow.entities"), int(time.time() * 1000)
+        metrics = [entities.Metric(name, value, now, step) for name, value in numbers.items()]
+        self.client.log_batch(self.run_id, metrics=metrics)
+
+    def close(self) -> None:
+        """Marks the run as finished."""
+        self.client.set_terminated(self.run_id)
+
+
+class WandB(Logger):
+    """Writes to Weights & Biases; `options` go to `wandb.init`. A run directory is one W&B run."""
+
+    title = "W&B"
+
+    def __init__(self, project: str, **options: Any) -> None:
+        self.package = _package("wandb", "wandb", self.title)
+        self.project, self.options = project, options
+        self.run: Any = None
+
+    def open(self, run: Simulation, config: Mapping[str, Any]) -> None:
+        """A resumed run has the id it had."""
+        named = {"id": key, "resume": "allow"} if (key := _key(run)) else {}
+        given = {"name": _name(run), "config": dict(config), **named, **self.options}
+        self.run = self.package.init(project=self.project, **given)
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """One step; W&B passes over those it has."""
+        self.run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        """Uploads what is left."""
+        self.run.finish()
+
+
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """What loggers write of a record."""
+    plain = {name: record[name] for name in WRITTEN if record.get(name) is not None}
+    return plain | {f"timings/{stage}": seconds for stage, seconds in record.get("timings", {}).items()}
+
+
+def described(run: Simulation) -> dict[str, Any]:
+    """The configuration as one flat table."""
+    work = run.work
+    parts: dict[str, Any] = {"local": work.local, "participation": run.participation}
+    options = {
+        f"{part}.{field.name}": _plain(getattr(options, field.name))
+        for part, options in parts.items()
+        for field in dataclasses.fields(options)
+    }
+    return {
+        **{name: text for name, text in work.algorithm.texts.items() if text},
+        "data": work.federation.name,
+        "clients": len(work.federation.ids),
+        "parameters": work.model.layout.dim,
+        "rounds": work.rounds,
+        "seed": work.seed,
+        **options,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return to_text(value) if dataclasses.is_dataclass(value) and hasattr(value, "name") else value
+
+
+def _name(run: Simulation) -> str:
+    return str(run.work.algorithm) if run.directory is None else run.directory.path.name
+
+
+def _key(run: Simulation) -> str | None:
+    """What tells a run directory from all others, before and after a resume; a run without one is never resumed."""
+    if run.directory is None:
+        return None
+    return hashlib.sha256(f"{run.identity} {run.directory.path.resolve()}".encode()).hexdigest()[:16]
+
+
+def _package(module: str, extra: str, title: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise SteelyardError(
+            f"{title} needs {module}, which is not installed: pip install 'steelyard[{extra}]'"
+        ) from None

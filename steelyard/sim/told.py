@@ -1,0 +1,33 @@
+"""What a round's record keeps of the clients' reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from steelyard.core.table import ClientId
+from steelyard.weightings.detectors import gradient_norm
+
+CHANGING = ("accuracy", "accuracy_before", "grad_norm", "loss", "loss_before")
+"""What differs from round to round; sizes and labels do not, and would make every line longer."""
+
+
+def told(table: Mapping[str, Mapping[ClientId, Any]], ids: Sequence[ClientId]) -> dict[str, Any]:
+    """`reported` by metric and client, to six digits, and FGN where clients report `grad_norm`.
+
+    `fgn` is PA3Fed's Eq. (5), weighted by sizes, where clients report those too; `fgn_mean` is CriticalFL's plain mean.
+    """
+    kept = {name: {one: float(f"{table[name][one]:.6g}") for one in ids} for name in CHANGING if name in table}
+    record: dict[str, Any] = {"reported": kept} if kept else {}
+    if "grad_norm" in table:
+        norms = _column(table, "grad_norm", ids)
+        if "num_examples" in table:
+            record["fgn"] = gradient_norm(norms, "weighted", _column(table, "num_examples", ids))
+        record["fgn_mean"] = gradient_norm(norms, "mean")
+    return record
+
+
+def _column(table: Mapping[str, Mapping[ClientId, Any]], name: str, ids: Sequence[ClientId]) -> Any:
+    return np.array([table[name][one] for one in ids], dtype=np.float64)
