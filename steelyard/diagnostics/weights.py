@@ -19,12 +19,12 @@ import torch
 from numpy.typing import ArrayLike
 from torch import nn
 
-from steelyard import kernels
 from steelyard.client.local import Local
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Params
+from steelyard.core.round import inner_products
 from steelyard.core.table import ClientId
 from steelyard.data import Federation
 from steelyard.diagnostics.recorded import Run, Series, by_client, history_of
@@ -171,9 +171,7 @@ def gram_of(base: Params, clients: Models) -> tuple[tuple[ClientId, ...], Gram]:
     store = MemoryStore.of(base, clients)
     for client, reason in store.quarantined.items():
         raise SteelyardError(f"client {client!r}: {reason}: leave it out")
-    dim = store.layout.dim
-    blocks = kernels.gram(store, len(store.ids) + 1, [(0, dim)], None)
-    return store.ids, Gram.of_rows(blocks, np.array([float(dim)]))
+    return store.ids, inner_products(store)
 
 
 def _held(run: Run, what: str) -> tuple[list[str], list[Any]]:

@@ -20,6 +20,7 @@ from steelyard.server.probe import Probe
 from steelyard.sim.executors import one_thread
 from steelyard.sim.record import Record, plain
 from steelyard.sim.streams import stream
+from steelyard.sim.told import told
 from steelyard.stores.memory import MemorySink
 from steelyard.stores.slices import SliceStore, Source, layout_of
 
@@ -122,6 +123,7 @@ class Server:
             except NoValidClients as error:
                 outcome = rounds.nothing(store.without(error.quarantined), job, str(error))
         weights = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
+        outcome.report.update({} if outcome.void else told(table, outcome.store.ids))
         record = plain(outcome.report, weights, outcome.weights)
         if outcome.void:
             return Made(None, None, record, ())
