@@ -43,11 +43,7 @@ class RecordSource:
 
     def __init__(self, record: ArrayRecord) -> None:
         self.entries = {name: _entry(name, array) for name, array in record.items()}
-        self.flat = {
-            name: entry.data.view(_NUMPY_DTYPES[entry.dtype])
-            for name, entry in self.entries.items()
-            if entry.dtype in _NUMPY_DTYPES
-        }
+        self.flat: dict[str, NDArray[Any]] = {}
 
     @property
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -76,7 +72,12 @@ class RecordSource:
 
     def peek(self, name: str) -> NDArray[Any] | None:
         """The tensor, flat, unless numpy does not know its dtype."""
-        return self.flat.get(name)
+        if name not in self.flat:
+            entry = self.entries[name]
+            if entry.dtype not in _NUMPY_DTYPES:
+                return None
+            self.flat[name] = entry.data.view(_NUMPY_DTYPES[entry.dtype])
+        return self.flat[name]
 
 
 def to_state_dict(record: ArrayRecord) -> dict[str, torch.Tensor]:

@@ -130,18 +130,30 @@ class SliceStore(Generic[S]):
 
     def stats(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Running statistics of the clients and of the global model."""
+        return self._stats[:-1], self._stats[-1]
+
+    @cached_property
+    def _stats(self) -> torch.Tensor:
         out = torch.empty(len(self.ids) + 1, self.layout.stat_dim, dtype=torch.float64)
+        table = out.numpy()
         for row, one in enumerate([*(self.clients[client] for client in self.ids), self.source]):
             for leaf in self.layout.stats:
-                one.read(leaf.name, 0, out[row, leaf.start : leaf.stop])
-        return out[:-1], out[-1]
+                there = one.peek(leaf.name)
+                if there is None:
+                    one.read(leaf.name, 0, out[row, leaf.start : leaf.stop])
+                else:
+                    table[row, leaf.start : leaf.stop] = there
+        return out
 
     def counts(self) -> Mapping[str, torch.Tensor]:
         """Each counter's maximum over the clients."""
-        return {
-            leaf.name: torch.stack([self.clients[client].load(leaf.name) for client in self.ids]).amax(dim=0)
-            for leaf in self.layout.counts
-        }
+        return {leaf.name: self._most(leaf) for leaf in self.layout.counts}
+
+    def _most(self, leaf: Leaf) -> torch.Tensor:
+        there = [self.clients[client].peek(leaf.name) for client in self.ids]
+        if any(one is None for one in there):
+            return torch.stack([self.clients[client].load(leaf.name) for client in self.ids]).amax(dim=0)
+        return torch.from_numpy(np.max(there, axis=0)).view(leaf.shape)  # type: ignore[arg-type]
 
     def base_counts(self) -> Mapping[str, torch.Tensor]:
         """The global model's counters."""
