@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-slow bench bench-peers lint format docs clean
+.PHONY: setup demo test test-slow test-flower bench bench-peers lint format docs clean
 
 setup: $(VENV)/.dev
 
@@ -26,11 +26,22 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+FLOWERS := $(foreach version,1.31 1,.venv-flower/$(version)/.done) # the oldest we support, and the newest there is
+
+.venv-flower/%/.done: pyproject.toml constraints.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cli]" "flwr==$*.*" hypothesis pytest
+	touch $@
+
+test-flower: $(FLOWERS) ## the adapter on the oldest and the newest Flower, each in a venv of its own
+	for done in $^; do $$(dirname $$done)/bin/python -m pytest tests/flower || exit 1; done
+
 bench: setup           ## tables on the screen, JSON in out/
 	$(BIN)/python -m benchmarks.aggregation
 	$(BIN)/python -m benchmarks.merge
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.probe
+	$(BIN)/python -m benchmarks.flower
 
 PEERS := $(foreach peer,flower pfl fedjax,.venv-peers/$(peer)/.done)
 
@@ -57,4 +68,4 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .venv-peers out site build *.egg-info
+	rm -rf $(VENV) .venv-peers .venv-flower out site build *.egg-info
