@@ -206,7 +206,7 @@ def _settings(stored: Mapping[Path, Mapping[str, Any]]) -> dict[Path, dict[str, 
 
 
 def _resolved(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Without hashes, which follow the seed: whether they agree is looked at seed by seed."""
-    plain = {key: value for key, value in resolved.items() if key not in ("algorithm", "data", "model")}
+    """Without hashes, which follow the seed, and metrics, which follow the algorithm: hashes are looked at by seed."""
+    plain = {key: value for key, value in resolved.items() if key not in ("algorithm", "data", "model", "metrics")}
     data = {"name": resolved["data"]["name"], "clients": resolved["data"]["clients"]}
     return flat(plain | dict(resolved["algorithm"]) | {"data": data, "model": resolved["model"]["parameters"]})

@@ -1,4 +1,4 @@
-"""The run directory: configuration, environment, clients, cohorts, one line of JSON per round, checkpoints, and a lock."""
+"""The run directory: configuration, environment, clients, cohorts, a line of JSON per round, checkpoints, a lock."""
 
 from __future__ import annotations
 
