@@ -224,7 +224,7 @@ def shown_name(name: str, most: int = 32) -> str:
     if len(name) <= most:
         return name
     head = name.partition(":")[0]
-    return f"{head}:…" if len(head) < most else f"{head[: most - 1]}…"
+    return head if len(head) < most else f"{head[: most - 1]}…"
 
 
 def by_round(lines: Sequence[Line], deviation: str = "±") -> Table:

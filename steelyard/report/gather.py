@@ -78,7 +78,8 @@ def _figures(series: Sequence[Series], targets: Sequence[float]) -> list[Figure]
         clients.timings(series),
         *curves.rates(series),
     ]
-    return [figure for figure in made if figure is not None]
+    named = {figure.name: figure for figure in reversed(made) if figure is not None}  # a rule may note a taken name
+    return [*reversed(named.values())]
 
 
 def _targets(runs: Sequence[Run], configs: Iterable[dict[str, Any]], target: float | None) -> list[float]:

@@ -139,10 +139,14 @@ function picture(figure) {
 // Figures
 
 const DASH = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "10 4", longdashdot: "10 3 2 3" };
+const HATCH = { // plotly's patterns, in the small
+  "": "", "/": "M4 8 10 0M8 12 17 0M15 12 22 3", "\\": "M4 3 11 12M9 0 18 12M16 0 22 8", "-": "M4 3H22M4 9H22", "|": "M8 0V12M13 0V12M18 0V12",
+  "x": "M4 8 10 0M8 12 17 0M15 12 22 3M4 3 11 12M9 0 18 12M16 0 22 8", ".": "M7 3h2M12 3h2M17 3h2M7 8h2M12 8h2M17 8h2",
+};
 function swatch(style, bars) {
-  const { ink, dash } = looks(report.styles)(style);
+  const { ink, dash, pattern } = looks(report.styles)(style);
   const box = drawn("svg", { width: 26, height: 12, "aria-hidden": "true" });
-  if (bars) box.append(drawn("rect", { x: 6, y: 0, width: 13, height: 12, fill: ink }));
+  if (bars) box.append(drawn("rect", { x: 4, y: 0, width: 18, height: 12, fill: ink }), drawn("path", { d: HATCH[pattern], stroke: "#fff", "stroke-width": 1.4 }));
   else box.append(drawn("line", { x1: 1, x2: 25, y1: 6, y2: 6, stroke: ink, "stroke-width": 2.5, "stroke-dasharray": DASH[dash] }));
   return box;
 }
@@ -292,6 +296,7 @@ async function start() {
     URL.revokeObjectURL(address);
     performance.mark("library");
     ready = true;
+    document.body.dataset.ready = "yes";
     for (const entry of shown.values()) paint(entry);
     window.addEventListener("beforeprint", () => printing(true));
     window.addEventListener("afterprint", () => printing(false));

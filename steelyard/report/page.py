@@ -32,7 +32,7 @@ def write(report: Report, path: str | Path) -> Path:
         raise SteelyardError(f"{path}: there is no directory {path.parent}: make it first")
     made = html(report)
     try:
-        path.write_text(made, encoding="utf-8")
+        path.write_text(made, "utf-8", "replace")  # a name may hold half of a surrogate pair
     except OSError as error:
         raise SteelyardError(f"{path}: cannot be written: {error.strerror or error}") from None
     return path
