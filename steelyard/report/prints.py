@@ -79,11 +79,10 @@ def drawing(figure: Figure) -> Drawing:
 
 
 def _columns(labels: list[str], fitting: int = 96) -> int:
-    """As many as fit beside one another, in letters; a column is as wide as its longest label, and filled first."""
+    """As many as fit beside one another, in letters; a column is as wide as its longest label."""
+    lengths = [len(label) for label in labels]
     for count in range(min(4, len(labels)), 1, -1):
-        rows = -(-len(labels) // count)
-        widths = [max(map(len, labels[at : at + rows])) + 8 for at in range(0, len(labels), rows)]
-        if sum(widths) <= fitting:
+        if sum(column.max() + 8 for column in np.array_split(lengths, count)) <= fitting:
             return count
     return 1
 
