@@ -94,6 +94,11 @@ class Table:
     rows: tuple[Row, ...]
     digits: tuple[int | None, ...] = ()
 
+    def texts(self) -> list[list[str]]:
+        """The rows as text."""
+        digits = self.digits or (None,) * len(self.heads)
+        return [[_text(value, places) for value, places in zip(row, digits, strict=True)] for row in self.rows]
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -205,6 +210,14 @@ def plain_table(table: Table) -> dict[str, Any]:
     """A table as JSON has it."""
     rows = [[shortened(value) if isinstance(value, float) else value for value in row] for row in table.rows]
     return {"heads": table.heads, "rows": rows, "digits": table.digits or [None] * len(table.heads)}
+
+
+def _text(value: Value, digits: int | None) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    return f"{value:.{digits}f}" if digits is not None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def shortened(value: float | None, digits: int = 6) -> float | None:

@@ -60,6 +60,7 @@ def write_run(
         "algorithm": {"weighting": rule},
         "seed": seed,
         "rounds": rounds,
+        "metrics": ["num_examples"] if rule == "fedavg" else ["loss", "num_examples"],  # follow the algorithm
         "data": {"name": data, "clients": len(ids), "fingerprint": f"data-{seed}"},
         "model": {"parameters": 4810, "initial": f"model-{seed}"},
     }

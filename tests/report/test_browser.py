@@ -38,7 +38,8 @@ def test_every_figure_is_drawn_and_the_page_does_not_scroll_sideways(page_file, 
     assert names == [f"figure-{figure.name}" for figure in report.figures]
     for figure in report.figures:
         marks = page.locator(f"#figure-{figure.name} .plot").evaluate(
-            "plot => ['.scatterlayer', '.barlayer', '.hm'].map(q => plot.querySelectorAll(`${q} .trace, ${q} image`).length)"
+            "plot => ['scatterlayer', 'barlayer', 'heatmaplayer'].map("
+            "layer => plot.querySelectorAll(`.${layer} .trace, .${layer} image`).length)"
         )
         expected = sum(3 if line.high else 1 for line in figure.lines) + len(figure.marks)
         assert marks == [expected, len(figure.bars), len(figure.heats)], figure.name

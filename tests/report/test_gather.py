@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from steelyard.core.errors import SteelyardError
-from steelyard.report.figures import DASHES, INKS, Heat, Line, look, shown_name
+from steelyard.report.figures import DASHES, INKS, Heat, Line, Table, look, shown_name
 from steelyard.report.gather import find, gather
 from steelyard.report.page import html, write
 from steelyard.report.series import critical_point, stretches
@@ -103,6 +103,11 @@ def test_targets_are_the_users_else_the_runs_else_round_numbers(tmp_path, folder
         gather([folder], target=7)
 
 
+def test_a_table_as_text():
+    table = Table(("a", "b", "c"), (("x", 1.2345678, 7), (None, 2.0, 3.14159)), (None, 2, None))
+    assert table.texts() == [["x", "1.23", "7"], ["–", "2.00", "3.142"]]
+
+
 def test_seeds_that_miss_a_target_are_counted(tmp_path):
     write_run(tmp_path / "0", seed=0, level=0.9)
     write_run(tmp_path / "1", seed=1, level=0.5)
@@ -160,7 +165,12 @@ def test_the_partition_is_the_one_that_was_run(tmp_path):
     held = json.loads((tmp_path / "run" / CLIENTS).read_text())
     figure = find(gather([tmp_path / "run"]), "partition")
     assert figure.heats[0].rows == tuple(held["ids"])
-    assert [[count or 0 for count in row] for row in figure.heats[0].values] == held["counts"]
+    assert [list(row) for row in figure.heats[0].values] == held["counts"]
+    held["counts"][1] = [0, 26, 0]
+    (tmp_path / "run" / CLIENTS).write_text(json.dumps(held))
+    figure = find(gather([tmp_path / "run"]), "partition")
+    assert figure.heats[0].values[1] == (None, 26, None)  # no sample is no cell
+    assert figure.table.rows[1][2:] == (26, 0, 26, 0)
     (tmp_path / "run" / CLIENTS).unlink()  # a run from before there was one
     assert "partition" not in [figure.name for figure in gather([tmp_path / "run"]).figures]
 
@@ -174,13 +184,17 @@ def test_quarantined_clients_are_counted_with_reasons(report):
 def test_what_a_rule_notes_is_drawn_without_being_known(tmp_path):
     run = write_run(tmp_path / "run")
     edit(
-        run, lambda r: r | {"my_number": 2.0 * r["round"], "my_dict": {"a": 1.0, "b": -1.0}, "words": "x", "rounds": 3}
+        run,
+        lambda r: (
+            r
+            | {"my_number": 2.0 * r["round"], "my_dict": {"a": 1.0, "b": -1.0}, "words": "x", "rounds": 3, "flag": True}
+        ),
     )
     report = gather([run])
     assert find(report, "my_number").lines[0].y[:2] == (2.0, 4.0)
     assert find(report, "my_dict").heats[0].rows == ("a", "b", "c", "d")
     assert find(report, "rounds").bars  # a rule does not take a figure's name away
-    assert "words" not in [figure.name for figure in report.figures]
+    assert not {"words", "flag"} & {figure.name for figure in report.figures}
 
 
 def test_void_rounds_are_told(tmp_path):
