@@ -94,7 +94,7 @@ function table(name, data, title) {
     const rows = sorted(data.rows, order);
     const heads = data.heads.map((head, at) => {
       const state = order && order.column === at ? (order.up ? "ascending" : "descending") : "none";
-      const button = make("button", { type: "button", title: head }, short(head, 40));
+      const button = make("button", { type: "button", title: head }, short(head, 40).replace(/ %/g, "\u00a0%"));
       button.addEventListener("click", () => {
         kept.sort.set(name, { column: at, up: state !== "ascending" });
         fill();

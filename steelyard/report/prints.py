@@ -92,6 +92,15 @@ def _lines(axes: Axes, figure: Figure) -> None:
     axes.set_axisbelow(True)
     for span in figure.spans:
         axes.axvspan(span.start - 0.5, span.end + 0.5, color=look(span.style)[0], alpha=0.13, linewidth=0)
+    for span in figure.spans[:1]:
+        place: dict[str, Any] = {
+            "xytext": (2, -2),
+            "textcoords": "offset points",
+            "va": "top",
+            "fontsize": 6.5,
+            "color": "#55626f",
+        }
+        axes.annotate("critical", (span.start - 0.5, 1.0), xycoords=axes.get_xaxis_transform(), **place)
     for line in figure.lines:
         ink, dash, marker = look(line.style)
         if line.high:
