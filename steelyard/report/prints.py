@@ -74,7 +74,11 @@ def drawing(figure: Figure) -> Drawing:
         if len(figure.series) > 1:
             handles, labels = axes.get_legend_handles_labels()
             options: dict[str, Any] = {"handlelength": 2.6, "columnspacing": 1.4, "labelspacing": 0.35}
-            made.legend(handles, labels, loc="outside upper center", ncols=_columns(labels), frameon=False, **options)
+            legend = made.legend(
+                handles, labels, loc="outside upper center", ncols=_columns(labels), frameon=False, **options
+            )
+            for text in legend.get_texts():
+                text.set_parse_math(False)  # a dollar in a name begins no formula
         return made
 
 
@@ -115,8 +119,8 @@ def _lines(axes: Axes, figure: Figure) -> None:
     if figure.log:
         axes.set_yscale("log")
     axes.margins(x=0.02)
-    axes.set_xlabel(_said(figure.x))
-    axes.set_ylabel(_said(figure.y))
+    axes.set_xlabel(_said(figure.x), parse_math=False)
+    axes.set_ylabel(_said(figure.y), parse_math=False)
 
 
 def _bars(axes: Axes, figure: Figure) -> None:
@@ -138,11 +142,11 @@ def _bars(axes: Axes, figure: Figure) -> None:
     if figure.stacked:
         axes.set_yticks(places, names, parse_math=False)
         axes.invert_yaxis()
-        axes.set_xlabel(_said(figure.y))
+        axes.set_xlabel(_said(figure.y), parse_math=False)
         return
     axes.set_xticks(places, names, rotation=0 if len(names) < 9 else 90, parse_math=False)
-    axes.set_xlabel(_said(figure.x))
-    axes.set_ylabel(_said(figure.y))
+    axes.set_xlabel(_said(figure.x), parse_math=False)
+    axes.set_ylabel(_said(figure.y), parse_math=False)
 
 
 def _heats(made: Drawing, figure: Figure, heights: list[float]) -> None:
@@ -155,13 +159,14 @@ def _heats(made: Drawing, figure: Figure, heights: list[float]) -> None:
         cells = np.array([[np.nan if value is None else value for value in row] for row in heat.values], dtype=float)
         image = one.imshow(cells, cmap=shades, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
         one.set_title(_said(heat.name, 90), loc="left", fontsize=8, pad=3, parse_math=False)
-        one.set_ylabel(_said(figure.y))
+        one.set_ylabel(_said(figure.y), parse_math=False)
         rows, columns = panels.ticks(len(heat.rows), 10), _round_ticks(heat.columns)
         one.set_yticks(rows, [_said(heat.rows[row], 16) for row in rows], parse_math=False)
         one.set_xticks(columns, [_said(heat.columns[column], 10) for column in columns], parse_math=False)
-    axes[-1].set_xlabel(_said(figure.x))
+    axes[-1].set_xlabel(_said(figure.x), parse_math=False)
     if figure.z:
-        made.colorbar(image, ax=list(axes), label=_said(figure.z), shrink=0.8, aspect=30, pad=0.01)
+        bar = made.colorbar(image, ax=list(axes), shrink=0.8, aspect=30, pad=0.01)
+        bar.set_label(_said(figure.z), parse_math=False)
 
 
 def _round_ticks(names: tuple[str, ...]) -> list[int]:
@@ -173,7 +178,6 @@ def _round_ticks(names: tuple[str, ...]) -> list[int]:
 
 
 def _said(text: str, most: int = 60) -> str:
-    """Short, on one line, without signs of control; no dollar begins a formula."""
+    """Short, on one line, without signs of control."""
     plain = re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", " ", text)
-    short = plain if len(plain) <= most else f"{plain[: most - 1]}…"
-    return short.replace("$", r"\$")
+    return plain if len(plain) <= most else f"{plain[: most - 1]}…"

@@ -6,7 +6,7 @@ import pytest
 
 from steelyard.core.errors import SteelyardError
 from steelyard.report.gather import find, gather
-from tests.report.runs import HOSTILE, comparison
+from tests.report.runs import HOSTILE, comparison, write_run
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
 from steelyard.report.prints import _columns, drawing, save
@@ -47,10 +47,15 @@ def test_lines_are_told_apart_in_grey(report):
 
 
 def test_names_do_no_harm(tmp_path):
-    report = gather([comparison(tmp_path / "runs", ids=HOSTILE, rounds=6, data=HOSTILE[2])])
+    formula = r"$\frac{$ <script>"  # no formula matplotlib could set: it must not try
+    for number, rule in enumerate((formula, *HOSTILE[5:8])):
+        write_run(tmp_path / f"{number}", rule=rule, ids=[*HOSTILE, formula], rounds=4, angles=True, bad=HOSTILE[2])
+    report = gather([tmp_path])
     for figure in report.figures:
         text = save(figure, tmp_path / "figure.svg").read_text(encoding="utf-8")
         assert "<script" not in text
+    legend = save(find(report, "accuracy"), tmp_path / "legend.svg").read_text(encoding="utf-8")
+    assert r"$\frac{$ &lt;script&gt;" in legend
 
 
 def test_the_numbers_as_csv(report, tmp_path):
