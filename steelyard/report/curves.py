@@ -67,7 +67,12 @@ def results(series: Sequence[Series], targets: Sequence[float]) -> list[Figure]:
             series,
             "accuracy",
             lambda record: None if (value := as_number(record.get("accuracy"))) is None else 100 * value,
-            Curve("Accuracy on the test set", "accuracy, %", _BAND, "Results"),
+            Curve(
+                "Accuracy on the test set",
+                "accuracy, %",
+                "One seed: how much of it is chance, it does not say.",
+                "Results",
+            ),
         ),
         over_rounds(
             series,
@@ -81,6 +86,8 @@ def results(series: Sequence[Series], targets: Sequence[float]) -> list[Figure]:
             ),
         ),
     ]
+    if made[0] is not None and any(line.high for line in made[0].lines):
+        made[0] = replace(made[0], caption=_BAND)
     figures = [with_periods(figure, series) for figure in made if figure is not None]
     return [*figures, *([reach(series, targets)] if targets else [])]
 

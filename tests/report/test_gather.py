@@ -68,6 +68,7 @@ def test_the_summary_has_the_measures_of_the_papers(report, folder):
 def test_one_run_has_no_band_and_no_deviation(tmp_path):
     report = gather([write_run(tmp_path / "one")])
     assert find(report, "accuracy").lines[0].low == ()
+    assert find(report, "accuracy").caption.startswith("One seed")
     assert report.summary.rows[0][4] is None
     assert report.title == "fedavg on digits"
 
