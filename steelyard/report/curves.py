@@ -41,7 +41,7 @@ _KNOWN = {
         _LEARNED,
     ),
     "gamma_product": Curve(
-        "Product of all gammas so far", "product", "How far the first model has been shrunk in all.", _LEARNED
+        "Product of all gammas so far", "product", "What the first model has been multiplied by in all.", _LEARNED
     ),
     "update_norm": Curve(
         "Length of the global update", "norm", "How far the server's model moves; it should settle as training does."
