@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from steelyard.report.panels import COLOURS
@@ -157,15 +157,21 @@ class Figure:
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it; numbers to six digits, those of heat maps to four."""
-        made = asdict(self)
-        made["limits"] = self.limits
-        for heat in made["heats"]:
-            heat["values"] = [[shortened(value, 4) for value in row] for row in heat["values"]]
-        for line in made["lines"]:
-            for part in ("y", "low", "high"):
-                line[part] = [shortened(value) for value in line[part]]
-        made["table"] = plain_table(self.table)
-        return made
+        curves = ("y", "low", "high")
+        return {
+            **vars(self),
+            "limits": self.limits,
+            "lines": [
+                {**vars(line), **{part: [shortened(value) for value in getattr(line, part)] for part in curves}}
+                for line in self.lines
+            ],
+            "heats": [
+                {**vars(heat), "values": [[shortened(value, 4) for value in row] for row in heat.values]}
+                for heat in self.heats
+            ],
+            **{part: [vars(one) for one in getattr(self, part)] for part in ("bars", "spans", "marks")},
+            "table": plain_table(self.table),
+        }
 
 
 @dataclass(frozen=True)

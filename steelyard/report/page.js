@@ -206,7 +206,9 @@ function refresh(entry, figure) {
   entry.figure = figure;
   entry.caption.textContent = figure.caption;
   entry.plot.setAttribute("aria-label", `${figure.title}. ${figure.caption} The numbers are in the table below.`);
+  const scrolled = entry.numbers.querySelector(".scroll")?.scrollTop ?? 0;
   entry.numbers.replaceChildren(tools(figure.name, figure.table, figure), table(figure.name, figure.table, figure.title));
+  entry.numbers.querySelector(".scroll").scrollTop = scrolled;
   legend(entry);
   paint(entry);
 }
@@ -216,6 +218,7 @@ function refresh(entry, figure) {
 const pairs = (items) => items.flatMap(([name, value]) => [make("dt", {}, name), make("dd", { title: value.length > 300 ? value : null }, short(value, 300))]);
 function render(next) {
   const names = next.figures.map((figure) => figure.name).join("\n");
+  const settled = JSON.stringify(next.configuration) === JSON.stringify(report?.configuration); // else a reader's place is lost
   const same = report !== null && names === report.figures.map((figure) => figure.name).join("\n");
   report = next;
   document.title = short(report.title, 100);
@@ -228,7 +231,7 @@ function render(next) {
   byId("environment").replaceChildren(...pairs(report.environment));
   byId("command").textContent = report.command;
   byId("copy-command").onclick = (event) => copy(report.command, event.currentTarget);
-  byId("configuration").replaceChildren(...report.configuration.map(([name, text]) =>
+  if (!settled) byId("configuration").replaceChildren(...report.configuration.map(([name, text]) =>
     make("details", {}, make("summary", { title: name }, `Configuration of ${short(name, 80)}`), make("pre", { tabindex: "0" }, text))));
   if (!same) {
     nearby.disconnect();
@@ -282,6 +285,7 @@ async function look() {
   setTimeout(look, EVERY);
 }
 
+const pause = () => new Promise((next) => requestAnimationFrame(() => setTimeout(next)));
 async function start() {
   try {
     const library = unpack(byId("plotly").textContent); // beside the rest: it takes longest
@@ -289,7 +293,7 @@ async function start() {
     if (packed.trim()) render(JSON.parse(await unpack(packed)));
     performance.mark("tables");
     if (LIVE) look();
-    await new Promise((next) => requestAnimationFrame(() => setTimeout(next)));
+    await pause();
     const address = URL.createObjectURL(new Blob([await library], { type: "text/javascript" }));
     byId("plotly").textContent = "";
     await new Promise((done, failed) => document.head.append(make("script", { src: address, onload: done, onerror: failed })));
@@ -297,9 +301,12 @@ async function start() {
     performance.mark("library");
     ready = true;
     document.body.dataset.ready = "yes";
-    for (const entry of shown.values()) paint(entry);
     window.addEventListener("beforeprint", () => printing(true));
     window.addEventListener("afterprint", () => printing(false));
+    for (const entry of [...shown.values()].filter((one) => one.near)) {
+      paint(entry);
+      await pause(); // the reader can click between two figures
+    }
   } catch (error) {
     byId("state").hidden = false;
     byId("state").textContent = `This browser could not draw the page (${error}): use one from 2023 or later.`;

@@ -60,9 +60,9 @@ def opened(browser):
 
 @pytest.fixture
 def screenshot():
-    def take(page, name):
+    def take(page, name, whole=True):
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=os.fspath(SCREENSHOTS / f"{name}.png"), full_page=True)
+        page.screenshot(path=os.fspath(SCREENSHOTS / f"{name}.png"), full_page=whole)
 
     return take
 

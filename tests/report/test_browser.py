@@ -162,7 +162,7 @@ def test_script_in_the_page_does_not_run_unless_it_is_ours(report, tmp_path, bro
     (tmp_path / "changed.html").write_text(text)
     page = browser.new_page()
     page.goto((tmp_path / "changed.html").as_uri())
-    page.wait_for_selector("figure[data-drawn]")
+    page.wait_for_selector("#summary table")
     page.locator("main > b").click()
     assert page.evaluate("window.harmed") is None
     page.close()
@@ -196,7 +196,7 @@ def test_a_large_comparison_is_small_and_quick(tmp_path, browser, opened, screen
     file = write(gather([tmp_path / "runs"]), tmp_path / "large.html")
     assert file.stat().st_size < 6e6
     times, work = [], []
-    for _ in range(2):
+    for _ in range(3):
         page = opened(file, wait=None)
         measured = page.context.new_cdp_session(page)
         measured.send("Performance.enable", {"timeDomain": "threadTicks"})
@@ -213,5 +213,6 @@ def test_a_large_comparison_is_small_and_quick(tmp_path, browser, opened, screen
     assert min(work) < 2, work  # seconds of the page's thread: others' work on this machine does not count
     if os.getloadavg()[0] < os.cpu_count():
         assert min(times) < 2, times
-    draw_all(page)
-    screenshot(page, "report-large")
+    page.locator("#figure-weights").scroll_into_view_if_needed()
+    page.wait_for_selector("#figure-weights[data-drawn] .heatmaplayer image")
+    screenshot(page, "report-large", whole=False)

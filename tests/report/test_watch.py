@@ -103,12 +103,15 @@ def test_the_page_follows_a_run_to_its_end_and_survives_the_server(tmp_path, ope
         page.locator("#figure-accuracy summary").click()
         page.locator("#figure-accuracy th button").first.click()
         page.locator("#figure-accuracy th button").first.click()
+        page.locator("#configuration summary").click()
         for number in (6, 7, 8):
             append(run, number)
         page.get_by_text("all runs are finished").wait_for(timeout=15_000)
         assert page.locator("#figure-accuracy tbody tr").count() == 8
         assert page.locator("#figure-accuracy td").first.inner_text() == "8"  # still sorted as the reader asked
         assert page.locator("#figure-accuracy .plot").evaluate("plot => plot.data.at(-1).x.length") == 8
+        assert page.locator("#configuration details[open]").count() == 1  # and what the reader opened is open
+        assert page.locator("#figure-accuracy details[open]").count() == 1
         screenshot(page, "watch")
     page.get_by_text("The server has ended").wait_for(timeout=15_000)
     assert page.locator("#figure-accuracy tbody tr").count() == 8
