@@ -218,7 +218,6 @@ function refresh(entry, figure) {
 const pairs = (items) => items.flatMap(([name, value]) => [make("dt", {}, name), make("dd", { title: value.length > 300 ? value : null }, short(value, 300))]);
 function render(next) {
   const names = next.figures.map((figure) => figure.name).join("\n");
-  const settled = JSON.stringify(next.configuration) === JSON.stringify(report?.configuration); // else a reader's place is lost
   const same = report !== null && names === report.figures.map((figure) => figure.name).join("\n");
   report = next;
   document.title = short(report.title, 100);
@@ -231,8 +230,9 @@ function render(next) {
   byId("environment").replaceChildren(...pairs(report.environment));
   byId("command").textContent = report.command;
   byId("copy-command").onclick = (event) => copy(report.command, event.currentTarget);
-  if (!settled) byId("configuration").replaceChildren(...report.configuration.map(([name, text]) =>
-    make("details", {}, make("summary", { title: name }, `Configuration of ${short(name, 80)}`), make("pre", { tabindex: "0" }, text))));
+  const open = [...byId("configuration").children].map((details) => details.open);
+  byId("configuration").replaceChildren(...report.configuration.map(([name, text], at) =>
+    make("details", { open: open[at] ? "" : null }, make("summary", { title: name }, `Configuration of ${short(name, 80)}`), make("pre", { tabindex: "0" }, text))));
   if (!same) {
     nearby.disconnect();
     shown.clear();
