@@ -102,6 +102,17 @@ def test_the_download_holds_the_numbers_of_the_figure(page_file, report, opened)
             assert float(found[1][3]) == pytest.approx(figure.heats[0].values[0][0], rel=1e-3)
 
 
+def test_a_figure_is_saved_as_svg_with_its_legend(page_file, opened):
+    page = opened(page_file)
+    page.locator("#figure-accuracy summary").click()
+    with page.expect_download() as waiting:
+        page.locator("#figure-accuracy").get_by_role("button", name="SVG").click()
+    assert waiting.value.suggested_filename == "accuracy.svg"
+    text = waiting.value.path().read_text(encoding="utf-8")
+    assert text.startswith("<svg")
+    assert text.count("legendtext") == 3
+
+
 def test_names_do_no_harm(tmp_path, opened, screenshot):
     for number, name in enumerate(HOSTILE[:4]):
         notes = {"critical": True, "angles": True, "bad": HOSTILE[0]}
