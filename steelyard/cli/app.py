@@ -17,9 +17,12 @@ from steelyard.cli import data, models, partitions
 from steelyard.cli import run as running
 from steelyard.cli.compare import compare
 from steelyard.cli.listing import about
+from steelyard.cli.plot import plot
+from steelyard.cli.report import report
 from steelyard.cli.reproduce import reproduce
 from steelyard.cli.run import fail
 from steelyard.cli.sweep import sweep
+from steelyard.cli.watch import watch
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import explain as explained
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, Entry
@@ -52,6 +55,9 @@ app.command()(running.run)
 app.command()(running.resume)
 app.command()(sweep)
 app.command()(compare)
+app.command()(report)
+app.command()(plot)
+app.command()(watch)
 app.command()(reproduce)
 app.add_typer(partitions.app, name="partitions")
 app.add_typer(models.app, name="models")

@@ -193,6 +193,14 @@ class Federation:
         labels = self.train.targets.numpy()
         return np.stack([np.bincount(labels[at], minlength=self.classes) for at in self.index]).astype(np.int64)
 
+    def group_counts(self) -> NDArray[np.int64]:
+        """Samples per client and group, `[K, groups]`."""
+        if self.train.groups is None:
+            raise SteelyardError("the data has no groups: give Dataset(..., groups=...)")
+        numbers = self.train.groups.numpy()
+        most = int(numbers.max()) + 1
+        return np.stack([np.bincount(numbers[at], minlength=most) for at in self.index]).astype(np.int64)
+
     def arranged(self) -> Federation:
         """The same federation with each client's samples side by side, so that a client is a slice.
 

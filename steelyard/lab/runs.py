@@ -13,7 +13,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.lab.jobs import Outcome, flat
 from steelyard.sim.callbacks import Until
 from steelyard.sim.history import History
-from steelyard.sim.rundir import COHORTS, CONFIG, read_config
+from steelyard.sim.rundir import COHORTS, CONFIG, read_config, read_log
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -57,7 +57,7 @@ def text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
+    """A run, finished unless it says otherwise.
 
     Attributes:
         path: its directory.
@@ -65,6 +65,7 @@ class Run:
         algorithm: what tells its algorithm from others, by axis.
         setting: what tells its data, model and participation from others, by axis.
         seed: of everything.
+        planned: rounds it was to have, if it has not had them all yet.
     """
 
     path: Path
@@ -72,6 +73,7 @@ class Run:
     algorithm: Labels
     setting: Labels
     seed: str
+    planned: int | None = None
 
     @staticmethod
     def of(outcome: Outcome) -> Run:
@@ -93,16 +95,26 @@ class Run:
         return f"{label(self.algorithm) or 'run'} ({where})"
 
 
-def read_runs(directories: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
-    """The finished runs in and below directories, told apart by what varies between them; and notes on the others."""
-    stored, histories, notes = {}, {}, []
+def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tuple[list[Run], list[str]]:
+    """The finished runs in and below directories, told apart by what varies between them; and notes on the others.
+
+    Args:
+        directories: run directories, or directories of them.
+        unfinished: take those in as well that have a round but not all of them.
+    """
+    stored, histories, open_runs, notes = {}, {}, {}, []
     for path in _found(map(Path, directories)):
         config = read_config(path)
-        history = History.read(path) if (path / "rounds.jsonl").exists() else None
+        records = read_log(path)
+        history = History(path.name, records, {}, path) if records else None
         planned = config.get("resolved", {}).get("rounds", 0)
         target = config.get("config", {}).get("target")
         done = 0 if history is None else len(history)
         if history is None or (done < planned and not any(Until.reached(record, target) for record in history)):
+            if unfinished and history is not None:
+                stored[path], histories[path], open_runs[path] = config, history, planned
+                notes.append(f"{path}: unfinished ({done} of {planned} rounds)")
+                continue
             notes.append(
                 f"{path}: unfinished ({done} of {planned} rounds), left out: go on with steelyard resume {path}"
             )
@@ -117,7 +129,7 @@ def read_runs(directories: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
         pairs = [(key, one.get(key, "none")) for key in shown]
         algorithm = tuple(pair for pair in pairs if of_algorithm(pair[0]))
         setting = tuple(pair for pair in pairs if not of_algorithm(pair[0]))
-        runs.append(Run(path, histories[path], algorithm, setting, one["seed"]))
+        runs.append(Run(path, histories[path], algorithm, setting, one["seed"], open_runs.get(path)))
     return runs, notes
 
 
@@ -194,7 +206,7 @@ def _settings(stored: Mapping[Path, Mapping[str, Any]]) -> dict[Path, dict[str, 
 
 
 def _resolved(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Without hashes, which follow the seed: whether they agree is looked at seed by seed."""
-    plain = {key: value for key, value in resolved.items() if key not in ("algorithm", "data", "model")}
+    """Without hashes, which follow the seed, and metrics, which follow the algorithm: hashes are looked at by seed."""
+    plain = {key: value for key, value in resolved.items() if key not in ("algorithm", "data", "model", "metrics")}
     data = {"name": resolved["data"]["name"], "clients": resolved["data"]["clients"]}
     return flat(plain | dict(resolved["algorithm"]) | {"data": data, "model": resolved["model"]["parameters"]})

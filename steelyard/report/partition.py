@@ -113,11 +113,9 @@ def draw(federation: Federation, path: str | Path, title: str = "", by: By = "la
 
 def group_counts(federation: Federation) -> Counts:
     """Samples per client and group, `[K, G]`."""
-    groups = federation.train.groups
-    if groups is None:
+    if federation.train.groups is None:
         raise SteelyardError("by='groups': the data has no groups: give Dataset(..., groups=...), or use by='labels'")
-    numbers = groups.numpy()
-    return np.stack([np.bincount(numbers[at], minlength=int(numbers.max()) + 1) for at in federation.index])
+    return federation.group_counts()
 
 
 def checked_path(path: str | Path) -> Path:
@@ -131,8 +129,12 @@ def checked_path(path: str | Path) -> Path:
 
 
 def save(figure: Figure, path: Path, counts: Counts) -> Path:
+    """Writes a picture of these counts, which its metadata name."""
+    return write(figure, path, f"counts {fingerprint(counts)}")
+
+
+def write(figure: Figure, path: Path, stamp: str) -> Path:
     """Writes a figure without date or version of the day, so that the same picture is the same file."""
-    stamp = f"counts {fingerprint(counts)}"
     about: dict[str, dict[str, Any]] = {
         ".png": {"Software": None, "Description": stamp},
         ".svg": {"Date": None, "Creator": None, "Description": stamp},
@@ -140,7 +142,7 @@ def save(figure: Figure, path: Path, counts: Counts) -> Path:
     }
     suffix = path.suffix.lower()
     drawn = io.BytesIO()  # a picture that fails leaves the file as it was
-    with _style():
+    with style():
         figure.savefig(drawn, format=suffix[1:], metadata=about[suffix], dpi=200)
     try:
         path.write_bytes(drawn.getvalue())
@@ -166,7 +168,7 @@ def partition_figure(counts: Counts, title: str = "", groups: Counts | None = No
     if groups is not None and (groups.shape[0] != len(counts) or groups.shape[1] > len(panels.COLOURS)):
         found = f"groups are {list(groups.shape)} for {len(counts)} clients"
         raise SteelyardError(f"{found}: give one row per client, of {len(panels.COLOURS)} groups at most")
-    with _style():
+    with style():
         return _figure(counts, title, groups)
 
 
@@ -222,7 +224,7 @@ def _checked(counts: Counts) -> Counts:
     return counts
 
 
-def _style() -> Any:
+def style() -> Any:
     """Matplotlib's settings for as long as a picture takes."""
     try:
         import matplotlib

@@ -1,4 +1,4 @@
-"""The run directory: configuration, environment, cohorts, one line of JSON per round, checkpoints, and a lock."""
+"""The run directory: configuration, environment, clients, cohorts, a line of JSON per round, checkpoints, a lock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from steelyard.core.errors import SteelyardError
 from steelyard.sim.checkpoint import Checkpoints
 
 CONFIG, ENVIRONMENT, COHORTS, ROUNDS, LOCK = "config.json", "environment.json", "cohorts.json", "rounds.jsonl", "lock"
-_OWN = (CONFIG, ENVIRONMENT, COHORTS, ROUNDS)
+CLIENTS = "clients.json"
+_OWN = (CONFIG, ENVIRONMENT, CLIENTS, COHORTS, ROUNDS)
 
 
 class RunDirectory:
@@ -61,9 +62,10 @@ class RunDirectory:
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.checkpoints.path, ignore_errors=True)
 
-    def begin(self, config: Mapping[str, Any], cohorts: list[list[Any]]) -> None:
+    def begin(self, config: Mapping[str, Any], cohorts: list[list[Any]], clients: Mapping[str, Any]) -> None:
         """Writes down what the run is, before its first round."""
         write_json(self.path / ENVIRONMENT, environment())
+        write_json(self.path / CLIENTS, clients, compact=True)
         write_json(self.path / COHORTS, cohorts, compact=True)
         write_json(self.path / CONFIG, config)  # last: a directory with it is a run
 
@@ -120,6 +122,17 @@ def read_config(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise SteelyardError(f"{path / CONFIG}: not JSON: {error}") from None
     return config
+
+
+def read_clients(path: Path) -> dict[str, Any] | None:
+    """Who holds what in a run; None for a run from before this was written down."""
+    try:
+        clients: dict[str, Any] = json.loads((path / CLIENTS).read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise SteelyardError(f"{path / CLIENTS}: not JSON: {error}: resume the run to write it anew") from None
+    return clients
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -156,7 +156,7 @@ def _enter(
         for refused in simulation.resume():
             for callback in simulation.callbacks:
                 callback.warn(f"checkpoint passed over, the one before it is used: {refused}")
-        directory.begin(config, _named(simulation))  # it may have been prolonged
+        directory.begin(config, _named(simulation), _held(simulation))  # it may have been prolonged
         return
     if directory.used and not overwrite:
         raise SteelyardError(
@@ -164,13 +164,24 @@ def _enter(
             "choose another --out, or start afresh with --overwrite"
         )
     directory.clear()
-    directory.begin(config, _named(simulation))
+    directory.begin(config, _named(simulation), _held(simulation))
 
 
 def _named(simulation: Simulation) -> list[list[ClientId]]:
     """The cohorts by client id."""
     ids = simulation.work.federation.ids
     return [[ids[client] for client in cohort] for cohort in simulation.cohorts]
+
+
+def _held(simulation: Simulation) -> dict[str, Any]:
+    """Who holds what: ids and sizes, and counts by class and by group where there are any."""
+    data = simulation.work.federation
+    held: dict[str, Any] = {"ids": list(data.ids), "sizes": data.sizes.tolist()}
+    if data.classes is not None and data.train.targets.ndim == 1:
+        held["counts"] = data.label_counts().tolist()
+    if data.train.groups is not None:
+        held["groups"] = data.group_counts().tolist()
+    return held
 
 
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

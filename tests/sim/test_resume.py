@@ -16,9 +16,10 @@ import torch
 
 import steelyard
 from steelyard.core.errors import SteelyardError
+from steelyard.data import Dataset, Federation
 from steelyard.sim import checkpoint
 from steelyard.sim.checkpoint import CheckpointError, Checkpoints, Snapshot, verified
-from steelyard.sim.rundir import RunDirectory, read_log
+from steelyard.sim.rundir import RunDirectory, read_clients, read_log
 from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
 
 
@@ -102,10 +103,32 @@ def test_a_resumed_run_remembers_void_rounds_and_the_best_one(tmp_path):
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
+def test_a_run_from_before_clients_were_written_down_goes_on_and_writes_them(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedavg", out=tmp_path / "run", callbacks=[Stop(3)], checkpoint_pace=1.0, **OPTIONS)
+    written = (tmp_path / "run" / "clients.json").read_bytes()
+    (tmp_path / "run" / "clients.json").unlink()
+    assert read_clients(tmp_path / "run") is None
+    simulate("fedavg", out=tmp_path / "run", resume=True, **OPTIONS)
+    assert (tmp_path / "run" / "clients.json").read_bytes() == written
+
+
+def test_groups_of_samples_are_written_down(tmp_path):
+    inputs, targets = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
+    data = Dataset(inputs, targets, 3, "grouped", torch.arange(12) % 4)
+    simulate("fedavg", Federation.partitioned(data, None, "iid", 2, 0), out=tmp_path / "run", rounds=1)
+    groups = read_clients(tmp_path / "run")["groups"]
+    assert [sum(column) for column in zip(*groups, strict=True)] == [3, 3, 3, 3]
+
+
 def test_a_run_directory_holds_what_it_should(tmp_path):
     simulate("fedawa", out=tmp_path / "run", **OPTIONS)
     found = {path.name for path in (tmp_path / "run").iterdir()}
-    assert found == {"config.json", "environment.json", "cohorts.json", "rounds.jsonl", "checkpoints", "lock"}
+    named = {"config.json", "environment.json", "clients.json", "cohorts.json", "rounds.jsonl"}
+    assert found == named | {"checkpoints", "lock"}
+    held = json.loads((tmp_path / "run" / "clients.json").read_text())
+    assert held["ids"] == [f"client-{k}" for k in range(6)]
+    assert held["sizes"] == [20 + 3 * k for k in range(6)] == [sum(counts) for counts in held["counts"]]
     config = json.loads((tmp_path / "run" / "config.json").read_text())["resolved"]
     assert config["algorithm"] == {"weighting": "fedawa"}
     assert config["local"]["momentum"] == 0.9

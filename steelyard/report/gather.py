@@ -1,0 +1,196 @@
+"""From run directories to a report: what was run, a summary, every figure there is."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from steelyard._version import __version__
+from steelyard.core.errors import SteelyardError, unknown
+from steelyard.lab.runs import Run, unlike
+from steelyard.lab.scores import best, last, rounds_to, seconds
+from steelyard.lab.statistics import mean
+from steelyard.report import clients, curves
+from steelyard.report.figures import Figure, Report, Row, Section, Table
+from steelyard.report.series import Series, read_series
+from steelyard.sim.rundir import ENVIRONMENT, read_config
+
+_BY_CLIENT: tuple[Section, ...] = ("Weights", "What the rule learned", "Geometry of the updates", "Clients and data")
+
+
+def gather(directories: Sequence[str | Path], target: float | None = None, out: str | Path | None = None) -> Report:
+    """Everything there is to show of the runs in and below directories, finished or not.
+
+    Args:
+        directories: run directories, or directories of them.
+        target: an accuracy, for rounds to target; else the runs' own target, else round numbers they reach.
+        out: the page's file, for the command that makes it again.
+    """
+    if target is not None and not 0 < target <= 1:
+        raise SteelyardError(f"target={target}: use a share of right answers in (0, 1], such as 0.9")
+    series, notes = read_series(directories)
+    runs = [run for one in series for run in one.runs]
+    configs = {run.path: read_config(run.path) for run in runs}
+    wanted = _targets(runs, configs.values(), target)
+    figures = _figures(series, wanted)
+    going = sum(one.going for one in series)
+    facts = _facts(series, list(configs.values()))
+    return Report(
+        title=_title(series, facts),
+        facts=tuple(facts.items()),
+        notes=(*notes, *_voids(series), *([] if going else unlike(runs))),
+        summary=_summary(series, wanted),
+        figures=tuple(figures),
+        configuration=tuple((one.name, _configuration(configs[one.first.path])) for one in series),
+        environment=tuple(_environment(one.path for one in runs).items()),
+        command=_command(directories, target, out),
+        going=going,
+    )
+
+
+def find(report: Report, name: str) -> Figure:
+    """A figure by its name."""
+    for figure in report.figures:
+        if figure.name == name:
+            return figure
+    raise SteelyardError(unknown("figure", name, [figure.name for figure in report.figures]))
+
+
+def _figures(series: Sequence[Series], targets: Sequence[float]) -> list[Figure]:
+    heats = {section: clients.heats(series, [section]) for section in _BY_CLIENT}
+    made: list[Figure | None] = [
+        *curves.results(series, targets),
+        *heats["Weights"],
+        *curves.others(series, ["Weights"]),
+        *curves.others(series, ["What the rule learned"]),
+        clients.periods(series),
+        *heats["What the rule learned"],
+        curves.coherence(series),
+        *curves.others(series, ["Geometry of the updates"]),
+        *heats["Geometry of the updates"],
+        clients.partition(series),
+        *heats["Clients and data"],
+        clients.quarantined(series),
+        clients.timings(series),
+        *curves.rates(series),
+    ]
+    named = {figure.name: figure for figure in reversed(made) if figure is not None}  # a rule may note a taken name
+    return [*reversed(named.values())]
+
+
+def _targets(runs: Sequence[Run], configs: Iterable[dict[str, Any]], target: float | None) -> list[float]:
+    """Accuracies to reach: those asked for, else up to three multiples of 10 % that some run reached."""
+    if target is not None:
+        return [target]
+    asked = {config.get("config", {}).get("target") for config in configs} - {None}
+    if asked:
+        return sorted(asked)
+    top = max((value for run in runs if (value := best(run.history)) is not None), default=0.0)
+    tens = math.floor(10 * top + 1e-9)
+    return [number / 10 for number in range(max(1, tens - 2), tens + 1)]
+
+
+def _summary(series: Sequence[Series], targets: Sequence[float]) -> Table:
+    target = _common(series, targets)
+    heads = ["series", "seeds", "rounds", "last 10, %", "±", "best, %"]
+    heads += [] if target is None else [f"rounds to {100 * target:g} %"]
+    rows: list[Row] = []
+    for one in series:
+        final, spread = one.over(lambda run: last(run.history))
+        reached = [rounds_to(run.history, target) for run in one.runs] if target is not None else []
+        got = [at for at in reached if at is not None]
+        share = f"{len(got)} of {len(reached)} got there"
+        rows.append(
+            (
+                one.name,
+                len(one.runs),
+                max(len(run.history) for run in one.runs),
+                *(
+                    None if value is None else 100 * value
+                    for value in (final, spread, one.over(lambda r: best(r.history))[0])
+                ),
+                *([] if target is None else [mean(got) if len(got) == len(reached) else share]),
+                one.over(_effective)[0],
+                one.over(lambda run: seconds(run.history))[0],
+            )
+        )
+    digits = [None, 0, 0, 2, 2, 2, *([] if target is None else [1]), 1, 1]
+    return Table((*heads, "effective clients", "seconds"), tuple(rows), tuple(digits))
+
+
+def _common(series: Sequence[Series], targets: Sequence[float]) -> float | None:
+    """The highest target that all reach; the lowest if there is none."""
+    runs = [run for one in series for run in one.runs]
+    reached = [target for target in targets if all(rounds_to(run.history, target) for run in runs)]
+    return max(reached) if reached else min(targets, default=None)
+
+
+def _effective(run: Run) -> float | None:
+    values = run.history.column("effective_clients")
+    return mean(values) if values else None
+
+
+def _facts(series: Sequence[Series], configs: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """What was run, each fact once; several values of one are listed."""
+    resolved = [config.get("resolved", {}) for config in configs]
+    asked = [config.get("config", {}) for config in configs]
+    seeds = sorted({run.seed for one in series for run in one.runs}, key=lambda seed: (len(seed), seed))
+    found = {
+        "data": [one.get("data", {}).get("name") or "data of one's own" for one in resolved],
+        "partition": [one.get("data", {}).get("partition") for one in asked],
+        "clients": [one.get("data", {}).get("clients") for one in resolved],
+        "model": [one.get("model") for one in asked],
+        "parameters": [f"{one['model']['parameters']:,}" for one in resolved if "model" in one],
+        "rounds": [one.get("rounds") for one in resolved],
+        "algorithms": [one.name for one in series],
+    }
+    plain = {name: list(dict.fromkeys(str(v) for v in values if v is not None)) for name, values in found.items()}
+    return {name: _listed(values) for name, values in {**plain, "seeds": seeds}.items() if values}
+
+
+def _listed(values: Sequence[str], most: int = 12) -> str:
+    more = f" and {len(values) - most} more" if len(values) > most else ""
+    return ", ".join(values[:most]) + more
+
+
+def _title(series: Sequence[Series], facts: dict[str, str]) -> str:
+    what = series[0].name if len(series) == 1 else f"{len(series)} algorithms"
+    return f"{what} on {facts['data']}"
+
+
+def _voids(series: Sequence[Series]) -> list[str]:
+    """A sentence for each series with void rounds."""
+    made = []
+    for one in series:
+        reasons = [record["void"] for run in one.runs for record in run.history if record.get("void")]
+        if reasons:
+            made.append(f"{one.name}: {len(reasons)} rounds were void, the last because: {reasons[-1]}")
+    return made
+
+
+def _configuration(config: dict[str, Any]) -> str:
+    return json.dumps(config.get("config") or config.get("resolved", {}), indent=1, ensure_ascii=False)
+
+
+def _environment(paths: Iterable[Path]) -> dict[str, str]:
+    """What runs share of their environments, and what they do not, listed."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        try:
+            stored = json.loads((path / ENVIRONMENT).read_bytes())
+        except (OSError, ValueError):  # worth knowing, not worth failing for
+            continue
+        for name, value in stored.items():
+            if name != "promise":
+                found.setdefault(name, []).append(shlex.join(value) if isinstance(value, list) else str(value))
+    made = {name: _listed(list(dict.fromkeys(values)), 3) for name, values in found.items()}
+    return {**made, "page made by": f"steelyard {__version__}"}
+
+
+def _command(directories: Sequence[str | Path], target: float | None, out: str | Path | None) -> str:
+    asked = [] if target is None else ["--target", f"{target:g}"]
+    return shlex.join(["steelyard", "report", *map(str, directories), *asked, "-o", str(out or "report.html")])
