@@ -9,7 +9,6 @@ All take arrays; those whose names begin with `run_` read a run directory.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from steelyard.core.round import inner_products
 from steelyard.core.table import ClientId
 from steelyard.data import Federation
 from steelyard.diagnostics.recorded import Run, Series, by_client, history_of
+from steelyard.sim.rundir import read_clients
 from steelyard.sim.simulate import simulate
 from steelyard.stores.memory import MemoryStore
 
@@ -177,10 +177,9 @@ def gram_of(base: Params, clients: Models) -> tuple[tuple[ClientId, ...], Gram]:
 def _held(run: Run, what: str) -> tuple[list[str], list[Any]]:
     """Ids of a run's clients, and what each holds, from `clients.json`."""
     path = history_of(run).path
-    file = None if path is None else path / "clients.json"
-    if file is None or not file.exists():
+    held = None if path is None else read_clients(path)
+    if held is None:
         raise SteelyardError(f"{path or 'a run in memory'}: does not say what clients hold: give arrays of your own")
-    held = json.loads(file.read_bytes())
     if what not in held:
-        raise SteelyardError(f"{file}: has no {what}: targets are no classes")
+        raise SteelyardError(f"{path}: has no {what} of clients: targets are no classes")
     return [str(client) for client in held["ids"]], held[what]

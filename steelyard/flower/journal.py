@@ -15,8 +15,9 @@ import torch
 from flwr.app import MetricRecord
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId
+from steelyard.core.table import ClientId, sort_key
 from steelyard.flower.server import State
+from steelyard.metrics import Table
 from steelyard.sim.checkpoint import Checkpoints, Snapshot
 from steelyard.sim.record import Record, finite
 from steelyard.sim.rundir import COHORTS, RunDirectory, read_config, write_json
@@ -41,6 +42,8 @@ class Journal:
         self.record: Record | None = None  # of the round that is not on record yet
         self.cohort: list[ClientId] = []
         self.began = 0.0
+        self.sizes: dict[str, Any] = {}
+        self.labels: dict[str, Any] = {}
 
     def open(self, described: Mapping[str, Any], rounds: int) -> Snapshot | None:
         """Starts the run, or says where the one in the directory stopped."""
@@ -67,7 +70,7 @@ class Journal:
             self.cohorts = json.loads((self.path / COHORTS).read_bytes())
         done = 0 if snapshot is None else snapshot.round
         self.cohorts = self.cohorts[:done]
-        self.directory.begin({"resolved": {**described, "rounds": rounds}}, self.cohorts)
+        self.directory.begin({"resolved": {**described, "rounds": rounds}}, self.cohorts, None)
         records = self.directory.open_log(done)
         self.best = max((r["accuracy"] for r in records if r.get("accuracy") is not None), default=None)
         return snapshot
@@ -83,6 +86,19 @@ class Journal:
         """A round that is aggregated; evaluations may follow."""
         self.record, self.cohort = record, cohort
 
+    def holds(self, metrics: Table) -> None:
+        """Who holds what, as far as clients have told."""
+        before = len(self.sizes), len(self.labels)
+        self.sizes |= {str(client): value for client, value in metrics.get("num_examples", {}).items()}
+        self.labels |= {str(client): value for client, value in metrics.get("label_hist", {}).items()}
+        if self.directory is None or before == (len(self.sizes), len(self.labels)):
+            return
+        ids = sorted(self.sizes, key=sort_key)
+        told = {"ids": ids, "sizes": [self.sizes[client] for client in ids]}
+        if self.labels.keys() >= self.sizes.keys():
+            told["counts"] = [self.labels[client] for client in ids]
+        self.directory.write_clients(told)
+
     def judged(self, found: MetricRecord | None, by: str = "") -> None:
         """Adds what an evaluation found: the server's own under the metrics' names, the clients' under theirs."""
         if found is not None and self.record is not None:
@@ -97,7 +113,8 @@ class Journal:
             return
         for name in ("accuracy", "loss"):
             record.setdefault(name, record.get("client_evaluation", {}).get(name))
-        record["timings"]["total"] = round(time.perf_counter() - self.began, 6)
+        total, known = time.perf_counter() - self.began, sum(record["timings"].values())
+        record["timings"] |= {"evaluate": round(max(0.0, total - known), 6), "total": round(total, 6)}
         self.directory.append(record)
         self.cohorts.append(self.cohort)
         number, score = record["round"], record["accuracy"]

@@ -47,12 +47,16 @@ class Replies:
 
 @dataclass(frozen=True)
 class Made:
-    """The outcome of a round: the model to send, the model to look at, the record; no models if the round is void."""
+    """The outcome of a round: the model to send, the one to look at, the record, who was accepted and what they told.
+
+    There are no models if the round is void.
+    """
 
     model: State | None
     shown: State | None
     record: Record
     accepted: tuple[ClientId, ...]
+    told: Table
 
 
 class Server:
@@ -126,11 +130,13 @@ class Server:
         outcome.report.update({} if outcome.void else told(table, outcome.store.ids))
         record = plain(outcome.report, weights, outcome.weights)
         if outcome.void:
-            return Made(None, None, record, ())
+            return Made(None, None, record, (), {})
         self._settle(outcome, sink, replies, population)
         self.state = outcome.state
         made = sink.state()
-        return Made(made, self._shown(made, sink), record, outcome.store.ids)
+        ids = outcome.store.ids
+        known = {name: {client: column[client] for client in ids if client in column} for name, column in table.items()}
+        return Made(made, self._shown(made, sink), record, ids, known)
 
     def _refused(self, table: Table, replies: Replies) -> dict[ClientId, str]:
         ids = [client for client in replies.models if client not in replies.refused]

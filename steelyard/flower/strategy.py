@@ -235,6 +235,7 @@ class Steelyard(FedAvg):
         made = self.server.aggregate(number, RecordSource(self.model), box.replies, population)
         timings = {"train": began - self.journal.began, "aggregate": time.perf_counter() - began}
         record = {**made.record, **box.record, "timings": {name: round(s, 6) for name, s in timings.items()}}
+        self.journal.holds(made.told)
         self.journal.note(record, [self.names.of(message.metadata.dst_node_id) for message in self.sent])
         arrays = self._adopt(number, made, box)
         accepted = [box.contents[client] for client in made.accepted]

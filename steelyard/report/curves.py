@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from steelyard.diagnostics.coherence import critical_point
 from steelyard.lab.scores import rounds_to
 from steelyard.lab.statistics import mean
 from steelyard.report.figures import Bars, Figure, Mark, Section, Span, Table, Value, by_round, shown_name
-from steelyard.report.series import Read, Series, as_number, critical_point, critical_rounds, mean_of, number, stretches
+from steelyard.report.series import Read, Series, as_number, critical_rounds, mean_of, number, stretches
 
 _BAND = "Lines are means over seeds, bands one standard deviation either way: where bands overlap, little is certain."
 _ELSEWHERE = {"round", "accuracy", "loss", "critical", "lr", "simulated_duration"}  # have a figure of their own
@@ -159,9 +160,10 @@ def coherence(series: Sequence[Series]) -> Figure | None:
         return None
     marks = []
     for line in figure.lines:
-        place = critical_point(line)
+        place = critical_point(line.y)
         if place is not None:
-            marks.append(Mark(line.name, line.style, line.x[place], line.y[place], "critical point"))
+            at = place - 1
+            marks.append(Mark(line.name, line.style, line.x[at], line.y[at], "critical point"))
     said = ", ".join(f"round {mark.x} of {shown_name(mark.name)}" for mark in marks) or "no series comes so low"
     figure = replace(figure, marks=tuple(marks), caption=f"{figure.caption} Here: {said}.")
     return with_periods(figure, series)

@@ -135,16 +135,3 @@ def stretches(rounds: Sequence[int]) -> list[tuple[int, int]]:
         else:
             made.append((at, at))
     return made
-
-
-def critical_point(line: Line, near: float = 0.05) -> int | None:
-    """Where coherence falls from positive to near zero (FedLAW, Section 5.2): the place in the line, or None.
-
-    The paper gives no number; near zero is `near` of the highest value so far.
-    """
-    peak = 0.0
-    for place, value in enumerate(line.y):
-        peak = max(peak, value)
-        if peak > 0 and value <= near * peak:
-            return place
-    return None

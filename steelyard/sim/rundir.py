@@ -62,12 +62,17 @@ class RunDirectory:
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.checkpoints.path, ignore_errors=True)
 
-    def begin(self, config: Mapping[str, Any], cohorts: list[list[Any]], clients: Mapping[str, Any]) -> None:
-        """Writes down what the run is, before its first round."""
+    def begin(self, config: Mapping[str, Any], cohorts: list[list[Any]], clients: Mapping[str, Any] | None) -> None:
+        """Writes down what the run is, before its first round; who holds what may only be known later."""
         write_json(self.path / ENVIRONMENT, environment())
-        write_json(self.path / CLIENTS, clients, compact=True)
+        if clients is not None:
+            self.write_clients(clients)
         write_json(self.path / COHORTS, cohorts, compact=True)
         write_json(self.path / CONFIG, config)  # last: a directory with it is a run
+
+    def write_clients(self, clients: Mapping[str, Any]) -> None:
+        """Who holds what."""
+        write_json(self.path / CLIENTS, clients, compact=True)
 
     def open_log(self, rounds: int) -> list[dict[str, Any]]:
         """Opens the log for appending after the first `rounds` lines; later ones, half lines too, are cut off."""

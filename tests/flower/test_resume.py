@@ -9,7 +9,9 @@ from flwr.app import MetricRecord
 import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.lab.runs import read_runs
-from steelyard.sim.rundir import read_log
+from steelyard.report.gather import gather
+from steelyard.report.page import html
+from steelyard.sim.rundir import read_clients, read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 
@@ -113,3 +115,21 @@ def test_clients_evaluations_are_on_record(tmp_path):
     assert records[1]["accuracy"] == records[1]["client_evaluation"]["accuracy"]
     assert records[1]["accuracy"] == result.evaluate_metrics_clientapp[2]["accuracy"]
     assert torch.tensor(records[1]["loss"]) < records[0]["loss"]
+
+
+def test_who_holds_what_is_written_down_as_it_is_told(tmp_path):
+    runs.start(runs.strategy("feddisco", out=tmp_path), rounds=1)
+    held = read_clients(tmp_path)
+    assert held["ids"] == ["0", "1", "2", "3", "4"]
+    assert held["sizes"] == [len(targets) for _, targets in runs.data().values()]
+    assert [sum(row) for row in held["counts"]] == held["sizes"]
+
+
+def test_the_report_reads_flower_runs(tmp_path):
+    judge.dies_at = None
+    for rule in ("fedavg", "fedawa"):
+        runs.start(runs.strategy(rule, out=tmp_path / rule), rounds=3, evaluate_fn=judge)
+    report = gather([tmp_path])
+    assert {"accuracy", "weights", "coherence"} <= {figure.name for figure in report.figures}
+    page = html(report)
+    assert "guard(fedawa)" in page

@@ -7,10 +7,10 @@ import statistics
 import pytest
 
 from steelyard.core.errors import SteelyardError
-from steelyard.report.figures import DASHES, INKS, Heat, Line, Table, look, shown_name
+from steelyard.report.figures import DASHES, INKS, Heat, Table, look, shown_name
 from steelyard.report.gather import find, gather
 from steelyard.report.page import html, write
-from steelyard.report.series import critical_point, stretches
+from steelyard.report.series import stretches
 from steelyard.sim.history import History
 from steelyard.sim.rundir import CLIENTS, CONFIG, ROUNDS
 from tests.report.runs import comparison, write_run
@@ -131,8 +131,6 @@ def test_critical_periods_are_shaded_and_belong_to_their_series(report):
 def test_the_critical_point_is_where_coherence_comes_near_zero(report):
     marks = find(report, "coherence").marks
     assert [mark.x for mark in marks] == [15, 15, 15]  # 0.3 - 0.02 t is 0 there, 0.02 = 7 % of the peak before
-    assert critical_point(Line("", 0, (1, 2, 3), (-0.1, 0.5, 0.4))) is None
-    assert critical_point(Line("", 0, (4, 5, 6), (0.5, 0.6, 0.03))) == 2
     assert "Here: round 15 of fedavg" in find(report, "coherence").caption
 
 
