@@ -57,7 +57,11 @@ _KNOWN = {
     "spread": Curve("Spread of local models", "distance", "Mean distance between local models: client drift."),
     "divergence": Curve("Divergence of the updates", "divergence", "How far clients' updates are from the global one."),
     "shrinking": Curve("Shrinking", "norm", "Length of the step that gamma makes towards zero.", _LEARNED),
-    "fgn": Curve("Federated gradient norm", "FGN", "Critical periods begin where it rises.", _LEARNED),
+    "shrinking_ratio": Curve(
+        "Shrinking over the global step", "r", "FedLAW's r: the pull to zero over the step.", _LEARNED
+    ),
+    "fgn": Curve("Federated gradient norm", "FGN", "Weighted by size (PA3Fed): critical while it rises.", _LEARNED),
+    "fgn_mean": Curve("Federated gradient norm, plain mean", "FGN", "CriticalFL's: critical while it rises.", _LEARNED),
 }
 
 
