@@ -90,21 +90,16 @@ def _gram(store: Rows, count: int, spans: Sequence[Span], chunk: int | None, wid
 
 
 def combine(store: Rows, count: int, spans: Sequence[Span], emit: Emit, chunk: int | None = None) -> None:
-    """Calls `emit(block, rows)` for every block of every span, in any order, possibly from several threads.
-
-    A coordinate's sum over the rows has the same bits in blocks of any length; a store whose rows come from memory into
-    scratch says by its `grain` that short ones stay in the cache.
-    """
-    block = getattr(store, "grain", BLOCK)
+    """Calls `emit(block, rows)` for every block of every span, in any order, possibly from several threads."""
 
     def work(pieces: list[Piece], rows: torch.Tensor) -> None:
         first = pieces[0].start
         for span, start, stop in pieces:
-            for left in range(start, stop, block):
-                right = min(left + block, stop)
+            for left in range(start, stop, BLOCK):
+                right = min(left + BLOCK, stop)
                 emit(Piece(span, left, right), rows[:, left - first : right - first])
 
-    for _ in _run(store, spans, work, count, block, chunk):
+    for _ in _run(store, spans, work, count, BLOCK, chunk):
         pass
 
 

@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 from steelyard.core.layout import Kind, Layout, Leaf
 from steelyard.core.round import NOT_FINITE
 from steelyard.core.table import ClientId, sort_key
-from steelyard.kernels import BLOCK
-
-_SHORT = 16384  # coordinates: of 50 rows they and their sum stay in a core's cache, and calls are still few
 
 
 class Source(Protocol):
@@ -91,13 +88,6 @@ class SliceStore(Generic[S]):
     def base(self) -> dict[str, torch.Tensor]:
         """The global model, loaded whole."""
         return {name: self.source.load(name) for name in self.source.shapes}
-
-    @cached_property
-    def grain(self) -> int:
-        """Short blocks where rows come from memory; long ones where every read is a call to the system."""
-        first = next((leaf.name for leaf in self.layout.params if leaf.size), None)
-        there = first is not None and all(self.clients[client].peek(first) is not None for client in self.ids)
-        return _SHORT if there else BLOCK
 
     def scratch(self, length: int) -> torch.Tensor:
         """Room for `length` coordinates of every row."""
