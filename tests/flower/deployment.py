@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.flower.certificates import make_certificates, make_key
+from tests.flower.proxy import Proxy
 
 ROOT = Path(__file__).parent.parent.parent
 APP = ROOT / "examples" / "flower"
@@ -29,11 +30,12 @@ LINUX = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="proc
 
 
 class Federation:
-    """A SuperLink and its SuperNodes, with TLS and node authentication; or, with `simulation`, a SuperLink alone."""
+    """A SuperLink and SuperNodes with TLS, node authentication and a proxy between; or a SuperLink for simulation."""
 
     def __init__(self, path, nodes=3, simulation=False):
         self.path, self.nodes, self.simulation = Path(path), nodes, simulation
-        self.port, self.processes, self.sessions, self.temporary = free_port(), {}, {}, None
+        self.processes, self.sessions = {}, {}
+        self.port, self.proxy, self.temporary = free_port(), None, None
 
     def __enter__(self):
         try:
@@ -73,6 +75,7 @@ class Federation:
         (self.path / "cli" / "config.toml").write_text(f'[superlink]\ndefault = "test"\n[superlink.test]\n{settings}\n')
         self.until(self.healthy, 60, "the SuperLink is healthy", "superlink")
         if not self.simulation:
+            self.proxy = Proxy(self.port, self.path)
             for node in range(self.nodes):
                 self.flwr("supernode", "register", make_key(self.path / f"node{node}.key"))
                 self.node(node)
@@ -96,12 +99,17 @@ class Federation:
         except OSError:
             return False
 
-    def node(self, number, authority="ca.crt"):
-        """Starts a SuperNode, `node<number>`, with the key `node<number>.key`."""
+    def node(self, number, name=None, authority=None):
+        """Starts a SuperNode with the key `node<number>.key`; `authority` is whom it trusts, if not our own."""
         self.spawn(
-            f"node{number}",
+            name or f"node{number}",
             "flower-supernode",
-            *("--superlink", f"127.0.0.1:{self.port}", "--root-certificates", self.path / authority),
+            *(
+                "--superlink",
+                f"127.0.0.1:{self.proxy.server_port}",
+                "--root-certificates",
+                authority or self.path / "ca.crt",
+            ),
             *("--auth-supernode-private-key", self.path / f"node{number}.key"),
             *("--host", "127.0.0.1", "--port", str(free_port())),
             *("--node-config", f"partition-id={number} num-partitions={self.nodes}"),
@@ -221,6 +229,8 @@ class Federation:
                 os.kill(pid, signal.SIGKILL)
         for process in self.processes.values():
             process.wait(10)
+        if self.proxy is not None:
+            self.proxy.close()
         if self.temporary is not None:
             shutil.rmtree(self.temporary, ignore_errors=True)
 
