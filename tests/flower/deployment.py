@@ -133,7 +133,7 @@ class Federation:
 
     def wait(self, run, timeout=120):
         """The status in which a run ended."""
-        self.until(lambda: self.status(run).startswith("finished"), timeout, f"run {run} has ended", pause=2.0)
+        self.until(lambda: self.status(run).startswith("finished"), timeout, f"run {run} has ended", pause=3.0)
         return self.status(run)
 
     def flwr(self, *arguments):
@@ -178,8 +178,8 @@ class Federation:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def logs(self):
-        """All logs, for a failure's message."""
-        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for path in self.path.glob("*.log"))
+        """The ends of all logs, for a failure's message."""
+        return "\n".join(f"--- {name}\n" + "\n".join(self.log(name).splitlines()[-40:]) for name in self.processes)
 
     def until(self, true, timeout, what, name=None, pause=0.2):
         """Waits; fails if time is up or the process called `name` has ended."""
@@ -210,9 +210,9 @@ class Federation:
 
     def stop(self):
         """Ends everything, by asking; what then is left is killed, and is an error."""
-        self.alive()  # learns the sessions while parents live
+        for pid in self.alive():  # now, since parents that live show what belongs to them
+            signalled(pid, signal.SIGCONT)
         for process in self.processes.values():
-            process.send_signal(signal.SIGCONT)
             process.terminate()
         deadline = time.monotonic() + 20
         while (left := self.alive()) and time.monotonic() < deadline:
@@ -225,14 +225,18 @@ class Federation:
 
     def kill(self):
         for pid in self.alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            signalled(pid, signal.SIGKILL)
         for process in self.processes.values():
             process.wait(10)
         if self.proxy is not None:
             self.proxy.close()
         if self.temporary is not None:
             shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def signalled(pid, number):
+    with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+        os.kill(pid, number)
 
 
 def process_table():

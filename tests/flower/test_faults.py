@@ -1,6 +1,5 @@
 """Nodes that die, freeze or fail in the middle of a round, and a server that does."""
 
-import os
 import signal
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 pytest.importorskip("flwr", minversion="1.41", reason="the command line of Flower 1.41")
 
 from steelyard import History
-from tests.flower.deployment import LINUX, Federation
+from tests.flower.deployment import LINUX, Federation, signalled
 
 pytestmark = [LINUX, pytest.mark.slow]
 
@@ -26,7 +25,7 @@ def training(federation, node):
 
 def send(federation, name, what, program=""):
     for pid in federation.alive(name, program):
-        os.kill(pid, what)
+        signalled(pid, what)
 
 
 def test_a_killed_node_is_named_and_the_round_goes_on(federation, tmp_path):
