@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 
 from tests.flower.certificates import make_certificates, make_key
+from tests.flower.example import APP
 from tests.flower.proxy import Proxy
 
 ROOT = Path(__file__).parent.parent.parent
-APP = ROOT / "examples" / "flower"
 BIN = Path(sys.executable).parent
 LINUX = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
 
@@ -73,14 +73,14 @@ class Federation:
         (self.path / "cli").mkdir()
         settings = "\n".join(f"{key} = {json.dumps(value)}" for key, value in connection.items())
         (self.path / "cli" / "config.toml").write_text(f'[superlink]\ndefault = "test"\n[superlink.test]\n{settings}\n')
-        self.until(self.healthy, 60, "the SuperLink is healthy", "superlink")
+        self.until(self.healthy, 120, "the SuperLink is healthy", "superlink")
         if not self.simulation:
             self.proxy = Proxy(self.port, self.path)
             for node in range(self.nodes):
                 self.flwr("supernode", "register", make_key(self.path / f"node{node}.key"))
                 self.node(node)
             for node in range(self.nodes):
-                self.until(lambda n=node: self.node_id(n) is not None, 60, f"node {node} is connected", f"node{node}")
+                self.connected(node)
 
     @property
     def address(self):
@@ -99,8 +99,9 @@ class Federation:
         except OSError:
             return False
 
-    def node(self, number, name=None, authority=None):
+    def node(self, number, partition=None, name=None, authority=None):
         """Starts a SuperNode with the key `node<number>.key`; `authority` is whom it trusts, if not our own."""
+        part = number if partition is None else partition
         self.spawn(
             name or f"node{number}",
             "flower-supernode",
@@ -112,8 +113,12 @@ class Federation:
             ),
             *("--auth-supernode-private-key", self.path / f"node{number}.key"),
             *("--host", "127.0.0.1", "--port", str(free_port())),
-            *("--node-config", f"partition-id={number} num-partitions={self.nodes}"),
+            *("--node-config", f"partition-id={part} num-partitions={self.nodes}"),
         )
+
+    def connected(self, number):
+        """Waits until the SuperLink knows a node."""
+        self.until(lambda: self.node_id(number) is not None, 120, f"node {number} is connected", f"node{number}")
 
     def node_id(self, number):
         """The id Flower gave a node, from its log."""
@@ -131,19 +136,28 @@ class Federation:
         """E.g. `running` or `finished:completed`."""
         return self.flwr("ls", "--run-id", str(run))["runs"][0]["status"]
 
-    def wait(self, run, timeout=120):
+    def wait(self, run, timeout=180):
         """The status in which a run ended."""
         self.until(lambda: self.status(run).startswith("finished"), timeout, f"run {run} has ended", pause=3.0)
         return self.status(run)
 
+    def complete(self, run, timeout=180):
+        """Waits for a run, which is to end well; what its ServerApp said."""
+        status, said = self.wait(run, timeout), self.command("log", str(run), "--show").stdout
+        assert status == "finished:completed", f"run {run}: {status}:\n{said}\n{self.logs()}"
+        return said
+
     def flwr(self, *arguments):
-        """What a `flwr` command answers."""
-        command = [BIN / "flwr", *arguments, "--format", "json"]
-        made = subprocess.run(command, env=self.environment("cli"), capture_output=True, text=True, timeout=120)
+        """What a `flwr` command answers, as JSON; one that failed may exit with 0 as well."""
+        made = self.command(*arguments, "--format", "json")
         reply = json.loads(made.stdout or "{}")
-        # A command that failed may exit with 0 as well.
-        assert reply.get("success"), f"{command}: {made.stdout}{made.stderr}\n{self.logs()}"
+        assert reply.get("success"), f"flwr {arguments}: {made.stdout}{made.stderr}\n{self.logs()}"
         return reply
+
+    def command(self, *arguments):
+        return subprocess.run(
+            [BIN / "flwr", *arguments], env=self.environment("cli"), capture_output=True, text=True, timeout=120
+        )
 
     def spawn(self, name, command, *arguments):
         with (self.path / f"{name}.log").open("wb") as log:

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("flwr", minversion="1.41", reason="the command line of Flower 1.41")
 
-from steelyard import History
 from tests.flower.certificates import make_certificates, make_key
-from tests.flower.deployment import APP, LINUX, Federation
+from tests.flower.deployment import LINUX, Federation
+from tests.flower.example import APP, assert_as_simulated
 
 pytestmark = LINUX
 
@@ -20,14 +20,8 @@ def federation(tmp_path_factory):
 
 
 def test_three_nodes_train_for_three_rounds(federation, tmp_path):
-    run = federation.run(rounds=3, out=str(tmp_path / "run"))
-    assert federation.wait(run) == "finished:completed"
-    history = History.read(tmp_path / "run")
-    assert [record["round"] for record in history] == [1, 2, 3]
-    for record in history:
-        assert len(record["weights"]) == 3
-        assert sum(record["weights"].values()) == pytest.approx(1.0)
-    assert history.column("accuracy")[-1] > max(0.5, history.column("accuracy")[0])
+    federation.complete(federation.run(rounds=3, out=str(tmp_path / "run")))
+    assert_as_simulated(tmp_path / "run", clients=3, rounds=3)
     assert federation.proxy.refused == []  # nodes need nothing but /v1/fleet/
 
 

@@ -7,4 +7,4 @@ from steelyard.flower import client, partitioned
 # `def data(context): return inputs, targets`.
 data = partitioned("digits", "dirichlet:alpha=0.3")
 
-app = client(lambda context: network(), data, local={"lr": 0.1, "epochs": 2, "batch_size": 16})
+app = client(lambda _context: network(), data, local={"lr": 0.1, "epochs": 2, "batch_size": 16})
