@@ -35,7 +35,7 @@ class Federation:
     def __init__(self, path, nodes=3, simulation=False):
         self.path, self.nodes, self.simulation = Path(path), nodes, simulation
         self.processes, self.sessions = {}, {}
-        self.port, self.proxy, self.temporary = free_port(), None, None
+        self.port, self.proxy, self.temporary, self.killed = free_port(), None, None, {}
 
     def __enter__(self):
         try:
@@ -223,19 +223,17 @@ class Federation:
         return {pid: command for pid, command in commands.items() if program in command}
 
     def stop(self):
-        """Ends everything, by asking; what then is left is killed, and is an error."""
+        """Ends everything, by asking first; `killed` is what did not listen. Fails if anything is left."""
         for pid in self.alive():  # now, since parents that live show what belongs to them
             signalled(pid, signal.SIGCONT)
         for process in self.processes.values():
             process.terminate()
         deadline = time.monotonic() + 20
-        while (left := self.alive()) and time.monotonic() < deadline:
-            for process in self.processes.values():
-                process.poll()
+        while self.alive() and time.monotonic() < deadline:
             time.sleep(0.1)
-        logs = self.logs() if left else ""
+        self.killed = self.alive()
         self.kill()
-        assert not left, f"these processes outlived the federation: {left}\n{logs}"
+        self.until(lambda: not self.alive(), 20, "all processes are gone")
 
     def kill(self):
         for pid in self.alive():

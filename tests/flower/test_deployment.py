@@ -17,6 +17,7 @@ pytestmark = LINUX
 def federation(tmp_path_factory):
     with Federation(tmp_path_factory.mktemp("flower"), nodes=3) as made:
         yield made
+    assert made.killed == {}  # all ended when asked to
 
 
 def test_three_nodes_train_for_three_rounds(federation, tmp_path):

@@ -14,4 +14,5 @@ pytestmark = LINUX
 def test_three_clients_train_for_two_rounds(tmp_path):
     with Federation(tmp_path / "flower", nodes=3, simulation=True) as federation:
         federation.complete(federation.run(rounds=2, out=str(tmp_path / "run")))
+    assert federation.killed == {}  # Ray's processes too ended by themselves
     assert_as_simulated(tmp_path / "run", clients=3, rounds=2)
