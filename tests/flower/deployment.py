@@ -170,7 +170,7 @@ class Federation:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.sessions[name] = {self.processes[name].pid}
+        self.sessions.setdefault(name, set()).add(self.processes[name].pid)
 
     def environment(self, name):
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "RAY_"))}
@@ -230,6 +230,8 @@ class Federation:
             process.terminate()
         deadline = time.monotonic() + 20
         while self.alive() and time.monotonic() < deadline:
+            for process in self.processes.values():
+                process.poll()  # to its children a zombie is a living parent
             time.sleep(0.1)
         self.killed = self.alive()
         self.kill()

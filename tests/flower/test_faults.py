@@ -12,9 +12,9 @@ from tests.flower.deployment import LINUX, Federation, signalled
 pytestmark = [LINUX, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    with Federation(tmp_path_factory.mktemp("flower"), nodes=3) as made:
+@pytest.fixture
+def federation(tmp_path):
+    with Federation(tmp_path / "flower", nodes=3) as made:
         yield made
 
 
@@ -29,15 +29,6 @@ def send(federation, name, number, program=""):
     assert found
     for pid in found:
         signalled(pid, number)
-
-
-def restart(federation, node, **options):
-    process = federation.processes[f"node{node}"]
-    process.terminate()
-    process.wait(60)
-    federation.until(lambda: not federation.alive(f"node{node}"), 60, f"node {node} has ended")
-    federation.node(node, **options)
-    federation.connected(node)
 
 
 def test_a_server_killed_in_mid_run_goes_on_where_it_was(federation, tmp_path):
@@ -56,7 +47,10 @@ def test_a_server_killed_in_mid_run_goes_on_where_it_was(federation, tmp_path):
 
 
 def test_a_client_that_raises_is_named_and_the_round_goes_on(federation, tmp_path):
-    restart(federation, 2, partition=7)
+    federation.processes["node2"].terminate()
+    federation.processes["node2"].wait(60)
+    federation.node(2, partition=7)
+    federation.connected(2)
     said = federation.complete(federation.run(rounds=1, out=str(tmp_path / "run")), 240)
     (record,) = History.read(tmp_path / "run")
     (reason,) = record["failed"].values()
@@ -64,7 +58,6 @@ def test_a_client_that_raises_is_named_and_the_round_goes_on(federation, tmp_pat
     assert "partition-id=7: use one of 0 to 2" in reason
     assert reason in said
     assert set(record["weights"]) == {"0", "1"}
-    restart(federation, 2)
 
 
 def test_a_frozen_node_is_named_when_time_is_up(federation, tmp_path):

@@ -17,6 +17,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = Steelyard(
         str(config["algorithm"]),
         fraction_evaluate=0.0,  # nodes keep no test data here; `accuracy` looks at the server's
+        seed=int(config["seed"]),
         out=str(config["out"]),
         resume=bool(config["resume"]),
         data_name="digits",
