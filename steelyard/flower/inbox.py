@@ -115,7 +115,7 @@ def sort_out(
     told: dict[ClientId, dict[str, torch.Tensor]] = {}
     refused: dict[ClientId, str] = {}
     for node in sorted(asked):
-        if node not in answers:
+        if node not in answers or _expired(answers[node]):
             box.failed[str(names.of(node))] = f"node {node} did not answer within {timeout:g} s"
             box.late.append(names.of(node))
             continue
@@ -136,6 +136,11 @@ def sort_out(
             refused[client] = str(error)
     box.replies = Replies(models, _table(box.contents, examples), told, refused)
     return box
+
+
+def _expired(reply: Message) -> bool:
+    """A message lives as long as the round waits: the SuperLink's clock may run out before ours (its error 3)."""
+    return reply.has_error() and reply.error.code == 3
 
 
 def _model(content: RecordDict, key: str) -> Source:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message
 
 from steelyard.flower import to_record
 from steelyard.sim.rundir import read_log
@@ -42,6 +42,19 @@ def test_in_later_rounds_by_its_own_id(tmp_path):
 
 def test_silence(tmp_path):
     record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, silent=(0,)))
+    assert record["late"] == [1000]
+    assert record["failed"] == {"1000": "node 1000 did not answer within 0.5 s"}
+
+
+def test_a_message_that_ran_out_of_time_is_silence(tmp_path):
+    def change(number, reply):
+        if number != 0:
+            return reply
+        made = Message(Error(code=3, reason="Message Unavailable"), reply_to=reply)
+        made.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+        return made
+
+    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change))
     assert record["late"] == [1000]
     assert record["failed"] == {"1000": "node 1000 did not answer within 0.5 s"}
 

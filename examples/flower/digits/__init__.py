@@ -1,0 +1,1 @@
+"""FedAWA on handwritten digits, with Flower."""

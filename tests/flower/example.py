@@ -1,0 +1,35 @@
+"""examples/flower in our own simulator: what the same app gives on Flower, bit for bit."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import steelyard
+
+APP = Path(__file__).parent.parent.parent / "examples" / "flower"
+
+
+def simulated(clients, rounds):
+    """The records of a run."""
+    config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    return steelyard.simulate(
+        f"guard({config['algorithm']})",
+        "digits",
+        "mlp:hidden=[32]",
+        rounds=rounds,
+        clients=clients,
+        partition="dirichlet:alpha=0.3",
+        local={"lr": 0.1, "epochs": 2, "batch_size": 16},
+        executor="serial",
+    )
+
+
+def assert_as_simulated(path, clients, rounds):
+    """A run directory holds what the simulator gives: all rounds, all weights, and a model that learns."""
+    found, expected = steelyard.History.read(path), simulated(clients, rounds)
+    assert [record["round"] for record in found] == list(range(1, rounds + 1))
+    assert found.column("weights") == expected.column("weights")
+    assert set(found.records[0]["weights"]) == {str(client) for client in range(clients)}
+    assert found.column("accuracy") == pytest.approx(expected.column("accuracy"), abs=1e-6)  # a float32 there
+    assert found.accuracy > found.column("accuracy")[0]
