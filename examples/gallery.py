@@ -266,17 +266,12 @@ def fedawa_2(lab: Lab) -> Figure:
     found = client_distances(base.params, [model.params for model in models])
     data = data_distances(clients, samples=200)
     figure, boxes = panels(3, height=2.4)
-    for axes, matrix, title in (
-        (boxes[0], data, "data: transport of pixels"),
-        (boxes[1], found.vectors, "client vectors: 1 - cosine"),
-        (boxes[2], found.models, "client models: 1 - cosine"),
-    ):
+    titles = ("data: transport of pixels", "client vectors: 1 - cosine", "client models: 1 - cosine")
+    for axes, matrix, title in zip(boxes, (data, found.vectors, found.models), titles, strict=True):
         image = axes.imshow(np.ma.masked_equal(matrix, 0), cmap="Blues", extent=(0.5, 12.5, 12.5, 0.5))
         figure.colorbar(image, ax=axes, shrink=0.8, format="%.2g").ax.tick_params(labelsize=6)
-        alike = (
-            "200 images of each" if matrix is data else f"correlation with data {matrix_correlation(data, matrix):.2f}"
-        )
-        axes.set_title(f"{title}\n{alike}")
+        alike = f"correlation with data {matrix_correlation(data, matrix):.2f}"
+        axes.set_title(f"{title}\n{'200 images of each' if matrix is data else alike}")
         axes.set(xticks=(1, 4, 8, 12), yticks=(1, 4, 8, 12), xlabel="client")
         axes.grid(visible=False)
         for edge in (4.5, 8.5):
@@ -288,18 +283,11 @@ def fedawa_2(lab: Lab) -> Figure:
 def pa3fed_3(lab: Lab) -> Figure:
     """The federated gradient norm, with the periods that two detectors call critical."""
     local = {"epochs": 5, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
+    options = {"clients": 50, "partition": "dirichlet:0.1", "local": local, "metrics": ("grad_norm", "loss")}
     figure, boxes = panels(2)
     for axes, share in zip(boxes, (0.2, 1.0), strict=True):
-        run = lab.run(
-            f"pa3fed-3-{share:g}",
-            "fedavg",
-            lab.rounds or 50,
-            clients=50,
-            partition="dirichlet:0.1",
-            participation={"share": share},
-            metrics=("grad_norm", "loss"),
-            local=local,
-        )
+        options["participation"] = {"share": share}
+        run = lab.run(f"pa3fed-3-{share:g}", "fedavg", lab.rounds or 50, **options)
         periods = critical_periods(run)
         axes.plot(periods.rounds, periods.fgn, color=BLUE, label="FGN")
         for number, (first, last) in enumerate(periods.spans):
