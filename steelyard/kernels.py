@@ -89,6 +89,36 @@ def _gram(store: Rows, count: int, spans: Sequence[Span], chunk: int | None, wid
     return upper + np.triu(out, 1).transpose(0, 2, 1)
 
 
+def norms(store: Rows, count: int, dim: int, chunk: int | None = None) -> NDArray[np.float64]:
+    """Lengths of the first `count` rows, float64 `[count]`: one pass, at the speed of reading."""
+    squares = _squares(store, count, dim, chunk, wide=False)
+    if not (np.isfinite(squares) & (squares >= _TINY)).all():  # over- or underflowed in float32, or really zero
+        squares = _squares(store, count, dim, chunk, wide=True)
+    return np.sqrt(squares)
+
+
+def _squares(store: Rows, count: int, dim: int, chunk: int | None, wide: bool) -> NDArray[np.float64]:
+    @np.errstate(over="ignore", invalid="ignore")
+    def work(pieces: list[Piece], rows: torch.Tensor) -> list[NDArray[np.float64]]:
+        panel, width = rows[:count].numpy(), pieces[-1].stop - pieces[0].start
+        terms = []
+        for left in range(0, width, BLOCK):
+            part = panel[:, left : min(left + BLOCK, width)]
+            term = np.zeros(count)
+            for low in range(0, part.shape[1], _RUN):
+                run = part[:, low : low + _RUN]
+                run = run.astype(np.float64) if wide else run
+                term += np.einsum("ij,ij->i", run, run)
+            terms.append(term)
+        return terms
+
+    out = np.zeros(count)
+    for terms in _run(store, [(0, dim)], work, count + 1, BLOCK, chunk):
+        for term in terms:
+            out += term
+    return out
+
+
 def combine(store: Rows, count: int, spans: Sequence[Span], emit: Emit, chunk: int | None = None) -> None:
     """Calls `emit(block, rows)` for every block of every span, in any order, possibly from several threads."""
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from steelyard import kernels
+from steelyard.stores.memory import MemoryStore
 
 
 class Matrix:
@@ -136,3 +137,15 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 def test_a_forked_child_can_aggregate():
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+def test_norms_are_those_of_the_gram(scale):
+    g = torch.Generator().manual_seed(0)
+    clients = scale * torch.randn(5, 300_001, generator=g)
+    clients[2] = 0
+    store = MemoryStore.of(torch.zeros(300_001), clients)
+    found = kernels.norms(store, 5, 300_001)
+    assert np.allclose(found, clients.double().norm(dim=1).numpy(), rtol=1e-6)
+    assert found[2] == 0
+    assert np.array_equal(found, kernels.norms(store, 5, 300_001, chunk=131072))

@@ -142,6 +142,14 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     def products(layers: Granularity | None) -> Gram:
         return inner_products(store, layers, job.chunk)
 
+    @cache
+    def lengths() -> Array:
+        found = kernels.norms(store, len(ids), layout.dim, job.chunk)
+        bad = np.flatnonzero(~np.isfinite(found))
+        if bad.size:
+            raise NonFiniteUpdate(tuple(int(row) for row in bad))
+        return found
+
     def grams(layers: Granularity | None) -> Gram:
         if layers is None and rule.needs.per_layer is not None:
             return products(rule.needs.per_layer).whole()  # no second pass over the updates
@@ -168,6 +176,7 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
         grams,
         lambda layers: len(layout.layers(layers).names),
         trial,
+        lengths,
     )
     start = Mixture.convex(np.ones((1, len(ids))))
     mixture, after = rule.apply(start, view, job.state)

@@ -29,6 +29,7 @@ class View:
     grams: Callable[[Granularity | None], Gram]
     layer_counts: Callable[[Granularity | None], int]
     trials: Callable[[], Trial]
+    lengths: Callable[[], Array]
     layers: Granularity | None = None
     rows: Array | None = None
 
@@ -47,6 +48,13 @@ class View:
     def whole_gram(self) -> Gram:
         """The whole model's Gram, also inside `per_layer`."""
         return self._gram(None)
+
+    @property
+    def norms(self) -> Array:
+        """Lengths of the updates, `[K]`: at the cost of reading them, where nobody wants the Gram itself."""
+        if not self.needs.gram:
+            raise UndeclaredNeed("the rule reads norms but declares gram=False")
+        return self.lengths() if self.rows is None else self.whole_gram.norms[0]
 
     def _gram(self, layers: Granularity | None) -> Gram:
         if not self.needs.gram:

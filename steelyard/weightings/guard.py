@@ -75,7 +75,7 @@ class Guard(Weighting):
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """G1 to G6, in order."""
         rule = rooted(self.rule)
-        norms = view.whole_gram.norms[0]
+        norms = view.whole_gram.norms[0] if rule.needs.gram else view.norms
         aside = self._set_aside(norms, view)
         keep = [k for k, client in enumerate(view.ids) if client not in aside]
         if not keep:
@@ -89,7 +89,7 @@ class Guard(Weighting):
 
         mixture, kept, fallback = self._weigh(rule, inner, state.get("rule", {}))
         mixture, capped = self._cap(mixture, len(view.ids))
-        if mixture.reduce is None and not self._sound(mixture, inner, median):
+        if mixture.reduce is None and not (_convex(mixture) or self._sound(mixture, inner, median)):
             return replace(prior, void=f"aggregate longer than {self.clip:g} median norms").noted(
                 set_aside=aside
             ), state
@@ -154,3 +154,9 @@ class Guard(Weighting):
         gram = view.whole_gram if mixture.layers is None else view.layered(mixture.layers).gram
         length = float(np.sqrt(gram.mixture_sq_norm(mixture.weights).sum()))
         return bool(length <= self.clip * median * (1 + 1e-9))
+
+
+def _convex(mixture: Mixture) -> bool:
+    """Whether the aggregate is no longer than the longest clipped update, so that nothing has to be measured."""
+    weights = mixture.weights
+    return weights.shape[0] == 1 and bool((weights >= 0).all()) and float(weights.sum()) <= 1 + 1e-9
