@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any
 
@@ -102,6 +102,10 @@ class Algorithm:
                     f"client={term.name} with {movers[0]}: its corrections cancel out only if the new model is the "
                     f"clients' average, and {movers[0]} moves it on: leave one of them out, or use client=scaffold"
                 )
+
+    def replaced(self, **parts: Any) -> Algorithm:
+        """The same with other parts: `algorithm.replaced(weighting="fedadp")`."""
+        return Algorithm(**{part.name: parts.get(part.name, getattr(self, part.name)) for part in fields(self)})
 
     @property
     def rule(self) -> Chain:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from logging import WARNING
 from typing import Any
 
 import torch
 from flwr.app import Message, RecordDict
+from flwr.common.logger import log
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
@@ -87,10 +89,14 @@ class Inbox:
         dropped = sorted(set(self.failed) - {str(client) for client in self.late})
         return {"dropped": dropped, "late": self.late, "failed": self.failed, "strays": self.strays}
 
-    def lines(self) -> list[str]:
-        """For the log: who failed or was refused, and why."""
-        named = [*self.failed.items(), *self.replies.refused.items()]
-        return [*(f"client {who}: {reason}" for who, reason in named), *self.strays]
+    def warn(self, number: int, names: Names, first: bool) -> None:
+        """Logs who failed or was refused, and why; in the first round also who has no name of its own."""
+        for who, reason in [*self.failed.items(), *self.replies.refused.items()]:
+            log(WARNING, "round %d, client %s: %s", number, who, reason)
+        for stray in self.strays:
+            log(WARNING, "round %d, %s", number, stray)
+        if names.unnamed and first:
+            log(WARNING, UNNAMED, len(names.unnamed), names.key)
 
 
 def sort_out(

@@ -54,7 +54,6 @@ def instructions(
     algorithm: Algorithm,
     names: Names,
     number: int,
-    *,
     rounds: int,
     seed: int,
     examples_key: str,

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from steelyard.algorithm import Algorithm
 from steelyard.flower.courier import Courier, Spool, budget
-from steelyard.flower.inbox import OURS, UNNAMED, Inbox, Names, common_metrics, sort_out
+from steelyard.flower.inbox import OURS, Inbox, Names, common_metrics, sort_out
 from steelyard.flower.journal import Journal, described
 from steelyard.flower.messages import cohort, instructions, messages, wait_for_nodes
 from steelyard.flower.records import RecordSource, num_bytes, to_record, to_state_dict
@@ -94,7 +94,7 @@ class Steelyard(FedAvg):
         )
         made = algorithm if isinstance(algorithm, Algorithm) else Algorithm(algorithm)
         if guard and not isinstance(made.weighting, Guard):
-            made = replaced(made, weighting=Guard(made.weighting))
+            made = made.replaced(weighting=Guard(made.weighting))
         probe = None if proxy is None else proxy.resident()
         self.algorithm, self.seed, self.patience, self.data_name = made, seed, patience, data_name
         self.population, self.mean_examples = population, mean_examples
@@ -185,15 +185,8 @@ class Steelyard(FedAvg):
 
     def _content(self, number: int, arrays: ArrayRecord, config: ConfigRecord) -> RecordDict:
         config["server-round"] = number
-        ours = instructions(
-            self.algorithm,
-            self.names,
-            number,
-            rounds=self.rounds,
-            seed=self.seed,
-            examples_key=self.weighted_by_key,
-            mean_examples=self.mean_examples,
-        )
+        settings = (self.rounds, self.seed, self.weighted_by_key, self.mean_examples)
+        ours = instructions(self.algorithm, self.names, number, *settings)
         return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config, OURS: ours})
 
     def configure_train(
@@ -230,7 +223,7 @@ class Steelyard(FedAvg):
             return None, None
         keys = (self.arrayrecord_key, self.weighted_by_key)
         box = sort_out(self.sent, replies, self.names, *keys, self.timeout)
-        self._warn(number, box)
+        box.warn(number, self.names, first=number == self.done + 1)
         population = self.population or max(len(self.names.known), len(self.sent))
         made = self.server.aggregate(number, RecordSource(self.model), box.replies, population)
         timings = {"train": began - self.journal.began, "aggregate": time.perf_counter() - began}
@@ -262,12 +255,6 @@ class Steelyard(FedAvg):
         self.shown = None if made.shown is made.model else to_record(made.shown)
         return self.shown or self.model
 
-    def _warn(self, number: int, box: Inbox) -> None:
-        for line in box.lines():
-            log(WARNING, "round %d, %s", number, line)
-        if self.names.unnamed and number == self.done + 1:
-            log(WARNING, UNNAMED, len(self.names.unnamed), self.names.key)
-
     def _mean(self, fold: Aggregate, contents: Iterable[RecordDict]) -> MetricRecord | None:
         """Metrics that all report, under Flower's or the user's own function."""
         rows = common_metrics(contents, self.weighted_by_key, self.names.key)
@@ -292,12 +279,6 @@ class Steelyard(FedAvg):
         found = self._mean(self.evaluate_metrics_aggr_fn, [reply.content for reply in fine])
         self.journal.judged(found, "client_evaluation")
         return found
-
-
-def replaced(algorithm: Algorithm, **parts: Any) -> Algorithm:
-    """The algorithm with other parts."""
-    names = ("weighting", "client", "server", "broadcast", "refine")
-    return Algorithm(**{name: parts.get(name, getattr(algorithm, name)) for name in names})
 
 
 def _renumbered(result: Result, done: int) -> Result:
