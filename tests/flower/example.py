@@ -4,13 +4,25 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import steelyard
+from steelyard.sim.checkpoint import verified
 
 APP = Path(__file__).parent.parent.parent / "examples" / "flower"
 
 
-def simulated(clients, rounds):
+class Models(steelyard.Callback):
+    """The model after every round."""
+
+    def __init__(self):
+        self.seen = []
+
+    def round(self, simulation, record):
+        self.seen.append(simulation.server.model())
+
+
+def simulated(clients, rounds, models):
     """The records of a run."""
     config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     return steelyard.simulate(
@@ -22,14 +34,22 @@ def simulated(clients, rounds):
         partition="dirichlet:alpha=0.3",
         local={"lr": 0.1, "epochs": 2, "batch_size": 16},
         executor="serial",
+        callbacks=[models],
     )
 
 
 def assert_as_simulated(path, clients, rounds):
     """A run directory holds what the simulator gives: all rounds, all weights, and a model that learns."""
-    found, expected = steelyard.History.read(path), simulated(clients, rounds)
+    models = Models()
+    found, expected = steelyard.History.read(path), simulated(clients, rounds, models)
     assert [record["round"] for record in found] == list(range(1, rounds + 1))
     assert found.column("weights") == expected.column("weights")
     assert set(found.records[0]["weights"]) == {str(client) for client in range(clients)}
     assert found.column("accuracy") == pytest.approx(expected.column("accuracy"), abs=1e-6)  # a float32 there
+    checkpoints = sorted((path / "checkpoints").glob("round-*"))
+    assert len(checkpoints) == 2  # the last two are kept
+    for checkpoint, model in zip(checkpoints, models.seen[-2:], strict=True):
+        kept = verified(checkpoint).model
+        assert kept.keys() == model.keys()
+        assert all(torch.equal(kept[name], tensor) for name, tensor in model.items())
     assert found.accuracy > found.column("accuracy")[0]

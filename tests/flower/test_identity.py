@@ -5,6 +5,7 @@ import pytest
 import steelyard
 from steelyard.sim.checkpoint import verified
 from tests.flower import runs
+from tests.flower.example import Models
 from tests.sim.runs import clients
 
 CASES = {
@@ -21,16 +22,6 @@ CASES = {
     "scaffold": (steelyard.Algorithm("fedavg", client="scaffold", server="momentum"), "images"),
     "feddyn": (steelyard.Algorithm("uniform", client="feddyn:form=fedlaw", broadcast="fedmut:radius=0.5"), "mlp"),
 }
-
-
-class Models(steelyard.Callback):
-    """The model after every round."""
-
-    def __init__(self):
-        self.seen = []
-
-    def round(self, simulation, record):
-        self.seen.append(simulation.server.model())
 
 
 @pytest.mark.parametrize("name", CASES)
