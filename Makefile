@@ -30,7 +30,7 @@ FLOWERS := $(foreach version,1.31 1,.venv-flower/$(version)/.done) # the oldest 
 
 .venv-flower/%/.done: pyproject.toml constraints.txt
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cli]" "flwr==$*.*" hypothesis pytest
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cli,report]" "flwr==$*.*" hypothesis pytest
 	touch $@
 
 test-flower: $(FLOWERS) ## the adapter on the oldest and the newest Flower, each in a venv of its own
