@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from itertools import permutations
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 import steelyard
 import steelyard.flower
 from steelyard.core.errors import SteelyardError
+from steelyard.flower.inbox import Names
+from steelyard.flower.messages import cohort
 from steelyard.flower.named import strategies
 from steelyard.sim.rundir import read_log
 from tests.flower import runs
@@ -129,3 +132,12 @@ def test_partial_participation_is_drawn_from_the_seed(tmp_path):
     assert all(len(cohort) == 2 for cohort in cohorts[0])
     assert len({frozenset(cohort) for cohort in cohorts[0]}) > 1
     assert cohorts[0][1:] == cohorts[1][1:]
+
+
+def test_a_cohort_is_drawn_by_clients_ids_not_by_nodes():
+    drawn = set()
+    for nodes in permutations((5, 7, 9, 11)):
+        names = Names("partition-id", dict(zip(nodes, range(4), strict=True)))  # node ids are another draw in every run
+        for listed in (nodes, nodes[::-1]):
+            drawn.add(tuple(names.of(node) for node in cohort(list(listed), 2, names, seed=3, number=4)))
+    assert len(drawn) == 1
