@@ -190,9 +190,9 @@ def test_the_fingerprint_of_much_data_samples_all_columns_and_is_quick():
     assert len(seen | {before}) == 15
     took = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         fed.fingerprint()
-        took.append(time.perf_counter() - start)
+        took.append(time.process_time() - start)
     assert min(took) < 0.05
 
 
