@@ -31,7 +31,7 @@ from steelyard.core.layout import Params
 from steelyard.core.table import ClientId
 from steelyard.data import Federation
 from steelyard.data.partitions import Index
-from steelyard.diagnostics.weights import Models, gram_of, pearson
+from steelyard.diagnostics.weights import Models, gram_of_models, pearson
 
 Data = Federation | Mapping[Any, Any]
 Features = Callable[[torch.Tensor], torch.Tensor]
@@ -62,7 +62,7 @@ def client_distances(base: Params, clients: Models, metric: str = "cosine") -> C
         metric: `cosine`, that is 1 - cosine, or `euclidean`, which is the same for updates and models.
     """
     checks.one_of("metric", metric, "cosine", "euclidean")
-    ids, gram = gram_of(base, clients)
+    ids, gram = gram_of_models(base, clients)
     if metric == "euclidean":
         distances = np.sqrt(gram.sq_distances()[0])
         return ClientDistances(ids, distances, distances)

@@ -144,7 +144,7 @@ def ideal_distances(
     share = np.asarray(weights, dtype=np.float64)
     if share.shape != (len(models),) or not share.sum() > 0:
         raise SteelyardError(f"weights={share.tolist()}: give one for each of {len(models)} clients, not all of them 0")
-    gram = gram_of(base, [*models, ideal])[1]
+    gram = gram_of_models(base, [*models, ideal])[1]
     mixture = np.append(share / share.sum(), 0.0)[None]
     if metric == "cosine":
         far, merged = 1 - gram.cosines()[0, :, -1], 1 - gram.cosines_to(mixture)[0, -1]
@@ -166,7 +166,7 @@ def ideal_model(
     return run.params
 
 
-def gram_of(base: Params, clients: Models) -> tuple[tuple[ClientId, ...], Gram]:
+def gram_of_models(base: Params, clients: Models) -> tuple[tuple[ClientId, ...], Gram]:
     """Ids in order, and the Gram of the clients' updates and the base model."""
     store = MemoryStore.of(base, clients)
     for client, reason in store.quarantined.items():

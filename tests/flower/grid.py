@@ -47,15 +47,17 @@ class LocalGrid(Grid):
         }
         self.replies, self.asked, self.ttl = {}, [], []
 
+    # The interface has these; no strategy may call them (the last is deprecated).
+
     def set_run(self, run):
-        raise NotImplementedError
+        raise AssertionError("a strategy set the run")
 
     @property
     def run(self):
-        raise NotImplementedError
+        raise AssertionError("a strategy asked for the run")
 
     def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
-        raise NotImplementedError
+        raise AssertionError("a strategy used a deprecated call")
 
     def get_node_ids(self):
         return list(self.ids)

@@ -1,9 +1,12 @@
 """Small runs to try the simulator on."""
 
+import os
+
 import torch
 from torch import nn
 
 import steelyard
+from steelyard.sim.rundir import read_log
 
 ALGORITHMS = {
     "fedavg": steelyard.Algorithm("fedavg"),
@@ -54,3 +57,30 @@ def simulate(algorithm="fedavg", data=None, model=None, **options):
 def same(a, b):
     """Whether two histories hold the same bits, timings apart."""
     return a.comparable() == b.comparable() and all(torch.equal(a.params[name], b.params[name]) for name in a.params)
+
+
+OPTIONS = {
+    "rounds": 6,
+    "test": clients(1, seed=9)["client-0"],
+    "participation": {"share": 0.7},
+    "local": {"lr": 0.1, "batch_size": 8, "momentum": 0.9, "persistent": True},
+}
+
+
+def files(directory):
+    """What must not depend on interruptions: the log without timings, the final checkpoint, the best model."""
+    log = [{k: v for k, v in r.items() if k != "timings"} for r in read_log(directory)]
+    last, best = directory / "checkpoints" / "last", directory / "checkpoints" / "best"
+    held = {name: (last / name).read_bytes() for name in ("model.safetensors", "state.safetensors")}
+    return log, held, os.readlink(best), (best / "model.safetensors").read_bytes()
+
+
+class Stop(steelyard.Callback):
+    """Ends a run after some rounds, as if it had been interrupted there."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def round(self, simulation, record):
+        if record["round"] == self.after:
+            raise KeyboardInterrupt

@@ -97,10 +97,11 @@ def test_two_rounds_or_a_sentence(one, two):
     assert not any(torch.equal(history.params[name], value) for name, value in before.items())
 
 
-@pytest.mark.parametrize(("one", "two"), PAIRS[::16], ids=[f"{one[1]}-{two[1]}" for one, two in PAIRS[::16]])
+SOME = [(one, two) for one, two in PAIRS[::16] if frozenset({one[1], two[1]}) not in REFUSED]
+
+
+@pytest.mark.parametrize(("one", "two"), SOME, ids=[f"{one[1]}-{two[1]}" for one, two in SOME])
 def test_the_same_bits_twice(one, two):
-    if frozenset({one[1], two[1]}) in REFUSED:
-        pytest.skip("refused: see above")
     first, second = run(one, two), run(one, two)
     assert first.comparable() == second.comparable()
     assert all(torch.equal(value, second.params[name]) for name, value in first.params.items())

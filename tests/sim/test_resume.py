@@ -1,14 +1,8 @@
 """Crash safety: checkpoints, the run directory, the lock, workers that die."""
 
-import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,17 +12,9 @@ import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.data import Dataset, Federation
 from steelyard.sim import checkpoint
-from steelyard.sim.checkpoint import CheckpointError, Checkpoints, Snapshot, verified
-from steelyard.sim.rundir import RunDirectory, read_clients, read_log
-from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
-
-
-def files(directory):
-    """What must not depend on interruptions: the log without timings, the final checkpoint, the best model."""
-    log = [{k: v for k, v in r.items() if k != "timings"} for r in read_log(directory)]
-    last, best = directory / "checkpoints" / "last", directory / "checkpoints" / "best"
-    held = {name: (last / name).read_bytes() for name in ("model.safetensors", "state.safetensors")}
-    return log, held, os.readlink(best), (best / "model.safetensors").read_bytes()
+from steelyard.sim.checkpoint import Checkpoints, Snapshot, verified
+from steelyard.sim.rundir import read_clients, read_log
+from tests.sim.runs import ALGORITHMS, OPTIONS, Stop, files, net, same, simulate
 
 
 def test_the_log_is_on_disk_before_a_checkpoint_speaks_of_it(tmp_path, monkeypatch):
@@ -39,25 +25,6 @@ def test_the_log_is_on_disk_before_a_checkpoint_speaks_of_it(tmp_path, monkeypat
     with open(tmp_path / "log", "wb") as log:
         Checkpoints(tmp_path / "c").save(Snapshot(1, {"w": torch.ones(2)}, {}, "id"), log.fileno())
         assert order.index(log.fileno()) < order.index("rename")
-
-
-class Stop(steelyard.Callback):
-    """Ends a run after some rounds, as if it had been interrupted there."""
-
-    def __init__(self, after):
-        self.after = after
-
-    def round(self, simulation, record):
-        if record["round"] == self.after:
-            raise KeyboardInterrupt
-
-
-OPTIONS = {
-    "rounds": 6,
-    "test": clients(1, seed=9)["client-0"],
-    "participation": {"share": 0.7},
-    "local": {"lr": 0.1, "batch_size": 8, "momentum": 0.9, "persistent": True},
-}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -247,152 +214,3 @@ def test_killed_at_every_step_of_a_save(call, moment, count, tmp_path, monkeypat
     store.save(Snapshot(3, {"w": torch.full((4,), 3.0)}, {"x": 3}, "id"))
     assert store.newest("id")[0].round == 3
     assert not [p for p in (tmp_path / "c").iterdir() if p.name.startswith(".")]
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-@pytest.mark.parametrize("call", ["save_file", "fsync", "rename"])
-def test_a_full_or_failing_disk_loses_nothing_but_that_round(code, call, tmp_path, monkeypatch):
-    path = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        simulate("fedadp", out=path, callbacks=[Stop(3)], **OPTIONS)
-    before = {p.name: p.read_bytes() for p in (path / "checkpoints" / "last").iterdir()}
-
-    def failing(*args, **kwargs):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(checkpoint if call == "save_file" else os, call, failing)
-    with pytest.raises((CheckpointError, OSError, SteelyardError)) as caught:
-        simulate("fedadp", out=path, resume=True, **OPTIONS)
-    assert os.strerror(code) in str(caught.value)
-    monkeypatch.undo()
-    assert {p.name: p.read_bytes() for p in (path / "checkpoints" / "last").iterdir()} == before
-    assert not [p for p in (path / "checkpoints").iterdir() if p.name.startswith(".")]
-    simulate("fedadp", out=tmp_path / "whole", **OPTIONS)
-    simulate("fedadp", out=path, resume=True, **OPTIONS)
-    assert files(path) == files(tmp_path / "whole")
-
-
-def test_a_second_process_is_refused_at_once(tmp_path):
-    held = RunDirectory(tmp_path / "run")
-    try:
-        code = f"import steelyard; steelyard.simulate(rounds=1, out={str(tmp_path / 'run')!r})"
-        began = time.monotonic()
-        with pytest.raises(SteelyardError, match=rf"in use by pid {os.getpid()} on "):
-            simulate(out=tmp_path / "run")
-        assert time.monotonic() - began < 2
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert other.returncode != 0
-        assert f"in use by pid {os.getpid()}" in other.stderr
-    finally:
-        held.close()
-    simulate(rounds=1, out=tmp_path / "run")
-
-
-def test_workers_do_not_keep_the_lock_of_a_killed_parent(tmp_path):
-    code = f"""
-import os, signal, steelyard, threading
-class Die(steelyard.Callback):
-    def round(self, simulation, record):
-        os.kill(os.getpid(), signal.SIGKILL)
-steelyard.simulate(rounds=3, out={str(tmp_path / "run")!r}, executor="process", workers=2, callbacks=[Die()])
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
-    RunDirectory(tmp_path / "run").close()
-
-
-def test_workers_do_not_hold_the_lock(tmp_path):
-    found = []
-
-    class Look(steelyard.Callback):
-        def round(self, simulation, record):
-            if record["round"] < 8:
-                return  # workers may still be at their first lines
-            for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
-                found.append([os.readlink(handle) for handle in Path(f"/proc/{child}/fd").iterdir()])
-
-    simulate(rounds=8, out=tmp_path / "run", executor="process", workers=2, callbacks=[Look()])
-    assert len(found) == 2
-    for names in found:
-        assert not [name for name in names if name.endswith("/lock")]
-
-
-def test_a_directory_with_a_run_is_not_overwritten_by_accident(tmp_path):
-    simulate(out=tmp_path / "run", rounds=2)
-    with pytest.raises(SteelyardError, match=r"holds a run: go on with it \(steelyard resume"):
-        simulate(out=tmp_path / "run", rounds=2)
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    simulate(out=tmp_path / "run", rounds=1, overwrite=True)
-    assert len(read_log(tmp_path / "run")) == 1
-    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
-
-
-def test_another_run_is_not_resumed(tmp_path):
-    simulate("fedavg", out=tmp_path / "run", rounds=2)
-    with pytest.raises(SteelyardError, match=r"the run in it is another one.*algorithm.*fedavg.*then.*fedadp.*now"):
-        simulate("fedadp", out=tmp_path / "run", rounds=2, resume=True)
-    with pytest.raises(SteelyardError, match=r"another one.*seed"):
-        simulate("fedavg", out=tmp_path / "run", rounds=2, resume=True, seed=5)
-    with pytest.raises(SteelyardError, match=r"another one.*data"):
-        simulate("fedavg", clients(seed=3), out=tmp_path / "run", rounds=2, resume=True)
-
-
-def test_a_finished_run_can_be_prolonged(tmp_path):
-    whole = simulate("fedadp", out=tmp_path / "whole", rounds=5)
-    simulate("fedadp", out=tmp_path / "run", rounds=3)
-    assert same(whole, simulate("fedadp", out=tmp_path / "run", rounds=5, resume=True))
-    assert same(whole, simulate("fedadp", out=tmp_path / "run", rounds=5, resume=True))  # nothing left to do
-    local = {"lr": 0.1, "schedule": "cosine"}
-    simulate("fedadp", out=tmp_path / "cosine", rounds=3, local=local)
-    with pytest.raises(SteelyardError, match=r"another one.*rounds"):
-        simulate("fedadp", out=tmp_path / "cosine", rounds=5, resume=True, local=local)
-
-
-@pytest.mark.parametrize("model", ["mlp", "batch_norm"])  # tasks handed out two at a time, and one
-def test_a_worker_that_dies_is_replaced_and_its_clients_redone(model):
-    killed = []
-
-    class Assassin(steelyard.Callback):
-        def progress(self, simulation, round, done, total):
-            if done == 1 and round in (2, 3, 4):
-                children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-                for child in children if round == 4 else children[round % 2 :][:1]:
-                    os.kill(int(child), signal.SIGKILL)
-                    killed.append(child)
-
-    options = {"model": net(model), "executor": "process", "workers": 2, "rounds": 6}
-    calm = simulate("fedadp", **options)
-    assert same(calm, simulate("fedadp", callbacks=[Assassin()], **options))
-    assert len(killed) == 4
-
-
-def test_a_task_that_kills_every_worker_is_named():
-    class Deadly(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = torch.nn.Linear(5, 3)
-
-        def forward(self, x):
-            if self.training and float(x.max()) > 50:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return self.inner(x)
-
-    data = clients()
-    data["client-3"] = (data["client-3"][0] + 100, data["client-3"][1])
-    with pytest.raises(SteelyardError, match=r"client 'client-3': 3 workers died here.*use fewer workers"):
-        simulate("fedavg", data, Deadly(), executor="process", workers=2)
-
-
-def test_no_process_or_thread_is_left_behind():
-    before = threading.active_count()
-    simulate(executor="process", workers=3)
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    assert children == []
-    assert threading.active_count() <= before + 2  # the kernels' own two stay
-
-
-def test_a_log_that_lost_its_lines_is_not_continued(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        simulate("fedadp", out=tmp_path / "run", callbacks=[Stop(4)], **OPTIONS)
-    (tmp_path / "run" / "rounds.jsonl").write_text("")
-    with pytest.raises(SteelyardError, match=r"lines of rounds 1 to . are missing"):
-        simulate("fedadp", out=tmp_path / "run", resume=True, **OPTIONS)
