@@ -123,7 +123,8 @@ def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tu
     plain = _settings(stored)
     keys = dict.fromkeys(key for one in plain.values() for key in one)
     varying = [key for key in keys if len({one.get(key) for one in plain.values()}) > 1 and key not in _IDLE]
-    shown = varying if any(map(of_algorithm, varying)) else ["weighting", *varying]
+    parts = [part for part in ALGORITHM if any(one.get(part, "none") != "none" for one in plain.values())]
+    shown = varying if any(map(of_algorithm, varying)) else [*parts, *varying]  # one algorithm: all that it is
     runs = []
     for path, one in plain.items():
         pairs = [(key, one.get(key, "none")) for key in shown]
