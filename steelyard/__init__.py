@@ -2,137 +2,30 @@
 
 out = steelyard.aggregate("fedawa", base, clients, metrics={"num_examples": sizes})
 out.params, out.weights, out.state, out.report
+
+The names are those of `steelyard.public`, which is imported when the first of them is touched: a part of the package,
+such as the command line, can be imported without all the others, and without torch.
 """
 
-from steelyard._version import __version__
-from steelyard.algorithm import Algorithm, parse_optimizer, parse_refiner, parse_terms
-from steelyard.api import Aggregate, aggregate
-from steelyard.client.fedcos import FedCos as fedcos
-from steelyard.client.feddyn import FedDyn as feddyn
-from steelyard.client.fedmut import FedMut as fedmut
-from steelyard.client.fedprox import FedProx as fedprox
-from steelyard.client.local import Local
-from steelyard.client.scaffold import Scaffold as scaffold
-from steelyard.client.vrlsgd import VRLSGD as vrlsgd
-from steelyard.core.errors import NoValidClients, SteelyardError
-from steelyard.core.state import load_state, save_state
-from steelyard.data import Dataset, Federation
-from steelyard.data.proxy import Proxy
-from steelyard.merge import Merge
-from steelyard.server.optimizers import SGD as sgd
-from steelyard.server.optimizers import Adagrad as adagrad
-from steelyard.server.optimizers import Adam as adam
-from steelyard.server.optimizers import Momentum as momentum
-from steelyard.server.optimizers import Yogi as yogi
-from steelyard.server.probe import Probe
-from steelyard.server.refiners import FedBE as fedbe
-from steelyard.server.refiners import FedDF as feddf
-from steelyard.server.refiners import ServerFT as server_ft
-from steelyard.sim.callbacks import Callback
-from steelyard.sim.history import History
-from steelyard.sim.participation import Participation
-from steelyard.sim.simulate import simulate
-from steelyard.stores.memory import MemoryStore
-from steelyard.stores.safetensors import SafetensorsStore
-from steelyard.weightings.bulyan import Bulyan as bulyan
-from steelyard.weightings.centered_clipping import CenteredClipping as centered_clipping
-from steelyard.weightings.chain import chain, parse_rule
-from steelyard.weightings.coordinate import Median as median
-from steelyard.weightings.coordinate import TrimmedMean as trimmed_mean
-from steelyard.weightings.detectors import CriticalFLWindow as criticalfl_window
-from steelyard.weightings.detectors import Eq6 as eq6
-from steelyard.weightings.fedadp import FedAdp as fedadp
-from steelyard.weightings.fedavg import FedAvg as fedavg
-from steelyard.weightings.fedavg import Uniform as uniform
-from steelyard.weightings.fedawa import FedAWA as fedawa
-from steelyard.weightings.fedawa import FedAWACos as fedawa_cos
-from steelyard.weightings.fedawa import fedawa_l
-from steelyard.weightings.feddisco import FedDisco as feddisco
-from steelyard.weightings.fedlaw import FedLAW as fedlaw
-from steelyard.weightings.fedlaw import gws, law
-from steelyard.weightings.fedlaw_swa import FedLAWSWA as fedlaw_swa
-from steelyard.weightings.fednova import FedNova as fednova
-from steelyard.weightings.gate import Gate as gate
-from steelyard.weightings.geometric_median import GeometricMedian as geometric_median
-from steelyard.weightings.guard import Guard as guard
-from steelyard.weightings.if_finite import IfFinite as if_finite
-from steelyard.weightings.krum import MultiKrum as multikrum
-from steelyard.weightings.krum import krum
-from steelyard.weightings.ldawa import LDAWA as ldawa
-from steelyard.weightings.modifiers import cap, ema, shrink
-from steelyard.weightings.nnm import NNM as nnm
-from steelyard.weightings.pa3fed import PA3Fed as pa3fed
-from steelyard.weightings.per_layer import PerLayer as per_layer
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Aggregate",
-    "Algorithm",
-    "Callback",
-    "Dataset",
-    "Federation",
-    "History",
-    "Local",
-    "MemoryStore",
-    "Merge",
-    "NoValidClients",
-    "Participation",
-    "Probe",
-    "Proxy",
-    "SafetensorsStore",
-    "SteelyardError",
-    "__version__",
-    "adagrad",
-    "adam",
-    "aggregate",
-    "bulyan",
-    "cap",
-    "centered_clipping",
-    "chain",
-    "criticalfl_window",
-    "ema",
-    "eq6",
-    "fedadp",
-    "fedavg",
-    "fedawa",
-    "fedawa_cos",
-    "fedawa_l",
-    "fedbe",
-    "fedcos",
-    "feddf",
-    "feddisco",
-    "feddyn",
-    "fedlaw",
-    "fedlaw_swa",
-    "fedmut",
-    "fednova",
-    "fedprox",
-    "gate",
-    "geometric_median",
-    "guard",
-    "gws",
-    "if_finite",
-    "krum",
-    "law",
-    "ldawa",
-    "load_state",
-    "median",
-    "momentum",
-    "multikrum",
-    "nnm",
-    "pa3fed",
-    "parse_optimizer",
-    "parse_refiner",
-    "parse_rule",
-    "parse_terms",
-    "per_layer",
-    "save_state",
-    "scaffold",
-    "server_ft",
-    "sgd",
-    "shrink",
-    "simulate",
-    "trimmed_mean",
-    "uniform",
-    "vrlsgd",
-    "yogi",
-]
+from steelyard._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from steelyard.public import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        if not name.startswith("_") and find_spec(f"steelyard.{name}") is not None:
+            return import_module(f"steelyard.{name}")
+        public = import_module("steelyard.public")
+        names = {each: getattr(public, each) for each in public.__all__}
+        globals().update(names, __all__=[*names])
+        if name not in globals():
+            raise AttributeError(f"module 'steelyard' has no attribute {name!r}")
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})

@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
+
+import steelyard
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "steelyard").rglob("*.py"))
@@ -45,3 +49,28 @@ def test_the_core_imports_with_its_three_dependencies_only():
 def test_files_stay_small():
     for source in SOURCES:
         assert len(source.read_text().splitlines()) <= 330, source
+
+
+def _python(script: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_names_are_imported_when_they_are_touched():
+    assert _python("import sys, steelyard.cli; print('torch' in sys.modules)") == "False"
+    assert _python("import steelyard; print(steelyard.fedawa(steps=3), 'yogi' in dir(steelyard))").endswith("True")
+    assert _python("from steelyard import *; print(aggregate.__name__)") == "aggregate"
+    assert _python("import steelyard; print(steelyard.diagnostics.__name__)") == "steelyard.diagnostics"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'steelyard' has no attribute 'fedawaa'"):
+        steelyard.fedawaa  # noqa: B018
+
+
+def test_files_left_open_are_closed_in_silence(tmp_path):
+    save_file({"w": torch.zeros(3)}, tmp_path / "a.safetensors")
+    script = "import sys; from steelyard.stores.safetensors import Checkpoint; kept = Checkpoint(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "a.safetensors"], capture_output=True, check=True)
+    assert done.stderr == b""

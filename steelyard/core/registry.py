@@ -6,8 +6,9 @@ Parts are found here and nowhere else: a text never imports code.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from steelyard.core.errors import SteelyardError, unknown
@@ -24,21 +25,25 @@ class Entry:
     make: Callable[..., Any]
     card: Card
 
-    @property
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """What the constructor takes."""
+        return inspect.signature(self.make).parameters
+
+    @cached_property
     def slots(self) -> list[str]:
         """The parameters that other parts go into."""
-        return [name for name in inspect.signature(self.make).parameters if name in ("detector", "rule")]
+        return [name for name in self.parameters if name in ("detector", "rule")]
 
-    @property
+    @cached_property
     def options(self) -> dict[str, inspect.Parameter]:
         """The options by name, without the parts it cannot do without."""
-        parameters = inspect.signature(self.make).parameters
-        return {name: p for name, p in parameters.items() if name not in self.slots or p.default is not p.empty}
+        return {name: p for name, p in self.parameters.items() if name not in self.slots or p.default is not p.empty}
 
     @property
     def wraps(self) -> bool:
         """Whether it is made around other parts."""
-        return len(self.options) < len(inspect.signature(self.make).parameters)
+        return len(self.options) < len(self.parameters)
 
 
 class Registry:

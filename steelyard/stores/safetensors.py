@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +63,9 @@ class Checkpoint:
         self.metadata: dict[str, str] = {}
         self.entries: dict[str, Entry] = {}
         self._handles: list[int] = []
+        weakref.finalize(
+            self, _close, self._handles
+        )  # also at the interpreter's end, when `__del__` would come too late
         for number, file in enumerate(self.files):
             self._handles.append(os.open(file, os.O_RDONLY))
             entries, metadata = _header(file, self._handles[-1], number)
@@ -70,10 +74,6 @@ class Checkpoint:
                 raise SteelyardError(f"{self.path}: {min(twice)!r} is in more than one shard")
             self.entries.update(entries)
             self.metadata.update(metadata)
-
-    def __del__(self) -> None:
-        for handle in getattr(self, "_handles", []):
-            os.close(handle)
 
     @property
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -138,6 +138,11 @@ class SafetensorsStore:
                 except (SteelyardError, OSError) as error:
                     quarantined[client] = str(error)
         return replace(SliceStore.of(source, opened, quarantined, kinds), given=tuple(clients))
+
+
+def _close(handles: list[int]) -> None:
+    for handle in handles:
+        os.close(handle)
 
 
 def _files(path: Path) -> list[Path]:
