@@ -72,10 +72,11 @@ def refused_by_metrics(rule: Weighting, table: Table, ids: Sequence[ClientId]) -
 
 
 def _number(name: str, value: Any) -> float | None:
-    if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0:
-        value = value.item()
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        return None
+    if type(value) not in (int, float):
+        if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0:
+            value = value.item()
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+            return None
     number = float(value)
     if not math.isfinite(number):
         return None
