@@ -14,11 +14,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from steelyard import kernels
+from steelyard.algorithm import parse_refiner
 from steelyard.core.text import parse
+from steelyard.core.weighting import Weighting
 from steelyard.data.partitions import PARTITIONS
 from steelyard.models import build
 from steelyard.models.registry import Shape
 from steelyard.sim.config import Config
+from steelyard.weightings.chain import parse_rule
 
 SIZES: dict[str, tuple[int, int, Shape, int]] = {  # training and test samples, shape of one, classes
     "digits": (1437, 360, (1, 8, 8), 10),
@@ -47,7 +50,18 @@ def seconds(config: Config) -> float | None:
     trained: float = asked * (own * passes if local.steps is None else local.steps * local.batch_size)
     evaluated = test / config.evaluate_every if config.evaluate_every else 0.0
     cores = kernels.cores()
-    return config.rounds * forward * (3 * trained + evaluated) / (speed() * EFFICIENCY * cores)
+    proxy = cores * _proxy_epochs(config) * (config.proxy.per_class or 0) * classes  # the server works on one core
+    return config.rounds * forward * (3 * (trained + proxy) + evaluated) / (speed() * EFFICIENCY * cores)
+
+
+def _proxy_epochs(config: Config) -> int:
+    """Passes over the server's proxy data in one round."""
+
+    def epochs(rule: Weighting) -> int:
+        return getattr(rule, "epochs", 0) + sum(epochs(part) for part in rule.parts)
+
+    refiner = None if config.refine is None else parse_refiner(config.refine)
+    return epochs(parse_rule(config.weighting)) + getattr(refiner, "epochs", 0)
 
 
 @cache

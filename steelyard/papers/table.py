@@ -3,7 +3,7 @@
 A file in `tables/` has
 
     [base]       the run all cells share, in the keys of `steelyard run`
-    [[row]]      what a row changes: the algorithm
+    [[row]]      what a row changes: the algorithm; `where` holds what it changes more in columns of a pattern
     [[column]]   what a column changes: data, partition, model
     [numbers]    the paper's numbers, one list per row, in the order of the columns
 """
@@ -146,6 +146,9 @@ def parsed(name: str, raw: Mapping[str, Any]) -> Table:
             raise SteelyardError(f"{name}: row {row['id']!r} has {len(numbers)} numbers for {len(columns)} columns")
         for column, number in zip(columns, numbers, strict=True):
             run = merged(merged(base, column["set"]), row["set"])
+            for pattern, more in row.get("where", {}).items():
+                if fnmatchcase(column["id"], pattern):
+                    run = merged(run, more)
             target = column.get("target")
             if metric == "rounds":
                 run["target"] = target

@@ -14,6 +14,12 @@ SOME = {  # read in the papers by hand, apart from the files
     ("fedlaw-table9", "alpha-0.2/gamma-097"): Number(63.72),
     ("fedlaw-table3", "cifar10-0.1-resnet/fedprox"): Number(48.84),
     ("fedlaw-table3", "fashion-mnist-0.1-mlp/fedavg"): Number(85.11),
+    ("fedlaw-table3", "cifar10-0.1-resnet/fedlaw-swa"): Number(57.08),
+    ("fedlaw-table3", "cifar100-0.1-cnn/server-ft"): Number(24.33),
+    ("fedlaw-table3", "fashion-mnist-100-lenet/fedbe"): Number(89.14),
+    ("fedlaw-table3", "cifar10-100-cnn/feddf"): Number(69.60),
+    ("fedlaw-table3", "fashion-mnist-0.1-lenet/feddyn"): Number(72.68),
+    ("fedawa-table1", "cifar100-0.5/fedlaw"): Number(37.56),
     ("fedcos-table1", "90/fedcos-002"): Number(69.83),
     ("fedcos-table2", "total/fedopt-fedcos"): Number(80.76),
     ("pa3fed-table2", "cifar10-0.1/vrlsgd-pa3fed"): Number(57.75),
@@ -113,6 +119,23 @@ def test_cost_counts_what_clients_train_on():
     assert cost.seconds(cell.config(1)) == pytest.approx(
         operations / (cost.speed() * cost.EFFICIENCY * len(cores)), rel=0.01
     )
+
+
+def test_cost_counts_passes_over_proxy_data():
+    """FedLAW's 100 passes over 100 samples, on one core, beside training on 42 000 samples three times."""
+    plain, learned = (
+        cost.seconds(read("fedlaw-table3").chosen([f"fashion-mnist-0.1-mlp/{row}"]).cells[0].config(8))
+        for row in ("fedavg", "fedlaw")
+    )
+    cores = len(__import__("os").sched_getaffinity(0))
+    work = 3 * 3 * 42_000 + 10_000
+    assert learned / plain == pytest.approx((work + 3 * cores * 100 * 100) / work, rel=0.01)
+
+
+def test_a_row_may_differ_more_in_some_columns():
+    table = {cell.name: cell.raw for cell in read("fedlaw-table3").cells}
+    assert table["cifar10-0.1-cnn/fedlaw"]["weighting"] == "fedlaw:lr=0.01"
+    assert table["cifar100-0.1-cnn/fedlaw"]["weighting"] == "fedlaw:lr=0.005"
 
 
 def test_an_unknown_data_set_has_no_estimate():
