@@ -105,10 +105,10 @@ def _squares(store: Rows, count: int, dim: int, chunk: int | None, wide: bool) -
         for left in range(0, width, BLOCK):
             part = panel[:, left : min(left + BLOCK, width)]
             term = np.zeros(count)
-            for low in range(0, part.shape[1], _RUN):
-                run = part[:, low : low + _RUN]
-                run = run.astype(np.float64) if wide else run
-                term += np.einsum("ij,ij->i", run, run)
+            for runs in _runs(part, part.shape[1], _RUN):
+                runs = runs.astype(np.float64) if wide else runs
+                squares = np.matmul(runs[:, :, None], runs[..., None])  # [runs, count, 1, 1], each a dot product
+                term += squares[..., 0, 0].sum(axis=0, dtype=np.float64)
             terms.append(term)
         return terms
 
