@@ -19,10 +19,12 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
+import steelyard
 from benchmarks.aggregation import take_turns
 from benchmarks.memory import peak_during
 from benchmarks.models import eleven_million, random_model
 from steelyard.flower import Steelyard, to_record
+from steelyard.flower.courier import TOLD
 
 BAR, MEMORY, BUDGET = 8.0, 2.5e9, "1 GB"
 
@@ -58,6 +60,9 @@ class Nodes:
         }
         content = RecordDict({"arrays": to_record(noisy), "metrics": MetricRecord({"num-examples": 100 + node})})
         content["steelyard"] = ConfigRecord({"partition-id": node})
+        if "steelyard.sent" in message.content:  # a client term's vectors: the client tells how its own has changed
+            total = sum(tensor.numel() for tensor in self.model.values())
+            content[TOLD] = to_record({"scaffold.control": 0.01 * torch.randn(total, generator=noise)})
         return Message(content, reply_to=message)
 
 
@@ -108,10 +113,11 @@ def in_hand(clients: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def spooled(clients: int) -> None:
+def spooled(clients: int, term: str) -> None:
     """One round under the budget, in a process of its own; prints what the process held at most beyond its start."""
     nodes = Nodes(clients, random_model(eleven_million(), 0))
-    strategy = Steelyard("fedawa", min_train_nodes=clients, fraction_evaluate=0.0, memory=BUDGET)
+    algorithm = steelyard.Algorithm("fedawa", client=term or None)
+    strategy = Steelyard(algorithm, min_train_nodes=clients, fraction_evaluate=0.0, memory=BUDGET)
     model = to_record(nodes.model)
     most = peak_during(lambda: strategy.start(nodes, model, num_rounds=1, timeout=600))  # type: ignore[arg-type]
     print(json.dumps(most))
@@ -121,23 +127,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--spooled", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--spooled", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("out/bench-flower.json"))
     chosen = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    if chosen.spooled:
-        return spooled(chosen.clients)
+    if chosen.spooled is not None:
+        return spooled(chosen.clients, chosen.spooled)
     found = in_hand(chosen.clients, chosen.rounds)
     for name, one in found.items():
         print(f"{name:18s} {one['seconds']:7.3f} s   {one['times faster']:5.1f}x   {one['memory'] / 1e9:5.2f} GB more")
-    command = [sys.executable, "-m", "benchmarks.flower", "--spooled", "--clients", str(chosen.clients)]
-    held = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    print(f"with a budget of {BUDGET}: {held / 1e9:.2f} GB at most, replies included")
+    held = {}
+    for term in ("", "scaffold"):
+        command = [sys.executable, "-m", "benchmarks.flower", "--clients", str(chosen.clients), "--spooled", term]
+        held[term or "fedawa"] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    for name, most in held.items():
+        print(f"with a budget of {BUDGET}, {name}: {most / 1e9:.2f} GB at most, replies included")
     ours = found["ours, unguarded"]
     print(f"bars: {BAR:g}x (unguarded: the same work) {'holds' if ours['times faster'] >= BAR else 'MISSED'}, ", end="")
     print(f"{MEMORY / 1e9:g} GB {'holds' if ours['memory'] <= MEMORY else 'MISSED'}, ", end="")
-    print(f"budget {'holds' if held <= 1e9 else 'MISSED'}")
+    print(f"budget {'holds' if max(held.values()) <= 1e9 else 'MISSED'}")
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(json.dumps({"in hand": found, "spooled": held}, indent=1))
     return None

@@ -50,16 +50,16 @@ class AtClient:
 
 @dataclass(frozen=True)
 class AtServer:
-    """What a term sees after the sum: everything may be changed in place where it says so.
+    """What a term sees after the sum, n coordinates at a time; some of it may be changed in place.
 
     Attributes:
-        theta: the new global model `[d]`; may be changed.
-        before: the global model the round started from `[d]`.
-        updates: the cohort's updates `[K, d]`.
+        theta: the new global model `[n]`; may be changed.
+        before: the global model the round started from `[n]`.
+        updates: the cohort's updates `[K, n]`.
         weights: their coefficients in the sum `[K]`.
-        old: the cohort's own vectors of this term before training, by slot `[K, d]`.
-        new: the same after training; may be changed.
-        kept: the server's vectors of this term, by slot `[d]`; may be changed.
+        old: the cohort's own vectors of this term before training, by slot `[K, n]`.
+        new: the same after training; may be changed by a term that says so in `writes_slots`.
+        kept: the server's vectors of this term, by slot `[n]`; may be changed.
         work: local steps of each client, momentum counted in (FedNova's a_i) `[K]`.
         lr: the learning rate of this round.
         population: number of all clients.
@@ -119,7 +119,10 @@ class ClientTerm(ABC):
         """Updates the clients' own vectors in place after the last step; `work` is FedNova's a_i `[C, 1]`."""
 
     def settle(self, at: AtServer) -> None:  # noqa: B027
-        """Updates vectors, and possibly the model, at the server after the sum."""
+        """Updates vectors, and possibly the model, at the server after the sum: coordinate by coordinate.
+
+        It is called for one stretch of the model after another, possibly from several threads.
+        """
 
     def shown(self, theta: torch.Tensor, kept: Vectors) -> torch.Tensor:
         """The model to evaluate, where it is not the one that is sent."""

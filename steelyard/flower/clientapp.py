@@ -19,6 +19,7 @@ from steelyard.client.local import Local
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.data import Dataset, Federation, load
+from steelyard.flower.courier import TOLD
 from steelyard.flower.inbox import OURS
 from steelyard.flower.records import to_record, to_state_dict
 from steelyard.metrics import MEANING
@@ -158,7 +159,7 @@ class _Job:
         self._remember(context)
         told = [f"{term.name}.{slot}" for term in work.algorithm.client for slot in term.told_slots]
         if told:
-            reply[f"{OURS}.told"] = to_record({name: buffers.staged[name][0] - before[name] for name in told})
+            reply[TOLD] = to_record({name: buffers.staged[name][0] - before[name] for name in told})
         return reply
 
     def evaluate(self, received: ArrayRecord) -> dict[str, Any]:

@@ -22,9 +22,12 @@ from steelyard.core.errors import SteelyardError
 from steelyard.flower.records import num_bytes, to_state_dict
 from steelyard.stores.safetensors import Checkpoint
 
-SPOOLED = "steelyard.spool"  # the record that stands for arrays on disk
+TOLD = "steelyard.told"  # the record of changes in what a client keeps
+SPOOLED = "steelyard.spool"  # the record that stands for a model on disk
+SPOOLED_TOLD = f"{SPOOLED}.told"
 _POLL = 0.2  # seconds between looks for replies
 _OWN = 6  # models the server needs beside the replies: global, new, as sent, on the way in and out
+_VECTOR = 3  # the same for a vector that a client term sends or is told: kept, as sent, on the way
 
 
 def budget(memory: int | str | None) -> int:
@@ -40,25 +43,36 @@ def budget(memory: int | str | None) -> int:
 
 
 class Spool:
-    """Replies' arrays within a budget: the first ones stay in memory, the others become files."""
+    """Replies' arrays within a budget: the first ones stay in memory, the others become files.
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    Client terms send and are told vectors of the model's size beside the model.
+    """
+
+    def __init__(self, limit: int, sent: int = 0, told: int = 0) -> None:
+        self.limit, self.told, self.own = limit, told, _OWN + _VECTOR * (sent + told)
         self.folder: Path | None = None
         self.held = self.files = 0
 
     def room(self, model: int) -> int:
-        """How many more replies of this size fit into memory."""
-        return max(0, self.limit - _OWN * model - self.held) // max(1, model)
+        """How many more replies with a model of this size fit into memory."""
+        return max(0, self.limit - self.own * model - self.held) // max(1, (1 + self.told) * model)
 
     def take(self, reply: Message, key: str) -> None:
         """Keeps the reply's arrays, or puts them aside and leaves a note."""
-        name = array_name(reply.content, key) if reply.has_content() else None
+        if not reply.has_content():
+            return
+        name = array_name(reply.content, key)
         if name is None:
             return
-        record = reply.content.array_records[name]
+        left = self.limit - self.own * num_bytes(reply.content.array_records[name])
+        self._hold(reply.content, name, SPOOLED, left)
+        if TOLD in reply.content.array_records:
+            self._hold(reply.content, TOLD, SPOOLED_TOLD, left)
+
+    def _hold(self, content: RecordDict, name: str, note: str, left: int) -> None:
+        record = content.array_records[name]
         size = num_bytes(record)
-        if self.held + size <= self.limit - _OWN * size:
+        if self.held + size <= left:
             self.held += size
             return
         try:
@@ -70,8 +84,8 @@ class Spool:
             raise SteelyardError(
                 f"{self.folder}: {error.strerror}: make room, or set TMPDIR to where there is"
             ) from error
-        reply.content[SPOOLED] = ConfigRecord({"path": str(path)})
-        del reply.content[name]
+        content[note] = ConfigRecord({"path": str(path)})
+        del content[name]
 
     def _path(self) -> Path:
         if self.folder is None:
@@ -86,10 +100,10 @@ class Spool:
         self.folder, self.held, self.files = None, 0, 0
 
 
-def spooled(content: RecordDict) -> Checkpoint | None:
+def spooled(content: RecordDict, note: str = SPOOLED) -> Checkpoint | None:
     """The arrays that were put aside, if they were."""
-    note = content.config_records.get(SPOOLED)
-    return None if note is None else Checkpoint(str(note["path"]))
+    found = content.config_records.get(note)
+    return None if found is None else Checkpoint(str(found["path"]))
 
 
 class Courier:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
 
-import torch
 from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
-from steelyard.flower.courier import array_name, spooled
-from steelyard.flower.records import RecordSource, to_state_dict
+from steelyard.flower.courier import SPOOLED_TOLD, TOLD, array_name, spooled
+from steelyard.flower.records import RecordSource
 from steelyard.flower.server import Replies
 from steelyard.metrics import MEANING, Table
 from steelyard.stores.slices import Source
@@ -118,7 +117,7 @@ def sort_out(
             answers[node] = reply
     box = Inbox(Replies({}, {}, {}, {}), {}, {}, [], strays)
     models: dict[ClientId, Source] = {}
-    told: dict[ClientId, dict[str, torch.Tensor]] = {}
+    told: dict[ClientId, Source] = {}
     refused: dict[ClientId, str] = {}
     for node in sorted(asked):
         if node not in answers or _expired(answers[node]):
@@ -136,7 +135,9 @@ def sort_out(
             continue
         try:
             models[client] = _model(reply.content, key)
-            told[client] = _told(reply.content)
+            changes = _told(reply.content)
+            if changes is not None:
+                told[client] = changes
             box.contents[client] = reply.content
         except SteelyardError as error:
             refused[client] = str(error)
@@ -159,9 +160,9 @@ def _model(content: RecordDict, key: str) -> Source:
     return RecordSource(content.array_records[name])
 
 
-def _told(content: RecordDict) -> dict[str, torch.Tensor]:
-    record = content.array_records.get(f"{OURS}.told")
-    return {} if record is None else to_state_dict(record)
+def _told(content: RecordDict) -> Source | None:
+    record = content.array_records.get(TOLD)
+    return spooled(content, SPOOLED_TOLD) if record is None else RecordSource(record)
 
 
 def _table(contents: dict[ClientId, RecordDict], examples: str) -> Table:

@@ -13,8 +13,9 @@ from steelyard.algorithm import Algorithm
 from steelyard.core import round as rounds
 from steelyard.core.errors import NoValidClients, SteelyardError
 from steelyard.core.layout import Layout
+from steelyard.core.settling import Settling
 from steelyard.core.table import ClientId, sort_key
-from steelyard.core.term import AtServer, ClientTerm
+from steelyard.core.term import ClientTerm
 from steelyard.metrics import MEANING, Table, refused_by_metrics
 from steelyard.server.probe import Probe
 from steelyard.sim.executors import one_thread
@@ -35,13 +36,13 @@ class Replies:
     Attributes:
         models: by client id.
         metrics: by name, then by client id.
-        told: changes of vectors that clients keep, by client id, then by `term.slot`.
+        told: changes of vectors that clients keep, by client id: flat, each under `term.slot`.
         refused: clients whose reply is not to be looked at, with the reason.
     """
 
     models: Mapping[ClientId, Source]
     metrics: Table
-    told: Mapping[ClientId, Mapping[str, torch.Tensor]]
+    told: Mapping[ClientId, Source]
     refused: Mapping[ClientId, str]
 
 
@@ -126,12 +127,13 @@ class Server:
                 outcome = rounds.run(self.rule, store, job, sink)
             except NoValidClients as error:
                 outcome = rounds.nothing(store.without(error.quarantined), job, str(error))
+            if not outcome.void:
+                self._settle(outcome, sink, model, replies, population)
         weights = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
         outcome.report.update({} if outcome.void else told(table, outcome.store.ids))
         record = plain(outcome.report, weights, outcome.weights)
         if outcome.void:
             return Made(None, None, record, (), {})
-        self._settle(outcome, sink, replies, population)
         self.state = outcome.state
         made = sink.state()
         ids = outcome.store.ids
@@ -148,41 +150,37 @@ class Server:
             )
         return {**refused_by_metrics(self.rule, table, ids), **replies.refused} if ids else dict(replies.refused)
 
-    def _settle(self, outcome: rounds.Outcome, sink: MemorySink, replies: Replies, population: int) -> None:
+    def _settle(
+        self, outcome: rounds.Outcome, sink: MemorySink, model: Source, replies: Replies, population: int
+    ) -> None:
         """Lets terms update what the server keeps, and possibly the model."""
-        ids, layout = outcome.store.ids, sink.layout
-        base = torch.empty(0)
-        terms = [term for term in self.algorithm.client if type(term).settle is not ClientTerm.settle]
-        if terms or "move" in self.sent:
-            rows = outcome.store.rows(0, layout.dim, outcome.store.scratch(layout.dim))
-            base, updates = rows[-1], rows[:-1]
-        for term in terms:
-            told = {slot: self._told(f"{term.name}.{slot}", ids, replies, layout) for slot in term.told_slots}
-            term.settle(
-                AtServer(
-                    theta=sink.flat,
-                    before=base,
-                    updates=updates,
-                    weights=torch.from_numpy(outcome.weights.mean(axis=0)).to(sink.flat.dtype),
-                    old={slot: torch.zeros(1, 1).expand_as(rows) for slot, rows in told.items()},
-                    new=told,
-                    kept={slot: self.sent[f"{term.name}.{slot}"] for slot in term.server_slots},
-                    work=torch.ones(len(ids)),
-                    lr=float("nan"),
-                    population=population,
-                )
-            )
-        if "move" in self.sent:
-            torch.sub(sink.flat, base, out=self.sent["move"])
+        ids, real = outcome.store.ids, sink.flat.dtype
+        slots = [f"{term.name}.{slot}" for term in self.algorithm.client for slot in term.told_slots]
+        sound = {name: _sound(name, ids, replies.told, sink.layout) for name in slots}
 
-    def _told(self, name: str, ids: Sequence[ClientId], replies: Replies, layout: Layout) -> torch.Tensor:
-        """The changes of a vector that clients keep, `[K, d]`; who sent none, or a wrong one, changed nothing."""
-        rows = torch.zeros(len(ids), layout.dim, dtype=layout.row_dtype)
-        for row, client in zip(rows, ids, strict=True):
-            change = replies.told.get(client, {}).get(name)
-            if change is not None and change.shape == row.shape and bool(torch.isfinite(change).all()):
-                row.copy_(change)
-        return rows
+        def own(term: ClientTerm, part: slice) -> tuple[Vectors, Vectors]:
+            new: Vectors = {}
+            for slot in term.told_slots:
+                new[slot] = torch.zeros(len(ids), part.stop - part.start, dtype=real)
+                for row, source in sound[f"{term.name}.{slot}"].items():
+                    source.read(f"{term.name}.{slot}", part.start, new[slot][row])
+            return {slot: torch.zeros(1, 1, dtype=real).expand_as(rows) for slot, rows in new.items()}, new
+
+        Settling(
+            store=outcome.store,
+            theta=sink.flat,
+            weights=torch.from_numpy(outcome.weights.mean(axis=0)).to(real),
+            own=own,
+            file=None,
+            kept=self.sent,
+            work=torch.ones(len(ids)),
+            lr=float("nan"),
+            population=population,
+        ).run(self.algorithm.client)
+        if "move" in self.sent:
+            for leaf in sink.layout.params:
+                part, before = slice(leaf.start, leaf.stop), model.load(leaf.name).reshape(-1).to(real)
+                torch.sub(sink.flat[part], before, out=self.sent["move"][part])
 
     def _shown(self, made: State, sink: MemorySink) -> State:
         """The model to evaluate: the one that is sent, unless a term says otherwise."""
@@ -203,3 +201,22 @@ class Server:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes back to a snapshot."""
         self.state, self.sent = state["rule"], dict(state["sent"])
+
+
+def _sound(name: str, ids: Sequence[ClientId], told: Mapping[ClientId, Source], layout: Layout) -> dict[int, Source]:
+    """Who told a vector that can be used, by row; who sent none, or a wrong one, changed nothing."""
+    found: dict[int, Source] = {}
+    some = torch.empty(min(layout.dim, kernels.BLOCK), dtype=layout.row_dtype)
+    for row, client in enumerate(ids):
+        source = told.get(client)
+        shape, dtype = (None, torch.bool) if source is None else source.shapes.get(name, (None, torch.bool))
+        if source is None or shape != (layout.dim,) or not dtype.is_floating_point:
+            continue
+        for start in range(0, layout.dim, kernels.BLOCK):
+            part = some[: min(kernels.BLOCK, layout.dim - start)]
+            source.read(name, start, part)
+            if not rounds.finite(part):
+                break
+        else:
+            found[row] = source
+    return found

@@ -100,7 +100,9 @@ class Steelyard(FedAvg):
         self.population, self.mean_examples = population, mean_examples
         self.journal = Journal(out, checkpoint_dir, resume, checkpoint_every, keep=2)
         self.server = Server(made, probe, seed, diagnose=self.journal.path is not None)
-        self.names, self.spool = Names(id_key), Spool(budget(memory))
+        terms = made.client
+        vectors = sum(len(term.server_slots) for term in terms), sum(len(term.told_slots) for term in terms)
+        self.names, self.spool = Names(id_key), Spool(budget(memory), *vectors)
         self.rounds, self.done, self.voids, self.timeout, self.started = 0, 0, 0, _TIMEOUT, False
         self.model: ArrayRecord | None = None  # as sent
         self.shown: ArrayRecord | None = None  # as returned, where that is another one

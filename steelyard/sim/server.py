@@ -11,8 +11,9 @@ from steelyard.core import round as rounds
 from steelyard.core.errors import NoValidClients
 from steelyard.core.gram import Array
 from steelyard.core.report import Report
+from steelyard.core.settling import Settling
 from steelyard.core.table import ClientId
-from steelyard.core.term import AtServer
+from steelyard.core.term import ClientTerm, Vectors
 from steelyard.metrics import refused_by_metrics
 from steelyard.sim.buffers import Buffers
 from steelyard.sim.checkpoint import Snapshot
@@ -130,24 +131,28 @@ class Server:
         accepted = set(outcome.store.ids)
         cohort = [seat for seat in seats if seat.row >= 0 and work.federation.ids[seat.client] in accepted]
         theta = sink.flat
-        for term in work.algorithm.client:
-            old, new = self._rows(term.name, term.client_slots, cohort)
-            rows = outcome.store.rows(0, work.model.layout.dim, None)
-            at = AtServer(
-                theta=theta,
-                before=buffers.theta,
-                updates=rows[:-1],
-                weights=torch.from_numpy(outcome.weights.mean(axis=0)).to(theta.dtype),
-                old=old,
-                new=new,
-                kept=self._kept(term.name, term.server_slots),
-                work=buffers.work[[seat.place for seat in cohort]],
-                lr=work.local.rate(number, work.rounds),
-                population=len(work.federation.ids),
-            )
-            term.settle(at)
+        clients, places = [seat.client for seat in cohort], [seat.place for seat in cohort]
+
+        def own(term: ClientTerm, part: slice) -> tuple[Vectors, Vectors]:
+            names = {slot: f"{term.name}.{slot}" for slot in term.told_slots}
+            old = {slot: buffers.tables[name][clients, part] for slot, name in names.items()}
+            return old, {slot: buffers.staged[name][places, part] for slot, name in names.items()}
+
+        def file(term: ClientTerm, part: slice, new: Vectors) -> None:
             for slot, changed in new.items():
-                buffers.staged[f"{term.name}.{slot}"][[seat.place for seat in cohort]] = changed
+                buffers.staged[f"{term.name}.{slot}"][places, part] = changed
+
+        Settling(
+            store=outcome.store,
+            theta=theta,
+            weights=torch.from_numpy(outcome.weights.mean(axis=0)).to(theta.dtype),
+            own=own,
+            file=file,
+            kept=buffers.sent,
+            work=buffers.work[places],
+            lr=work.local.rate(number, work.rounds),
+            population=len(work.federation.ids),
+        ).run(work.algorithm.client)
         if "move" in buffers.sent:
             torch.sub(theta, buffers.theta, out=buffers.sent["move"])
         buffers.theta.copy_(theta)
@@ -163,14 +168,6 @@ class Server:
             self.known.update(seat.client for seat in filed)
             for seat in filed:
                 buffers.steps_taken[seat.client] += buffers.steps[seat.place]
-
-    def _rows(
-        self, name: str, slots: Sequence[str], cohort: Sequence[Seat]
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """A term's vectors of the cohort, before and after training, `[K, d]`."""
-        clients, places = [seat.client for seat in cohort], [seat.place for seat in cohort]
-        old = {slot: self.buffers.tables[f"{name}.{slot}"][clients] for slot in slots}
-        return old, {slot: self.buffers.staged[f"{name}.{slot}"][places] for slot in slots}
 
     def snapshot(self, round: int, progress: Mapping[str, Any], identity: str) -> Snapshot:
         """Everything a run needs to go on after this round, in memory of its own; the model as it is shown."""

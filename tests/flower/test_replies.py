@@ -6,7 +6,8 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message
 
-from steelyard.flower import to_record
+import steelyard
+from steelyard.flower import to_record, to_state_dict
 from steelyard.sim.rundir import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
@@ -173,3 +174,33 @@ def test_too_few_nodes_do_not_hang():
     made = runs.strategy("fedavg", min_available_nodes=9)
     with pytest.raises(Exception, match=r"5 of 9 nodes are connected after 0.1 s"):
         made.start(LocalGrid(runs.app(), runs.COUNT), to_record(runs.model("mlp").state_dict()), timeout=0.1)
+
+
+@pytest.mark.parametrize("wrong", ["missing", "nan", "short", "integers", "another name"])
+def test_a_vector_that_cannot_be_used_changes_nothing_at_the_server(wrong):
+    """SCAFFOLD's server variate moves by what the others tell; the client's model counts all the same."""
+
+    def control(spoil):
+        def change(number, reply):
+            if number == 2:
+                told = to_state_dict(reply.content["steelyard.told"])["scaffold.control"]
+                spoil(reply.content, told)
+            return reply
+
+        made = runs.strategy(steelyard.Algorithm("fedavg", client="scaffold"))
+        runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=change), rounds=1)
+        return made.server.sent["scaffold.control"]
+
+    def put(values, name="scaffold.control"):
+        return lambda content, told: content.update({"steelyard.told": to_record({name: values(told)})})
+
+    spoils = {
+        "missing": lambda content, told: content.pop("steelyard.told"),
+        "nan": put(lambda told: torch.where(torch.arange(len(told)) == 7, torch.nan, told)),
+        "short": put(lambda told: told[:-1]),
+        "integers": put(lambda told: told.long()),
+        "another name": put(lambda told: told, "scaffold.other"),
+    }
+    silent = control(put(torch.zeros_like))
+    assert torch.equal(control(spoils[wrong]), silent)
+    assert not torch.equal(control(put(lambda told: told)), silent)

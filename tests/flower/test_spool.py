@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.flower.courier import Spool, budget
 from steelyard.flower.records import num_bytes, to_record
@@ -48,6 +49,32 @@ def test_from_disk_the_same_bits(kind, fit, tmp_path, monkeypatch):
     assert max(written) == runs.COUNT - fit
     assert runs.same(runs.params(plain), runs.params(result))
     assert list(tmp_path.glob("steelyard-spool-*")) == []  # swept
+
+
+@pytest.mark.parametrize("client", ["scaffold", "feddyn:form=fedlaw"])
+@pytest.mark.parametrize("fit", [0, 3])
+def test_what_clients_tell_of_their_own_vectors_goes_to_disk_too(client, fit, monkeypatch):
+    size = num_bytes(to_record(runs.model("mlp").state_dict()))
+    algorithm = steelyard.Algorithm("fedavg", client=client)
+    plain = runs.start(runs.strategy(algorithm))
+    made, held, real = runs.strategy(algorithm), [], Spool.take
+    made.spool.limit = (made.spool.own + fit) * size
+
+    def take(self, reply, key):
+        real(self, reply, key)
+        held.append((self.held, [name for name in reply.content.array_records if reply.content.array_records[name]]))
+
+    monkeypatch.setattr(Spool, "take", take)
+    result = runs.start(made)
+    assert max(most for most, _ in held) <= fit * size
+    assert any(names == [] for _, names in held)  # neither the model nor the vector stayed in memory
+    assert runs.same(runs.params(plain), runs.params(result))
+
+
+def test_a_reply_with_vectors_takes_the_room_of_several():
+    assert Spool(120).room(10) == 6
+    assert Spool(120, sent=1).room(10) == 3  # the server holds vectors of its own
+    assert Spool(150, told=1).room(10) == 3
 
 
 def test_it_pulls_no_more_than_there_is_room_for():
