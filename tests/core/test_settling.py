@@ -45,13 +45,19 @@ def test_stretches_give_what_the_whole_gives(term, slot, threads):
 
     with kernels.parallel(threads):
         Settling(again, theta2, weights, own, file, {f"{term.name}.{slot}": kept2}, work, 0.1, 9).run([term])
-    assert sum(asked) == D and max(asked) <= kernels.BLOCK  # noqa: PT018
+    assert sum(asked) == D
+    assert max(asked) <= kernels.BLOCK
     for ours, whole in ((theta2, theta), (kept2, kept), (new2, new)):
         assert torch.allclose(ours, whole, rtol=1e-6, atol=1e-6)
     assert not torch.equal(kept2 if term.server_slots else new2, parts()[3 if term.server_slots else 2])
 
 
 def test_nothing_is_read_for_terms_that_do_not_settle(monkeypatch):
-    monkeypatch.setattr(kernels, "combine", lambda *_: pytest.fail("read for nothing"))
-    store, _, _, _, theta = parts()
-    Settling(store, theta, torch.ones(K), None, None, {}, torch.ones(K), 0.1, 9).run([steelyard.fedcos()])
+    passes = []
+    monkeypatch.setattr(kernels, "combine", lambda *given: passes.append(given))
+    store, _, _, kept, theta = parts()
+    end = Settling(store, theta, torch.ones(K), None, None, {"scaffold.control": kept}, torch.ones(K), 0.1, 9)
+    end.run([steelyard.fedcos()])
+    assert passes == []
+    end.run([steelyard.fedcos(), steelyard.scaffold()])
+    assert len(passes) == 1
