@@ -24,29 +24,34 @@ from steelyard.weightings.chain import Chain, parse_rule, rooted
 _PLUS = re.compile(r"(?<![0-9][eE])\+")  # not the one in 1e+3
 
 
-def parse_optimizer(spec: str | ServerOptimizer) -> ServerOptimizer:
-    """A server optimizer from its text form (`"momentum:beta=0.9"`)."""
-    made: ServerOptimizer = _made(spec, OPTIMIZERS, ServerOptimizer, "a server optimizer")
+_NONE = (None, "", "none")
+
+
+def parse_optimizer(spec: str | ServerOptimizer | None) -> ServerOptimizer | None:
+    """A server optimizer from its text form (`"momentum:beta=0.9"`); None for `"none"`."""
+    made: ServerOptimizer | None = _made(spec, OPTIMIZERS, ServerOptimizer, "a server optimizer")
     return made
 
 
-def parse_refiner(spec: str | Refiner) -> Refiner:
-    """A refiner from its text form (`"feddf:epochs=100"`)."""
-    made: Refiner = _made(spec, REFINERS, Refiner, "a refiner")
+def parse_refiner(spec: str | Refiner | None) -> Refiner | None:
+    """A refiner from its text form (`"feddf:epochs=100"`); None for `"none"`."""
+    made: Refiner | None = _made(spec, REFINERS, Refiner, "a refiner")
     return made
 
 
 def parse_terms(spec: Any) -> Terms:
     """Client terms from their text form (`"fedprox:mu=0.01+fedcos"`), one term, a sum of them, or None."""
-    if spec is None or isinstance(spec, Terms):
-        return spec or Terms()
-    if isinstance(spec, str):
-        parts = _PLUS.split(spec) if spec.strip() not in ("", "none") else []
+    if isinstance(spec, Terms):
+        return spec
+    if isinstance(spec, str) or spec is None:
+        parts = _PLUS.split(spec) if spec and spec.strip() not in _NONE else []
         return reduce(Terms.__add__, (parse_terms(_made(part, TERMS, ClientTerm, "")) for part in parts), Terms())
     return Terms((_made(spec, TERMS, ClientTerm, "a client term"),))
 
 
 def _made(spec: Any, registry: Any, wanted: type[Any], what: str) -> Any:
+    if spec in _NONE:
+        return None
     made = parse(spec, registry) if isinstance(spec, str) else spec() if isinstance(spec, type) else spec
     if not isinstance(made, wanted):
         raise SteelyardError(f"{spec!r} is a {type(made).__name__}, not {what} or its text form")
@@ -82,13 +87,11 @@ class Algorithm:
         broadcast: str | Broadcast | None = None,
         refine: str | Refiner | None = None,
     ) -> None:
-        plain = (None, "", "none")
         object.__setattr__(self, "weighting", parse_rule(weighting))
         object.__setattr__(self, "client", parse_terms(client))
-        object.__setattr__(self, "server", None if server in plain else parse_optimizer(server))
-        sent = None if broadcast in plain else _made(broadcast, BROADCASTS, Broadcast, "a broadcast")
-        object.__setattr__(self, "broadcast", sent)
-        object.__setattr__(self, "refine", None if refine in plain else parse_refiner(refine))
+        object.__setattr__(self, "server", parse_optimizer(server))
+        object.__setattr__(self, "broadcast", _made(broadcast, BROADCASTS, Broadcast, "a broadcast"))
+        object.__setattr__(self, "refine", parse_refiner(refine))
         self._check()
 
     def _check(self) -> None:

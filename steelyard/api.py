@@ -90,11 +90,11 @@ def aggregate(
     the round is void instead: `out.params` is the base model and `out.report["void"]` says why.
     """
     root = rooted(parse_rule(rule))
-    refiner = None if refine is None else parse_refiner(refine)
+    refiner = parse_refiner(refine)
     wanting = rounds.in_need(root, refiner)
     if wanting and probe is None:
         raise SteelyardError(rounds.NO_PROBE.format(rule=wanting))
-    optimizer = None if server is None else parse_optimizer(server)
+    optimizer = parse_optimizer(server)
     if isinstance(clients, UpdateStore):
         store, given = clients, clients.given
         if ids is not None or kinds is not None:

@@ -100,7 +100,7 @@ class Merge:
         on_read: Callable[[int], None] | None = None,
     ) -> rounds.Outcome:
         """Writes the merged checkpoint to `out`, atomically; `on_read` hears of every read."""
-        optimizer = None if server is None else parse_optimizer(server)
+        optimizer = parse_optimizer(server)
         job = rounds.Round(self.table, state or {}, round, optimizer)
         store = replace(self.store, on_read=on_read)
         metadata = {"format": "pt", "merged_by": f"steelyard {__version__}", "rule": to_text(self.rule)}

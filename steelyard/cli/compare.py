@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from steelyard.cli.run import fail
+from steelyard.cli.say import fail
 from steelyard.cli.sweep import MetricName, print_table
 from steelyard.core.errors import SteelyardError
 

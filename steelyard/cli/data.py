@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from steelyard.cli.run import fail
+from steelyard.cli.say import fail
 from steelyard.core.errors import SteelyardError
 from steelyard.data.homes import HOMES, File, bring, named
 from steelyard.data.sources import SOURCES, VARIABLE, Source, data_directory

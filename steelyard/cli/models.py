@@ -9,7 +9,7 @@ import typer
 from torch import nn
 
 from steelyard.cli.listing import Json, about, print_rows
-from steelyard.cli.run import fail
+from steelyard.cli.say import fail
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import Entry
 from steelyard.models import MODELS

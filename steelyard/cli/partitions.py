@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steelyard.cli.listing import Json, about, print_rows
-from steelyard.cli.run import fail
+from steelyard.cli.say import fail
 from steelyard.core.errors import SteelyardError
 from steelyard.core.text import parse
 from steelyard.data import PARTITIONS, Federation, corrupt, load

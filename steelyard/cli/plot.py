@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from steelyard.cli.report import Target
-from steelyard.cli.run import fail
+from steelyard.cli.say import fail
 from steelyard.core.errors import SteelyardError
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from steelyard.cli.run import fail
+from steelyard.cli.say import fail
 from steelyard.core.errors import SteelyardError
 
 Directories = Annotated[list[Path], typer.Argument(help="Run directories, or directories of runs.")]

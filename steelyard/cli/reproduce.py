@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table as Shown
 
-from steelyard.cli.run import Quiet, fail
+from steelyard.cli.run import Quiet
+from steelyard.cli.say import fail
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from steelyard.cli.say import fail
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.callbacks import Callback
 from steelyard.sim.history import History
@@ -22,12 +23,6 @@ if TYPE_CHECKING:  # pydantic takes a while to load: only commands that need it 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON per round instead.")]
 Workers = Annotated[int | None, typer.Option(help="Processes; one per core by default. Results do not depend on it.")]
-
-
-def fail(error: Exception | str, code: int = 2) -> NoReturn:
-    """One line on standard error, and a code that says it failed."""
-    Console(stderr=True).print(f"[red]steelyard:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
-    raise typer.Exit(code)
 
 
 def run(

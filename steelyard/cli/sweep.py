@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table as Shown
 from rich.text import Text
 
-from steelyard.cli.run import Quiet, fail
+from steelyard.cli.run import Quiet
+from steelyard.cli.say import fail
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from steelyard.cli.report import Directories, Open, Target
-from steelyard.cli.run import fail
+from steelyard.cli.say import fail
 from steelyard.core.errors import SteelyardError
 
 

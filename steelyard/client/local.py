@@ -74,8 +74,7 @@ class Local:
             raise SteelyardError("nesterov=True with momentum=0: give a momentum")
         if self.momentum and self.optimizer == "adam":
             raise SteelyardError(f"momentum={self.momentum} belongs to sgd: adam has betas")
-        for beta in self.betas:
-            checks.number("betas", beta, 0.0, 1.0)
+        checks.betas(self.betas)
         checks.number("eps", self.eps, 0.0, open_low=True)
         object.__setattr__(self, "schedule", parse_schedule(self.schedule))
         object.__setattr__(self, "augment", parse_augmentation(self.augment))

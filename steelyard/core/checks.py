@@ -26,3 +26,10 @@ def whole(name: str, value: Any, low: int = 0) -> None:
     """The option must be a whole number, at least `low`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise SteelyardError(f"{name}={value!r}: use a whole number >= {low}")
+
+
+def betas(value: Any) -> None:
+    """Adam's two decay rates: at 1 its averages would never move, and their correction divides by zero."""
+    pair = isinstance(value, (tuple, list)) and len(value) == 2
+    if not pair or not all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in value):
+        raise SteelyardError(f"betas={value!r}: use two numbers in [0, 1)")

@@ -25,6 +25,14 @@ class UndeclaredNeed(SteelyardError):
     """A rule looked at something its `needs` do not declare."""
 
 
+class RefusedReports(SteelyardError):
+    """Some clients' reports make no sense to the rule that asked for them; `refused` are they, with the reason."""
+
+    def __init__(self, refused: dict[str | int, str]) -> None:
+        self.refused = refused
+        super().__init__("; ".join(f"{client!r}: {reason}" for client, reason in refused.items()))
+
+
 class NonFiniteUpdate(SteelyardError):
     """Some clients' updates hold NaN or infinity; `rows` are their positions in the store."""
 

@@ -68,6 +68,9 @@ class Registry:
     def __iter__(self) -> Iterator[Entry]:
         return iter(sorted(self._entries.values(), key=lambda entry: entry.name))
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
     def __getitem__(self, name: str) -> Entry:
         if name not in self._entries:
             raise SteelyardError(unknown(self.kind, name, sorted(self._entries)))

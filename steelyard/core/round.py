@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from steelyard import kernels
-from steelyard.core.errors import NonFiniteUpdate, NoValidClients, SteelyardError
+from steelyard.core.errors import NonFiniteUpdate, NoValidClients, RefusedReports, SteelyardError
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Granularity, Layers, Layout
 from steelyard.core.mixture import Mixture
@@ -72,7 +72,7 @@ class Outcome:
 
 
 def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
-    """Weighs and combines; a client found non-finite on the way is quarantined and the round starts over."""
+    """Weighs and combines; a client found to be of no use on the way is quarantined and the round starts over."""
     while True:
         if not store.ids:
             raise NoValidClients(dict(store.quarantined))
@@ -84,6 +84,8 @@ def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
                     "the base model itself holds NaN or infinity: nothing can be aggregated onto it"
                 ) from None
             store = store.without({store.ids[row]: NOT_FINITE for row in found.rows})
+        except RefusedReports as found:
+            store = store.without(found.refused)
 
 
 def in_need(rule: Weighting, refine: Refiner | None = None) -> str | None:

@@ -15,15 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.core import checks
-from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
-from steelyard.core.registry import RULES
-from steelyard.core.text import parse
 from steelyard.diagnostics.recorded import Rounds, Run, by_client, history_of, series
 from steelyard.lab import scores
-from steelyard.weightings.detectors import Detector, gradient_norm
+from steelyard.weightings.detectors import Detector, gradient_norm, parse_detector
 
-DETECTORS = ("eq6", "criticalfl_window")
 Flags = NDArray[np.bool_]
 
 
@@ -55,7 +51,7 @@ class Periods:
 
 def detect(fgn: Sequence[float] | Array, detector: str | Detector = "eq6") -> Flags:
     """Which rounds of a series of FGN, from round 1 on, a detector calls critical."""
-    rule = _detector(detector)
+    rule = parse_detector(detector)
     state: Any = {}
     flags = []
     for value in fgn:
@@ -70,7 +66,7 @@ def critical_periods(run: Run, detector: str | Detector = "eq6") -> Periods:
     `detector` is `eq6` (PA3Fed, Eq. 6; `eq6:delta=0.05`), `criticalfl_window` or a detector object. A void round has no
     FGN; the detector does not see it, as in the run.
     """
-    rule, history = _detector(detector), history_of(run)
+    rule, history = parse_detector(detector), history_of(run)
     if rule.average == "median":
         table = by_client(history, "reported.grad_norm")
         rounds = table.rounds
@@ -122,10 +118,3 @@ def _deviation(losses: Array, axis: int) -> float | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # columns that are all NaN: they are left out
         return float(np.nanstd(losses, axis=axis)[seen].mean())
-
-
-def _detector(given: str | Detector) -> Detector:
-    made = parse(given, RULES) if isinstance(given, str) else given
-    if not isinstance(made, Detector):
-        raise SteelyardError(f"detector={given!r}: not a detector: use {' or '.join(DETECTORS)}")
-    return made

@@ -8,6 +8,7 @@ from typing import Any
 from steelyard.algorithm import Algorithm
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, Entry
 from steelyard.flower.strategy import Steelyard
+from steelyard.weightings.detectors import is_detector
 
 _PLACES = (
     ("weighting", RULES),
@@ -39,13 +40,8 @@ def strategies() -> dict[str, tuple[str, Entry]]:
         _NAMES.get(entry.name, entry.make.__name__): (place, entry)
         for place, registry in _PLACES
         for entry in registry
-        if not entry.wraps and (place != "weighting" or _is_rule(entry))
+        if not entry.wraps and not is_detector(entry)
     }
-
-
-def _is_rule(entry: Entry) -> bool:
-    """Detectors share the registry."""
-    return entry.make.__module__.rpartition(".")[2] != "detectors"
 
 
 def strategy(name: str) -> type[Steelyard]:

@@ -60,7 +60,7 @@ def _proxy_epochs(config: Config) -> int:
     def epochs(rule: Weighting) -> int:
         return getattr(rule, "epochs", 0) + sum(epochs(part) for part in rule.parts)
 
-    refiner = None if config.refine is None else parse_refiner(config.refine)
+    refiner = parse_refiner(config.refine)
     return epochs(parse_rule(config.weighting)) + getattr(refiner, "epochs", 0)
 
 

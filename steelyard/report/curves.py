@@ -58,7 +58,7 @@ _KNOWN = {
     "divergence": Curve("Divergence of the updates", "divergence", "How far clients' updates are from the global one."),
     "shrinking": Curve("Shrinking", "norm", "Length of the step that gamma makes towards zero.", _LEARNED),
     "shrinking_ratio": Curve(
-        "Shrinking over the global step", "r", "FedLAW's r: the pull to zero over the step.", _LEARNED
+        "Global step over shrinking", "r", "FedLAW's r: the step over the pull to zero.", _LEARNED
     ),
     "fgn": Curve("Federated gradient norm", "FGN", "Weighted by size (PA3Fed): critical while it rises.", _LEARNED),
     "fgn_mean": Curve("Federated gradient norm, plain mean", "FGN", "CriticalFL's: critical while it rises.", _LEARNED),
@@ -182,9 +182,7 @@ def others(series: Sequence[Series], sections: Iterable[Section]) -> list[Figure
         if curve.section in wanted:
             made.append(over_rounds(series, name, number(name), curve))
     if "Geometry of the updates" in wanted:
-        norms = Curve("Length of clients' updates, mean", "norm", "How far clients move from the model they are sent.")
         cosines = Curve("Cosine to the global update, mean", "cosine", "Near one, clients agree with the mix of them.")
-        made.append(over_rounds(series, "norms", mean_of("norms"), norms))
         made.append(over_rounds(series, "mean_cosines", mean_of("cosines"), cosines))
     return [figure for figure in made if figure is not None]
 

@@ -146,5 +146,4 @@ class Adagrad(ServerOptimizer):
 def _check_adaptive(lr: float, betas: tuple[float, float], tau: float) -> None:
     checks.number("lr", lr, 0.0, open_low=True)
     checks.number("tau", tau, 0.0, open_low=True)
-    for beta in betas:
-        checks.number("betas", beta, 0.0, 1.0)
+    checks.betas(betas)

@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import time
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WRITTEN = ("accuracy", "loss", "effective_clients", "gamma", "coherence")
 
 
-class Logger(Callback):
+class Logger(Callback, ABC):
     """What all loggers share. `open`, `write` and `close` may raise what they like."""
 
     title: str

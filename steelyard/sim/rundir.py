@@ -143,7 +143,15 @@ def read_clients(path: Path) -> dict[str, Any] | None:
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The rounds on record; a half line at the end, of a run that was killed, is left out."""
     data = (path / ROUNDS).read_bytes() if (path / ROUNDS).exists() else b""
-    return [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+    records = []
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise SteelyardError(
+                f"{path / ROUNDS}, line {number}: not JSON: {error}: resume the run, to go on from its last checkpoint"
+            ) from None
+    return records
 
 
 def write_json(path: Path, value: Any, compact: bool = False) -> None:

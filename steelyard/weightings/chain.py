@@ -30,19 +30,27 @@ class Chain(Weighting):
     def __post_init__(self) -> None:
         if not self.rules:
             raise SteelyardError("chain() needs at least one rule")
-        layered: Weighting | None = None
         for rule in self.rules[1:]:
             if not rule.modifies:
                 raise SteelyardError(
                     f"{rule.name} ignores what comes before it in a chain: put it first, or leave out what is before it"
                 )
+        layered: Weighting | None = None
+        reducing: Weighting | None = None
         for rule in self.rules:
-            if layered is not None and rule.needs.gram and rule.needs.per_layer is None:
+            if reducing is not None and rule.needs.probe:
                 raise SteelyardError(
-                    f"{rule.name} looks at the whole model after {layered.name} weighed it layer by layer: "
-                    f"use per_layer({rule.name}), or put {rule.name} first"
+                    f"{rule.name} learns the weights of a sum, and {reducing.name} before it makes none: "
+                    "leave one of them out"
+                )
+            whole = (rule.needs.gram or rule.needs.probe) and rule.needs.per_layer is None
+            if layered is not None and whole:
+                cure = f"put {rule.name} first" if rule.needs.probe else f"use per_layer({rule.name}), or put it first"
+                raise SteelyardError(
+                    f"{rule.name} looks at the whole model after {layered.name} weighed it layer by layer: {cure}"
                 )
             layered = layered if rule.needs.per_layer is None else rule
+            reducing = rule if rule.needs.coordinates else reducing
         _ = self.needs  # raises if two rules cut the model into different layers
         object.__setattr__(self, "modifies", self.rules[0].modifies)
 

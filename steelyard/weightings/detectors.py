@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 
 from steelyard.core import checks
+from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.needs import Needs
-from steelyard.core.registry import RULES
+from steelyard.core.registry import RULES, Entry
 from steelyard.core.table import State
+from steelyard.core.text import parse
 from steelyard.core.view import View
 from steelyard.core.weighting import Card
 
@@ -53,6 +55,20 @@ class Detector(ABC):
         """Whether this round is critical, and the state for the next."""
         sizes = view.metric("num_examples") if self.average == "weighted" else None
         return self.check(gradient_norm(view.metric("grad_norm"), self.average, sizes), state)
+
+
+def parse_detector(spec: Any) -> Detector:
+    """A detector from its text form (`"eq6:delta=0.05"`); a detector is returned as it is."""
+    made = parse(spec, RULES) if isinstance(spec, str) else spec() if isinstance(spec, type) else spec
+    if not isinstance(made, Detector):
+        known = " or ".join(entry.name for entry in RULES if is_detector(entry))
+        raise SteelyardError(f"detector={spec!r}: not a detector: use {known}")
+    return made
+
+
+def is_detector(entry: Entry) -> bool:
+    """Detectors share the registry with rules, so that one syntax writes both."""
+    return isinstance(entry.make, type) and issubclass(entry.make, Detector)
 
 
 def gradient_norm(norms: Array, average: str, sizes: Array | None = None) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import RefusedReports, SteelyardError
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
@@ -25,7 +25,7 @@ class FedAvg(Weighting):
     """Weights proportional to a number each client reports: `num_examples`, or any other you name in `by`.
 
     Differs from common code: BatchNorm statistics are averaged with the same weights and integer counters keep their
-    dtype; a client that reports zero, negative or non-finite numbers is quarantined.
+    dtype; a client that reports no examples, a negative or a non-finite number is quarantined.
     """
 
     by: str = "num_examples"
@@ -47,8 +47,13 @@ class FedAvg(Weighting):
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """`w_k = n_k / sum_j n_j`."""
         sizes = view.metric(self.by)
-        if sizes.ndim != 1 or (sizes < 0).any() or sizes.sum() <= 0:
-            raise SteelyardError(f"by={self.by!r}: every client must report one number >= 0, and not all of them 0")
+        if sizes.ndim != 1:
+            raise SteelyardError(f"by={self.by!r}: clients report a list of numbers there, and a weight is one number")
+        negative = np.flatnonzero(sizes < 0)
+        if negative.size:
+            raise RefusedReports({view.ids[k]: f"negative {self.by}={sizes[k]:g}" for k in negative})
+        if not sizes.any():
+            raise SteelyardError(f"by={self.by!r}: every client reports 0, which weighs nobody")
         return Mixture.convex(sizes[None, :]), state
 
 

@@ -14,8 +14,8 @@ option names the point and a preset sets them all:
     init      "log": log n_k      "raw": n_k / n      softmax of raw fractions is nearly uniform: sizes are thrown away
     penalty   "model": d of the   "clients":          Eq. (3) measures the aggregated model, the code the clients' mean
               aggregated model    sum lambda_k d_k
-    euclidean "l2"                "mse"               for distance="euc" the code takes a mean square, about 0 for any
-    model weights   "after" the steps   "before" the last   the code's step only takes effect in the next round
+    euclidean "l2"                "mse"               for distance="euc" the code takes a mean square: about 0
+    weights   "after" the steps   "before" the last   the code's step only takes effect in the next round
     travel    1.5                 none                see below
 
 Both leave the number of steps open (the code's default is 1) and make a fresh optimizer every round: Adam, betas

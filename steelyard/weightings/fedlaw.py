@@ -31,7 +31,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -256,10 +256,7 @@ def optimizer(name: str, betas: tuple[float, float]) -> Step:
 def check_optimizer(name: str, betas: tuple[float, float]) -> None:
     """Refuses what is none."""
     checks.one_of("optimizer", name, "adam", "sgd")
-    if len(betas) != 2:
-        raise SteelyardError(f"betas={betas!r}: give two numbers")
-    for beta in betas:
-        checks.number("betas", beta, 0.0, 1.0)
+    checks.betas(betas)
 
 
 def rate(lr: float, epoch: int, halve: int) -> float:
@@ -284,18 +281,14 @@ def settled(
 ) -> tuple[Mixture, State]:
     """The mixture of what was learned, and the product of gammas so far."""
     before = float(state.get("gamma_product", 1.0))
-    bounded = floor is not None and before * gamma < floor
-    used = floor / before if bounded and floor is not None else gamma
-    mixture = prior.reweighted(shares[None])
-    mixture = Mixture(
-        mixture.weights * used,
-        mixture.base * used,
-        notes={
-            **mixture.notes,
-            "gamma": used,
-            "lambda": dict(zip(view.ids, shares.tolist(), strict=True)),
-            "gamma_product": before * used,
-            "gamma_bounded": f"{gamma:.4f} learned, raised to {used:.4f}" if bounded else None,
-        },
-    )
-    return mixture, {**state, "gamma_product": before * used}
+    bound = 0.0 if floor is None else floor / before
+    used = max(gamma, bound)
+    notes = {
+        "gamma": used,
+        "lambda": dict(zip(view.ids, shares.tolist(), strict=True)),
+        "gamma_product": before * used,
+        "gamma_bounded": f"{gamma:.4f} learned, raised to {used:.4f}" if gamma < bound else None,
+    }
+    mixture = prior.reweighted(shares[None], **notes)
+    shrunk = replace(mixture, weights=mixture.weights * used, base=mixture.base * used)
+    return shrunk, {**state, "gamma_product": before * used}

@@ -12,7 +12,7 @@ from steelyard.core.table import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
 from steelyard.weightings.chain import parse_rule
-from steelyard.weightings.detectors import Detector
+from steelyard.weightings.detectors import Detector, parse_detector
 
 
 @RULES.register
@@ -28,6 +28,7 @@ class Gate(Weighting):
     card = Card("the rule in critical periods, the prior outside", "", "as the rule inside", "as the rule inside")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "detector", parse_detector(self.detector))
         object.__setattr__(self, "rule", parse_rule(self.rule))
 
     @property

@@ -109,8 +109,8 @@ class Guard(Weighting):
         for k, client in enumerate(view.ids):
             if norms[k] == 0:
                 aside[client] = "zero update"
-            for name in ("loss", "grad_norm", "accuracy"):
-                if name in view.metrics and view.metrics[name][k] < 0:
+            for name, values in view.metrics.items():
+                if name.removesuffix("_before") in ("loss", "grad_norm", "accuracy") and values[k] < 0:
                     aside[client] = f"negative {name}"
         return aside
 
@@ -121,7 +121,7 @@ class Guard(Weighting):
     def _capped(self, name: str, values: Array) -> Array:
         if values.ndim != 1:
             return values
-        if name == "accuracy":
+        if name.removesuffix("_before") == "accuracy":
             return np.clip(values, 0.0, 1.0)
         middle = float(np.median(values))
         low = middle / self.metric_cap if name in _WORK else -np.inf

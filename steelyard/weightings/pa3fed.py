@@ -20,6 +20,7 @@ closed gate computes nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,7 @@ from steelyard.core.registry import RULES
 from steelyard.core.table import State, gather, scatter
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
-from steelyard.weightings.detectors import CriticalFLWindow, Detector, Eq6
-
-_DETECTORS: dict[str, Detector] = {"eq6": Eq6(), "criticalfl_window": CriticalFLWindow()}
+from steelyard.weightings.detectors import Detector, parse_detector
 
 
 @RULES.register
@@ -41,7 +40,7 @@ _DETECTORS: dict[str, Detector] = {"eq6": Eq6(), "criticalfl_window": CriticalFL
 class PA3Fed(Weighting):
     """Prior weights times `exp(-beta * (last score - score))` in critical periods.
 
-    `detector` is `"eq6"`, `"criticalfl_window"` or a detector object with options of its own.
+    `detector` is one, or its text form: `"eq6"`, `"criticalfl_window:window=5"`.
     """
 
     beta: float = 0.3
@@ -62,12 +61,12 @@ class PA3Fed(Weighting):
         checks.number("beta", self.beta)
         checks.one_of("score", self.score, "loss", "neg_loss", "accuracy")
         checks.one_of("model", self.model, "local", "global")
-        if isinstance(self.detector, str):
-            checks.one_of("detector", self.detector, *_DETECTORS)
+        if self._detector.name != self.detector:  # a plain name stays one, for the sake of a short text form
+            object.__setattr__(self, "detector", self._detector)
 
-    @property
+    @cached_property
     def _detector(self) -> Detector:
-        return _DETECTORS[self.detector] if isinstance(self.detector, str) else self.detector
+        return parse_detector(self.detector)
 
     @property
     def needs(self) -> Needs:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import steelyard
 from steelyard.cli.app import app
-from steelyard.core.registry import RULES
+from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.core.text import to_text
 from tests.rounds import cohort, equal, every_rule, reports
 from tests.stores.test_safetensors import shard
@@ -72,6 +72,14 @@ def test_explain_every_rule(rule):
         "Differential privacy",
     ):
         assert heading in result.output
+
+
+@pytest.mark.parametrize("registry", [TERMS, OPTIMIZERS, BROADCASTS, REFINERS], ids=lambda registry: registry.kind)
+def test_explain_every_other_part(registry):
+    for entry in registry:
+        output = steelyard_command("explain", entry.name).output
+        assert entry.card.title in " ".join(output.split())
+        assert all(f"{option}=" in output for option in entry.options)
 
 
 def test_explain_says_what_matters():

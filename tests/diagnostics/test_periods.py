@@ -83,7 +83,7 @@ def test_errors_are_one_sentence():
     history = simulate("fedavg", rounds=1)
     with pytest.raises(SteelyardError, match="'fgn': not on record"):
         critical_periods(history)
-    with pytest.raises(SteelyardError, match="detector='fedavg': not a detector: use eq6 or criticalfl_window"):
+    with pytest.raises(SteelyardError, match="detector='fedavg': not a detector: use criticalfl_window or eq6"):
         critical_periods(history, "fedavg")
     with pytest.raises(SteelyardError, match="over='time'"):
         loss_deviation(history, over="time")

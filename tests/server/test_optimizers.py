@@ -69,8 +69,25 @@ def test_a_state_of_another_optimizer_is_refused():
 
 
 @pytest.mark.parametrize(
-    "text", ["sgd:lr=0", "momentum:beta=2", "adam:betas=[2,0.9]", "yogi:tau=0", "momentum:convention=x"]
+    "text",
+    [
+        "sgd:lr=0",
+        "momentum:beta=2",
+        "adam:betas=[2,0.9]",
+        "adam:betas=0.9",
+        "adam:betas=[0.9]",
+        "yogi:betas=[0.9,1]",
+        "yogi:tau=0",
+        "momentum:convention=x",
+    ],
 )
 def test_options_are_checked(text):
     with pytest.raises(steelyard.SteelyardError):
         steelyard.parse_optimizer(text)
+
+
+def test_none_is_no_optimizer():
+    plain = steelyard.aggregate("uniform", torch.zeros(3), torch.eye(3))
+    for none in (None, "none", ""):
+        out = steelyard.aggregate("uniform", torch.zeros(3), torch.eye(3), server=none, refine=none)
+        assert torch.equal(out.params, plain.params)

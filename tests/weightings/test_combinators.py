@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import steelyard
+from steelyard.core.text import to_text
 from steelyard.weightings.bulyan import select
 from steelyard.weightings.modifiers import water_fill
 
@@ -135,3 +136,36 @@ def test_coordinate_rules_report_mean_coefficients():
     out = steelyard.aggregate("median", torch.zeros(2), clients)
     assert out.params.tolist() == [1.0, 1.0]
     assert out.weights.tolist() == [0.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("detector", ["eq6:delta=0.5", steelyard.eq6(delta=0.5), steelyard.eq6])
+def test_a_detector_is_an_object_or_its_text(detector):
+    delta = 0.01 if detector is steelyard.eq6 else 0.5
+    assert steelyard.gate(detector, "fedadp").detector == steelyard.eq6(delta=delta)
+    rule = steelyard.pa3fed(detector=detector)
+    assert rule.detector == steelyard.eq6(delta=delta)
+    assert steelyard.parse_rule(to_text(rule)) == rule
+
+
+def test_the_plain_name_of_a_detector_stays_text():
+    assert to_text(steelyard.pa3fed(detector="criticalfl_window")) == "pa3fed:detector=criticalfl_window"
+
+
+@pytest.mark.parametrize("detector", ["fedadp", 3])
+@pytest.mark.parametrize(
+    "make", [lambda d: steelyard.gate(d, "fedadp"), lambda d: steelyard.pa3fed(detector=d)], ids=["gate", "pa3fed"]
+)
+def test_what_is_no_detector_is_refused(make, detector):
+    with pytest.raises(steelyard.SteelyardError, match="not a detector: use criticalfl_window or eq6"):
+        make(detector)
+
+
+def test_a_negative_weight_quarantines_its_client_and_nobody_else():
+    out = steelyard.aggregate("fedavg:by=loss", torch.zeros(2), torch.eye(3, 2), metrics={"loss": [1.0, -1.0, 3.0]})
+    assert out.weights.tolist() == [0.25, 0.0, 0.75]
+    assert out.report["quarantined"] == {1: "negative loss=-1"}
+
+
+def test_weights_that_are_all_zero_weigh_nobody():
+    with pytest.raises(steelyard.SteelyardError, match="every client reports 0"):
+        steelyard.aggregate("fedavg:by=score", torch.zeros(2), torch.eye(2), metrics={"score": [0.0, 0.0]})

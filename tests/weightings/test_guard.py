@@ -246,3 +246,20 @@ def test_guard_goes_around_the_whole_chain():
     with pytest.raises(steelyard.SteelyardError, match="put it first"):
         steelyard.parse_rule("feddisco|guard(fedawa)")
     assert steelyard.parse_rule("guard(feddisco|fedawa)").rule.rules[0].name == "feddisco"
+
+
+@pytest.mark.parametrize("model", ["local", "global"])
+def test_reports_on_the_received_model_are_guarded_like_those_on_the_trained_one(model):
+    base, clients = cohort(5)
+    suffix = "_before" if model == "global" else ""
+    metrics = reports(clients)
+    metrics |= {name + suffix: dict(metrics[name]) for name in ("loss", "accuracy")}
+    metrics["loss" + suffix]["client-0"] = -50.0
+    out = steelyard.aggregate(f"guard(pa3fed:model={model})", base, clients, metrics=metrics)
+    assert out.report["quarantined"] == {"client-0": f"negative loss{suffix}"}
+    scored = f"guard(pa3fed:model={model},score=accuracy)"
+    first = steelyard.aggregate(scored, base, clients, metrics=metrics)
+    metrics["accuracy" + suffix]["client-1"] = 50.0
+    metrics["grad_norm"] = {client: 2 * value for client, value in metrics["grad_norm"].items()}
+    out = steelyard.aggregate(scored, base, clients, metrics=metrics, state=first.state, round=2)
+    assert 1 < out.report["alpha"]["client-1"] <= math.exp(0.3)  # as if it were 1, the best there is

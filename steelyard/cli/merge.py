@@ -1,0 +1,113 @@
+"""`steelyard merge`: many checkpoints into one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from steelyard.cli.say import console, fail
+from steelyard.core.errors import SteelyardError
+from steelyard.core.table import ClientId
+from steelyard.core.text import to_text
+from steelyard.merge import Merge, Plan
+
+RuleText = Annotated[
+    str,
+    typer.Option(
+        "--rule",
+        help="A rule as text: 'fedadp', 'fedawa:steps=10', 'feddisco|fedawa', 'guard(fedadp)'. See `steelyard rules`.",
+    ),
+]
+
+
+def merge(
+    base: Annotated[
+        Path,
+        typer.Option(help="The global model: a .safetensors file, or a directory of shards with an index."),
+    ],
+    client: Annotated[list[Path], typer.Option(help="A client model; repeat it, or list several after it.")],
+    out: Annotated[Path, typer.Option(help="Where to write the merged model: a .safetensors file or a directory.")],
+    more: Annotated[list[Path] | None, typer.Argument(help="Further client models.", show_default=False)] = None,
+    rule: RuleText = "fedavg",
+    metrics: Annotated[
+        Path | None,
+        typer.Option(help='JSON of what clients report: {"num_examples": {"client-a": 600, ...}} or lists in order.'),
+    ] = None,
+    server: Annotated[str | None, typer.Option(help="A server optimizer, e.g. 'sgd:lr=0.5'.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite what is at --out.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Merge client checkpoints into the global one, streaming: no model is ever in memory whole.
+
+    Clients are named by their file (without .safetensors) or directory. Number of examples is read from --metrics, or
+    from [bold]num_examples[/] in a file's own metadata. A client that does not fit, or holds NaN, is left out.
+
+    Example: steelyard merge --base base.safetensors --client a.safetensors b.safetensors --rule 'uniform|fedadp'
+    --out merged.safetensors
+    """
+    try:
+        reported = None if metrics is None else json.loads(metrics.read_bytes())
+        job = Merge(base, _named([*client, *(more or [])]), rule, metrics=reported)
+        if not quiet:
+            _print_plan(job.plan, to_text(job.rule))
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet,
+            transient=True,
+        ) as progress:
+            task = progress.add_task("merging", total=job.plan.reads)
+            outcome = job.run(out, server=server, force=force, on_read=_Steps(progress, task, job.plan.reads // 200))
+    except (SteelyardError, OSError, ValueError) as error:
+        fail(error)
+    if quiet:
+        return
+    table = Table(title=f"{out}", title_justify="left")
+    table.add_column("client")
+    table.add_column("weight", justify="right")
+    for position, name in enumerate(outcome.store.ids):
+        table.add_row(escape(str(name)), f"{outcome.weights[:, position].mean():.4f}")
+    for name, reason in outcome.report["quarantined"].items():
+        table.add_row(escape(str(name)), f"[red]left out[/]: {escape(reason)}")
+    console.print(table)
+    if len(outcome.report["layers"]) > 1:
+        console.print(f"weights are means over {len(outcome.report['layers'])} layers")
+
+
+class _Steps:
+    """Passes reads on to a progress bar, many at a time: a bar's every step takes as long as a small read."""
+
+    def __init__(self, progress: Progress, task: TaskID, step: int) -> None:
+        self.progress, self.task, self.step = progress, task, step
+        self.done = 0
+
+    def __call__(self, count: int) -> None:
+        self.done += count  # threads may lose a count to one another: the bar is rounded anyway
+        if self.done >= self.step:
+            self.progress.advance(self.task, self.done)
+            self.done = 0
+
+
+def _named(paths: list[Path]) -> dict[ClientId, Path]:
+    names = [path.name.removesuffix(".safetensors") for path in paths]
+    return {str(path) if names.count(name) > 1 else name: path for path, name in zip(paths, names, strict=True)}
+
+
+def _print_plan(plan: Plan, rule: str) -> None:
+    console.print(
+        f"[bold]{escape(rule)}[/]: {plan.clients} clients x {plan.parameters:,} parameters "
+        f"({plan.model_bytes / 1e6:,.0f} MB each), "
+        f"{plan.passes} pass{'es' if plan.passes > 1 else ''}, buffers of {plan.buffer_bytes / 1e6:,.0f} MB",
+        highlight=False,
+    )
+    for name, reason in plan.quarantined.items():
+        console.print(f"  [red]left out[/] {escape(str(name))}: {escape(reason)}", highlight=False)
