@@ -59,7 +59,8 @@ class Nodes:
             name: tensor + 0.01 * torch.randn(tensor.shape, generator=noise) for name, tensor in self.model.items()
         }
         content = RecordDict({"arrays": to_record(noisy), "metrics": MetricRecord({"num-examples": 100 + node})})
-        content["steelyard"] = ConfigRecord({"partition-id": node})
+        terms = message.content.config_records["steelyard"]["client"]
+        content["steelyard"] = ConfigRecord({"partition-id": node, "client": terms})
         if "steelyard.sent" in message.content:  # a client term's vectors: the client tells how its own has changed
             total = sum(tensor.numel() for tensor in self.model.values())
             content[TOLD] = to_record({"scaffold.control": 0.01 * torch.randn(total, generator=noise)})

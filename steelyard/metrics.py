@@ -49,8 +49,13 @@ def metric_table(metrics: Any, given: Sequence[ClientId]) -> Table:
     return table
 
 
-def refused_by_metrics(rule: Weighting, table: Table, ids: Sequence[ClientId]) -> dict[ClientId, str]:
-    """Clients whose reports the rule cannot use, with the reason; valid reports become plain numbers in `table`."""
+def refused_by_metrics(
+    rule: Weighting, table: Table, ids: Sequence[ClientId], whole: bool = True
+) -> dict[ClientId, str]:
+    """Clients whose reports the rule cannot use, with the reason; valid reports become plain numbers in `table`.
+
+    Unless `whole`, `num_examples` is a weight by another name, and any positive number will do.
+    """
     refused: dict[ClientId, str] = {}
     for name in sorted(rule.needs.metrics):
         if name not in table:
@@ -63,7 +68,8 @@ def refused_by_metrics(rule: Weighting, table: Table, ids: Sequence[ClientId]) -
             if client not in column:
                 refused.setdefault(client, f"did not report {name!r}")
                 continue
-            value = _histogram(column[client], length) if name == "label_hist" else _number(name, column[client])
+            said = column[client]
+            value = _histogram(said, length) if name == "label_hist" else _number(name, said, whole)
             if value is None:
                 refused.setdefault(client, f"invalid {name}={_shown(column[client])}")
             else:
@@ -71,7 +77,7 @@ def refused_by_metrics(rule: Weighting, table: Table, ids: Sequence[ClientId]) -
     return refused
 
 
-def _number(name: str, value: Any) -> float | None:
+def _number(name: str, value: Any, whole: bool) -> float | None:
     if type(value) not in (int, float):
         if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0:
             value = value.item()
@@ -80,9 +86,9 @@ def _number(name: str, value: Any) -> float | None:
     number = float(value)
     if not math.isfinite(number):
         return None
-    if name in ("num_examples", "num_steps"):
+    if name == "num_steps" or (name == "num_examples" and whole):
         return number if number >= 1 and number == int(number) else None
-    if name == "normalizer":
+    if name in ("normalizer", "num_examples"):
         return number if number > 0 else None
     signed = (
         name.startswith(("loss", "accuracy")) or name == "grad_norm"

@@ -19,8 +19,9 @@ from steelyard.client.local import Local
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.data import Dataset, Federation, load
-from steelyard.flower.courier import TOLD
+from steelyard.flower.courier import TOLD, array_name
 from steelyard.flower.inbox import OURS
+from steelyard.flower.keeping import recall, remember
 from steelyard.flower.records import to_record, to_state_dict
 from steelyard.metrics import MEANING
 from steelyard.sim.executors import one_thread
@@ -44,6 +45,10 @@ class Asked:
         metrics: what to report, by our names (`num_examples` is Flower's `num-examples`).
         vectors: what the terms are sent, flat, parameters in the order of their names.
         mean_examples: mean number of examples of all clients, if the server knows.
+        id_key: the entry of the node's configuration that names the client.
+        examples_key: the metric to report the number of examples under.
+        accepted: the last round whose reply from this node counted: what the node kept then is what it goes on from. 0:
+            there is none, begin at zero. None: the server does not say.
     """
 
     round: int
@@ -55,6 +60,7 @@ class Asked:
     mean_examples: float | None
     id_key: str
     examples_key: str
+    accepted: int | None
 
 
 def asked(message: Message) -> Asked:
@@ -72,6 +78,7 @@ def asked(message: Message) -> Asked:
         mean_examples=told.get("mean-examples"),
         id_key=str(told.get("id-key", "partition-id")),
         examples_key=str(told.get("examples-key", "num-examples")),
+        accepted=told.get("accepted"),
     )
 
 
@@ -103,7 +110,8 @@ def client(
         want = asked(message)
         with one_thread():
             job = _Job(model_fn(context), _data(data_fn, context), want, options, loss, _name(want, context))
-            return Message(job.train(message.content.array_records[arrays], context, arrays), reply_to=message)
+            key, received = _received(message.content, arrays)
+            return Message(job.train(received, context, key), reply_to=message)
 
     @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
     def evaluate(message: Message, context: Context) -> Message:
@@ -111,7 +119,7 @@ def client(
         want = asked(message)
         with one_thread():
             job = _Job(model_fn(context), _data(test_fn or data_fn, context), want, options, loss, 0)
-            found = job.evaluate(message.content.array_records[arrays])
+            found = job.evaluate(_received(message.content, arrays)[1])
         return Message(RecordDict({"metrics": MetricRecord(found)}), reply_to=message)
 
     return app
@@ -121,17 +129,29 @@ def _data(data_fn: DataFn, context: Context) -> Dataset:
     return Dataset.of(data_fn(context), "data")
 
 
+def _received(content: RecordDict, arrays: str) -> tuple[str, ArrayRecord]:
+    key = array_name(content, arrays)
+    if key is None:
+        raise SteelyardError(f"the message has no ArrayRecord {arrays!r}: call client(arrays=...) as the server does")
+    return key, content.array_records[key]
+
+
 def _name(want: Asked, context: Context) -> ClientId:
     """The client's id: the node's configuration has it, or its own id stands in."""
-    name = context.node_config.get(want.id_key, context.node_id)
-    return name if isinstance(name, (int, str)) else context.node_id
+    return _configured(want, context).get(want.id_key, context.node_id)
+
+
+def _configured(want: Asked, context: Context) -> dict[str, ClientId]:
+    """The id to report; nothing where the node has none, for a metric may have it, or the server warns."""
+    name = context.node_config.get(want.id_key)
+    return {want.id_key: name} if isinstance(name, (int, str)) else {}
 
 
 class _Job:
     """One client's work of a round: a federation of one."""
 
     def __init__(self, module: nn.Module, data: Dataset, want: Asked, local: Local, loss: Loss, name: ClientId) -> None:
-        self.want, self.name = want, name
+        self.want = want
         alone = Federation.of({name: data})
         network = FlatModel(module, loss, data.inputs, torch.device("cpu"))
         unknown = sorted(set(want.metrics) - set(MEANING))
@@ -147,7 +167,8 @@ class _Job:
         """Trains, keeps what the client keeps, and makes the reply."""
         work, buffers = self.work, self.buffers
         self._take(received)
-        self._recall(context)
+        kept, lost = recall(context.state, self.want.accepted) if buffers.tables else (None, False)
+        self._recall(kept)
         before = {name: table[0].clone() for name, table in buffers.tables.items()}
         train_group(work, buffers, self.want.round, [Seat(0, 0, 0)])
         params = work.model.usual((work.dense or work.model).params[0]).detach()
@@ -155,8 +176,10 @@ class _Job:
         empty = int(work.sizes[0]) == 0
         reply = RecordDict({key: received if empty else to_record(model)})
         reply["metrics"] = MetricRecord(self._metrics())
-        reply[OURS] = ConfigRecord({self.want.id_key: self.name})
-        self._remember(context)
+        said: dict[str, Any] = {**_configured(self.want, context), "client": self.want.client}
+        reply[OURS] = ConfigRecord({**said, "restarted": True} if lost else said)
+        if buffers.tables:
+            remember(context.state, self.want.round, self._kept(), self.want.accepted, kept)
         told = [f"{term.name}.{slot}" for term in work.algorithm.client for slot in term.told_slots]
         if told:
             reply[TOLD] = to_record({name: buffers.staged[name][0] - before[name] for name in told})
@@ -185,19 +208,16 @@ class _Job:
                 raise SteelyardError(f"client={self.want.client}: the server sent no {name!r}: let steelyard drive it")
             buffers.sent[name].copy_(self.want.vectors[name])
 
-    def _recall(self, context: Context) -> None:
-        """What this client kept in its last round."""
-        kept = context.state.array_records.get(OURS)
+    def _recall(self, kept: ArrayRecord | None) -> None:
         for name, tensor in to_state_dict(kept).items() if kept is not None else ():
             if name in self.buffers.tables:
                 self.buffers.tables[name][0].copy_(tensor)
             elif name == "steps_taken":
                 self.buffers.steps_taken.copy_(tensor)
 
-    def _remember(self, context: Context) -> None:
-        if self.buffers.tables:
-            kept = {name: rows[0] for name, rows in self.buffers.staged.items()}
-            context.state[OURS] = to_record(kept | {"steps_taken": self.buffers.steps_taken + self.buffers.steps})
+    def _kept(self) -> ArrayRecord:
+        kept = {name: rows[0] for name, rows in self.buffers.staged.items()}
+        return to_record(kept | {"steps_taken": self.buffers.steps_taken + self.buffers.steps})
 
     def _metrics(self) -> dict[str, Any]:
         row = self.buffers.reports[0].tolist()
@@ -226,13 +246,14 @@ def reporting(message: Message, context: Context, call_next: Call) -> Message:
                 f"the server's rule needs {name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}: put it into "
                 "the MetricRecord of the reply"
             )
-    if want.client and want.round == 1:
+    said: Mapping[str, Any] = reply.content.config_records.get(OURS, {})
+    if want.client and said.get("client") != want.client and want.round == 1:
         log(
             WARNING,
-            "the server asks for client=%s: your training code has to add it (steelyard.flower.asked)",
+            "the server asks for client=%s: your training code has to add it, and say so (steelyard.flower.asked)",
             want.client,
         )
-    reply.content[OURS] = ConfigRecord({want.id_key: _name(want, context)})
+    reply.content[OURS] = ConfigRecord({**_configured(want, context), **said})
     return reply
 
 

@@ -5,17 +5,18 @@ Flower's own grids hold all replies until the last one is there, clients x model
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from steelyard.core.errors import SteelyardError
@@ -23,9 +24,9 @@ from steelyard.flower.records import num_bytes, to_state_dict
 from steelyard.stores.safetensors import Checkpoint
 
 TOLD = "steelyard.told"  # the record of changes in what a client keeps
-SPOOLED = "steelyard.spool"  # the record that stands for a model on disk
-SPOOLED_TOLD = f"{SPOOLED}.told"
+MODEL = "model"
 _POLL = 0.2  # seconds between looks for replies
+_CALLS = 50  # looks are further apart where they take more calls than that a second
 _OWN = 6  # models the server needs beside the replies: global, new, as sent, on the way in and out
 _VECTOR = 3  # the same for a vector that a client term sends or is told: kept, as sent, on the way
 
@@ -45,31 +46,44 @@ def budget(memory: int | str | None) -> int:
 class Spool:
     """Replies' arrays within a budget: the first ones stay in memory, the others become files.
 
-    Client terms send and are told vectors of the model's size beside the model.
+    Client terms send and are told vectors of the model's size beside the model. Which file is whose is kept here and
+    never in the replies, which say what clients like; they are there until `clear`.
     """
 
     def __init__(self, limit: int, sent: int = 0, told: int = 0) -> None:
         self.limit, self.told, self.own = limit, told, _OWN + _VECTOR * (sent + told)
+        self.home: Path | None = None
         self.folder: Path | None = None
         self.held = self.files = 0
+        self.aside: dict[tuple[int, str], Path] = {}
+
+    def live_in(self, home: Path) -> None:
+        """Writes into this folder, not a temporary one; what a run that was killed left there goes."""
+        self.home = home
+        _sweep(home)
 
     def room(self, model: int) -> int:
         """How many more replies with a model of this size fit into memory."""
         return max(0, self.limit - self.own * model - self.held) // max(1, (1 + self.told) * model)
 
     def take(self, reply: Message, key: str) -> None:
-        """Keeps the reply's arrays, or puts them aside and leaves a note."""
+        """Keeps the reply's arrays, or puts them aside."""
         if not reply.has_content():
             return
         name = array_name(reply.content, key)
         if name is None:
             return
         left = self.limit - self.own * num_bytes(reply.content.array_records[name])
-        self._hold(reply.content, name, SPOOLED, left)
+        self._hold(reply.content, name, MODEL, left)
         if TOLD in reply.content.array_records:
-            self._hold(reply.content, TOLD, SPOOLED_TOLD, left)
+            self._hold(reply.content, TOLD, TOLD, left)
 
-    def _hold(self, content: RecordDict, name: str, note: str, left: int) -> None:
+    def find(self, content: RecordDict, what: str = MODEL) -> Checkpoint | None:
+        """What was put aside of a reply, if it was."""
+        path = self.aside.get((id(content), what))
+        return None if path is None else Checkpoint(str(path))
+
+    def _hold(self, content: RecordDict, name: str, what: str, left: int) -> None:
         record = content.array_records[name]
         size = num_bytes(record)
         if self.held + size <= left:
@@ -78,32 +92,36 @@ class Spool:
         try:
             path = self._path()
             save_file(to_state_dict(record), path)
-        except SteelyardError:  # not a model: it stays as it is, to be quarantined with the reason
+        except ValueError:  # not a model: it stays as it is, to be quarantined with the reason
             return
-        except OSError as error:
-            raise SteelyardError(
-                f"{self.folder}: {error.strerror}: make room, or set TMPDIR to where there is"
-            ) from error
-        content[note] = ConfigRecord({"path": str(path)})
+        except (OSError, SafetensorError) as error:
+            place = self.folder or self.home or "replies beyond memory="
+            cure = "set TMPDIR to where there is" if self.home is None else "raise memory="
+            raise SteelyardError(f"{place}: {getattr(error, 'strerror', error)}: make room, or {cure}") from error
+        self.aside[id(content), what] = path
         del content[name]
 
     def _path(self) -> Path:
         if self.folder is None:
-            self.folder = Path(tempfile.mkdtemp(prefix="steelyard-spool-"))
+            if self.home is not None:
+                self.home.mkdir(parents=True, exist_ok=True)
+            self.folder = self.home or Path(tempfile.mkdtemp(prefix="steelyard-spool-"))
         self.files += 1
         return self.folder / f"{self.files:06d}.safetensors"
 
     def clear(self) -> None:
         """Forgets this round's replies."""
         if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            _sweep(self.folder)
         self.folder, self.held, self.files = None, 0, 0
+        self.aside.clear()
 
 
-def spooled(content: RecordDict, note: str = SPOOLED) -> Checkpoint | None:
-    """The arrays that were put aside, if they were."""
-    found = content.config_records.get(note)
-    return None if found is None else Checkpoint(str(found["path"]))
+def _sweep(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for file in folder.glob("*.safetensors"):
+            file.unlink()
+        folder.rmdir()
 
 
 class Courier:
@@ -122,25 +140,25 @@ class Courier:
         end = time.monotonic() + (self._timeout if timeout is None else timeout)
         replies: list[Message] = []
         while waiting:
-            for reply in self._pull(waiting):
-                self._receive(reply)
-                replies.append(reply)
-                waiting.discard(reply.metadata.reply_to_message_id)
-            if not waiting or time.monotonic() >= end:
+            left, calls = sorted(waiting), 0
+            while left:  # no more at a time than there is room for
+                count = max(1, self._room())
+                part, left = left[:count], left[count:]
+                calls += 1
+                for reply in self._grid.pull_messages(part):
+                    self._receive(reply)
+                    replies.append(reply)
+                    waiting.discard(reply.metadata.reply_to_message_id)
+            rest = end - time.monotonic()
+            if not waiting or rest <= 0:
                 break
-            time.sleep(_POLL)
+            time.sleep(min(max(_POLL, calls / _CALLS), rest))
         return replies
-
-    def _pull(self, waiting: set[str]) -> Iterable[Message]:
-        """Replies that are there, no more at a time than there is room for."""
-        left = sorted(waiting)
-        while left:
-            count = max(1, self._room())
-            part, left = left[:count], left[count:]
-            yield from self._grid.pull_messages(part)
 
 
 def array_name(content: RecordDict, key: str) -> str | None:
-    """The name of the model in a reply: the usual one, or that of the only record there is."""
-    names = [name for name in content.array_records if not name.startswith("steelyard")]
-    return key if key in names else names[0] if len(names) == 1 else None
+    """The name of the model in a message: the usual one, or that of the only record there is beside ours."""
+    if key in content.array_records:
+        return key
+    names = [name for name in content.array_records if not name.startswith("steelyard.")]
+    return names[0] if len(names) == 1 else None

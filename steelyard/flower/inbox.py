@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
@@ -11,8 +11,8 @@ from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId
-from steelyard.flower.courier import SPOOLED_TOLD, TOLD, array_name, spooled
+from steelyard.core.table import ClientId, sort_key
+from steelyard.flower.courier import TOLD, Spool, array_name
 from steelyard.flower.records import RecordSource
 from steelyard.flower.server import Replies
 from steelyard.metrics import MEANING, Table
@@ -22,6 +22,10 @@ OURS = "steelyard"  # the records we add to messages and replies
 UNNAMED = (
     "%d clients do not report %r: their node ids stand in for it, and what is remembered of a client is lost when its "
     "node gets another id. Report it as a metric, or set id_key"
+)
+UNCONFIRMED = (
+    "did not confirm that client={} was added to the training: build the ClientApp with steelyard.flower.client, or "
+    "add it in your own code and say so (docs/flower.md, training code of your own)"
 )
 CODES = {
     0: "unknown error",
@@ -65,22 +69,20 @@ class Names:
 
 
 @dataclass
-class Inbox:
-    """The replies of one round, sorted out.
+class Answers:
+    """Who answered, and who did not.
 
     Attributes:
-        replies: what the server aggregates.
-        contents: of replies that hold a model, by client id.
+        contents: by node, in order.
         failed: clients that answered with an error, and those that did not answer, with the reason.
         late: the latter.
         strays: replies that belong to no question of this round.
     """
 
-    replies: Replies
-    contents: dict[ClientId, RecordDict]
-    failed: dict[str, str]
-    late: list[ClientId]
-    strays: list[str]
+    contents: dict[int, RecordDict] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    late: list[ClientId] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -88,70 +90,133 @@ class Inbox:
         dropped = sorted(set(self.failed) - {str(client) for client in self.late})
         return {"dropped": dropped, "late": self.late, "failed": self.failed, "strays": self.strays}
 
-    def warn(self, number: int, names: Names, first: bool) -> None:
-        """Logs who failed or was refused, and why; in the first round also who has no name of its own."""
-        for who, reason in [*self.failed.items(), *self.replies.refused.items()]:
-            log(WARNING, "round %d, client %s: %s", number, who, reason)
+    def by_name(self, names: Names) -> list[RecordDict]:
+        """The contents in the order of clients' ids."""
+        return [self.contents[node] for node in sorted(self.contents, key=lambda node: sort_key(names.of(node)))]
+
+    def warn(self, number: int, phase: str = "") -> None:
+        """Logs who failed, and why."""
+        for who, reason in self.failed.items():
+            log(WARNING, "round %d%s, client %s: %s", number, phase, who, reason)
         for stray in self.strays:
-            log(WARNING, "round %d, %s", number, stray)
-        if names.unnamed and first:
-            log(WARNING, UNNAMED, len(names.unnamed), names.key)
+            log(WARNING, "round %d%s, %s", number, phase, stray)
 
 
-def sort_out(
-    sent: Sequence[Message], replies: Iterable[Message], names: Names, key: str, examples: str, timeout: float
-) -> Inbox:
+def matched(sent: Sequence[Message], replies: Iterable[Message], names: Names, timeout: float) -> Answers:
     """Matches replies with the messages they answer; results do not depend on the order they come in."""
     asked = {message.metadata.dst_node_id: message.metadata.message_id for message in sent}
     by_message = {name: node for node, name in asked.items() if name}
-    answers: dict[int, Message] = {}
-    strays: list[str] = []
+    found: dict[int, Message] = {}
+    made = Answers()
     for reply in replies:
         to, source = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         node = by_message.get(to) if to and by_message else source if source in asked else None
         if node is None:
-            strays.append(f"node {source}: answers no question of this round (late?)")
-        elif node in answers:
-            strays.append(f"node {node}: answered twice; the first reply counts")
+            made.strays.append(f"node {source}: answers no question of this round (late?)")
+        elif node in found:
+            made.strays.append(f"node {node}: answered twice; the first reply counts")
         else:
-            answers[node] = reply
-    box = Inbox(Replies({}, {}, {}, {}), {}, {}, [], strays)
-    models: dict[ClientId, Source] = {}
-    told: dict[ClientId, Source] = {}
-    refused: dict[ClientId, str] = {}
+            found[node] = reply
     for node in sorted(asked):
-        if node not in answers or _expired(answers[node]):
-            box.failed[str(names.of(node))] = f"node {node} did not answer within {timeout:g} s"
-            box.late.append(names.of(node))
-            continue
-        reply = answers[node]
-        if reply.has_error():
-            said = f"{CODES.get(reply.error.code, 'error')} (code {reply.error.code})"
-            box.failed[str(names.of(node))] = f"node {node}: {said}: {reply.error.reason or 'no reason given'}"
-            continue
-        client = names.learn(node, reply.content)
-        if client in models or client in refused:
-            refused[f"{client} (node {node})"] = f"node {node} reports the id of another node, {client!r}"
-            continue
-        try:
-            models[client] = _model(reply.content, key)
-            changes = _told(reply.content)
-            if changes is not None:
-                told[client] = changes
-            box.contents[client] = reply.content
-        except SteelyardError as error:
-            refused[client] = str(error)
-    box.replies = Replies(models, _table(box.contents, examples), told, refused)
-    return box
+        if node not in found or _expired(found[node]):
+            made.failed[str(names.of(node))] = f"node {node} did not answer within {timeout:g} s"
+            made.late.append(names.of(node))
+        elif found[node].has_error():
+            error = found[node].error
+            said = f"{CODES.get(error.code, 'error')} (code {error.code})"
+            made.failed[str(names.of(node))] = f"node {node}: {said}: {error.reason or 'no reason given'}"
+        else:
+            made.contents[node] = found[node].content
+    return made
 
 
 def _expired(reply: Message) -> bool:
-    """A message lives as long as the round waits: the SuperLink's clock may run out before ours (its error 3)."""
-    return reply.has_error() and reply.error.code == 3
+    """A message lives as long as the round waits: the SuperLink's clock may run out before ours.
+
+    Its error 3 has another reason where a reply could not be fetched.
+    """
+    return reply.has_error() and reply.error.code == 3 and "Message Unavailable" in (reply.error.reason or "")
 
 
-def _model(content: RecordDict, key: str) -> Source:
-    aside = spooled(content)
+@dataclass(frozen=True)
+class Wanted:
+    """What a reply to a training message holds.
+
+    Attributes:
+        arrays: the name of the model's record.
+        examples: the metric to weigh by.
+        client: the terms that clients are to add, as text.
+        strict: whether a reply that does not confirm them is refused.
+    """
+
+    arrays: str
+    examples: str
+    client: str
+    strict: bool
+
+
+@dataclass
+class Inbox:
+    """The replies of one round, sorted out.
+
+    Attributes:
+        replies: what the server aggregates.
+        contents: of replies that hold a model, by client id.
+        nodes: of all clients that answered.
+        unconfirmed: clients that do not say that they added the terms.
+        restarted: clients that say that what they kept is lost.
+    """
+
+    replies: Replies
+    contents: dict[ClientId, RecordDict]
+    nodes: dict[ClientId, int]
+    unconfirmed: list[ClientId]
+    restarted: list[ClientId]
+
+    def warn(self, number: int, names: Names, first: bool) -> None:
+        """Logs who was refused, and why; in the first round also who has no name of its own."""
+        for who, reason in self.replies.refused.items():
+            log(WARNING, "round %d, client %s: %s", number, who, reason)
+        if names.unnamed and first:
+            log(WARNING, UNNAMED, len(names.unnamed), names.key)
+
+
+def sort_out(answers: Answers, names: Names, wanted: Wanted, spool: Spool) -> Inbox:
+    """Reads ids, models and reports; a reply of which something cannot be used is refused by name."""
+    models: dict[ClientId, Source] = {}
+    told: dict[ClientId, Source] = {}
+    refused: dict[ClientId, str] = {}
+    box = Inbox(Replies(models, {}, told, refused), {}, {}, [], [])
+    taken: set[str] = set()  # as text: records have 0 and "0" under one name
+    for node, content in answers.contents.items():
+        client = names.learn(node, content)
+        if str(client) in taken:
+            refused[f"{client} (node {node})"] = f"node {node} reports the id of another node, {client!r}"
+            continue
+        taken.add(str(client))
+        box.nodes[client] = node
+        said: Mapping[str, Any] = content.config_records.get(OURS, {})
+        if said.get("restarted"):
+            box.restarted.append(client)
+        if wanted.client and said.get("client") != wanted.client:
+            box.unconfirmed.append(client)
+            if wanted.strict:
+                refused[client] = UNCONFIRMED.format(wanted.client)
+        try:
+            models[client] = _model(content, wanted.arrays, spool)
+            changes = _told(content, spool)
+            if changes is not None:
+                told[client] = changes
+            box.contents[client] = content
+        except SteelyardError as error:
+            refused[client] = str(error)
+    fractions = wanted.examples.replace("-", "_") != "num_examples"
+    box.replies = Replies(models, _table(box.contents, wanted.examples), told, refused, fractions)
+    return box
+
+
+def _model(content: RecordDict, key: str, spool: Spool) -> Source:
+    aside = spool.find(content)
     if aside is not None:
         return aside
     name = array_name(content, key)
@@ -160,30 +225,19 @@ def _model(content: RecordDict, key: str) -> Source:
     return RecordSource(content.array_records[name])
 
 
-def _told(content: RecordDict) -> Source | None:
+def _told(content: RecordDict, spool: Spool) -> Source | None:
     record = content.array_records.get(TOLD)
-    return spooled(content, SPOOLED_TOLD) if record is None else RecordSource(record)
+    return spool.find(content, TOLD) if record is None else RecordSource(record)
 
 
 def _table(contents: dict[ClientId, RecordDict], examples: str) -> Table:
     """What clients reported, under our names: Flower's have dashes, and the number of examples may have any."""
     table: Table = {}
     for client, content in contents.items():
-        for record in content.metric_records.values():
-            for name, value in record.items():
-                ours = "num_examples" if name == examples else name.replace("-", "_")
-                if ours in MEANING:
-                    table.setdefault(ours, {})[client] = value
+        said = {name: value for record in content.metric_records.values() for name, value in record.items()}
+        ours = {name.replace("-", "_"): value for name, value in said.items()}
+        if examples in said:
+            ours["num_examples"] = said[examples]
+        for name in ours.keys() & MEANING.keys():
+            table.setdefault(name, {})[client] = ours[name]
     return table
-
-
-def common_metrics(contents: Iterable[RecordDict], weight: str, but: str) -> list[dict[str, Any]]:
-    """Each reply's metrics, less those that not all report, those of a reply without a weight, and the id."""
-    rows: list[dict[str, Any]] = [
-        {name: value for record in one.metric_records.values() for name, value in record.items()} for one in contents
-    ]
-    rows = [row for row in rows if isinstance(row.get(weight), (int, float)) and row[weight] > 0]
-    shared = set.intersection(*(set(row) for row in rows)) if rows else set()
-    kinds = {name: {len(row[name]) if isinstance(row[name], list) else -1 for row in rows} for name in shared}
-    kept = sorted(name for name in shared - {but} if len(kinds[name]) == 1)
-    return [{name: row[name] for name in kept} for row in rows]

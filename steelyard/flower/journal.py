@@ -7,14 +7,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import flwr
 import torch
-from flwr.app import MetricRecord
+from flwr.app import ArrayRecord, MetricRecord
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.layout import Layout
 from steelyard.core.table import ClientId, sort_key
 from steelyard.flower.server import State
 from steelyard.metrics import Table
@@ -22,6 +24,9 @@ from steelyard.sim.checkpoint import Checkpoints, Snapshot
 from steelyard.sim.record import Record, finite
 from steelyard.sim.rundir import COHORTS, RunDirectory, read_config, write_json
 
+_SCORES = ("accuracy", "loss")
+_PLACES = ("client_evaluation", "evaluation", "server_evaluation")  # of what others find
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Where = str | os.PathLike[str] | None
 
 
@@ -45,8 +50,9 @@ class Journal:
         self.sizes: dict[str, Any] = {}
         self.labels: dict[str, Any] = {}
 
-    def open(self, described: Mapping[str, Any], rounds: int) -> Snapshot | None:
-        """Starts the run, or says where the one in the directory stopped."""
+    def open(self, described: Mapping[str, Any], rounds: int, initial: State) -> Snapshot | None:
+        """Starts the run, or says where the one in the directory stopped; its model has the initial one's order."""
+        self.record = None
         if self.path is None:
             return None
         # Not the initial model: one that is drawn anew at every start is not used when a run goes on.
@@ -67,7 +73,8 @@ class Journal:
             before = read_config(self.path).get("resolved", {})
             self._check_same({**before, "parameters": before.get("model", {}).get("parameters")}, fixed)
             snapshot, _ = self.directory.checkpoints.newest(self.identity)
-            self.cohorts = json.loads((self.path / COHORTS).read_bytes())
+            snapshot = None if snapshot is None else self._in_order(snapshot, initial)
+            self.cohorts = self._read_cohorts(self.path / COHORTS)
         done = 0 if snapshot is None else snapshot.round
         self.cohorts = self.cohorts[:done]
         self.directory.begin({"resolved": {**described, "rounds": rounds}}, self.cohorts, None)
@@ -81,6 +88,26 @@ class Journal:
             said = "; ".join(f"{name}: {before.get(name)!r} then, {fixed[name]!r} now" for name in changed)
             self.close()
             raise SteelyardError(f"{self.path}: the run in it is another one ({said}): choose another directory")
+
+    def _in_order(self, snapshot: Snapshot, initial: State) -> Snapshot:
+        """Checkpoints list tensors in an order of their own, and some clients go by position."""
+        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in snapshot.model.items()}
+        reason = Layout.of(initial).mismatch(shapes)
+        if reason is not None:
+            self.close()
+            raise SteelyardError(
+                f"{self.path}: the model in it is not that of initial_arrays ({reason}): pass the same one, or choose "
+                "another directory"
+            )
+        return replace(snapshot, model={name: snapshot.model[name] for name in initial})
+
+    def _read_cohorts(self, path: Path) -> list[list[ClientId]]:
+        try:
+            found: list[list[ClientId]] = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            self.close()
+            raise SteelyardError(f"{path}: missing or damaged: bring it back, or choose another directory") from None
+        return found
 
     def note(self, record: Record, cohort: list[ClientId]) -> None:
         """A round that is aggregated; evaluations may follow."""
@@ -99,20 +126,44 @@ class Journal:
             told["counts"] = [self.labels[client] for client in ids]
         self.directory.write_clients(told)
 
+    def judging(self, evaluate: Evaluate | None, done: int) -> Evaluate | None:
+        """The server's evaluation, with rounds counted from the run's first, on record."""
+        if evaluate is None:
+            return None
+
+        def judge(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+            found = evaluate(number + done, arrays)
+            self.judged(found)
+            return found
+
+        return judge
+
     def judged(self, found: MetricRecord | None, by: str = "") -> None:
         """Adds what an evaluation found: the server's own under the metrics' names, the clients' under theirs."""
-        if found is not None and self.record is not None:
-            names = {name.replace("-", "_"): value for name, value in found.items()}
-            plain = {name: value if isinstance(value, list) else finite(float(value)) for name, value in names.items()}
-            self.record |= {by: plain} if by else plain
+        if found is None or self.record is None:
+            return
+        plain: Record = {name.replace("-", "_"): _plain(value) for name, value in found.items()}
+        if not by:
+            taken = {*self.record, *_PLACES} - set(_SCORES)
+            apart = {n: v for n, v in plain.items() if n in taken or (n in _SCORES and isinstance(v, list))}
+            self.record |= {name: value for name, value in plain.items() if name not in apart}
+            by, plain = "server_evaluation", apart
+        if plain:
+            self.record[by] = plain
+
+    def answered(self, replies: Record) -> None:
+        """Adds who did not answer when clients were to evaluate."""
+        if self.record is not None:
+            self.record["evaluation"] = replies
 
     def settle(self, state: Callable[[], tuple[State, dict[str, Any]]]) -> None:
         """Puts the round on record, and a checkpoint beside it if one is due; `state` gives model and state."""
         record, self.record = self.record, None
         if record is None or self.directory is None:
             return
-        for name in ("accuracy", "loss"):
-            record.setdefault(name, record.get("client_evaluation", {}).get(name))
+        for name in _SCORES:
+            said = record.get("client_evaluation", {}).get(name)
+            record.setdefault(name, None if isinstance(said, list) else said)
         total, known = time.perf_counter() - self.began, sum(record["timings"].values())
         record["timings"] |= {"evaluate": round(max(0.0, total - known), 6), "total": round(total, 6)}
         self.directory.append(record)
@@ -134,6 +185,10 @@ class Journal:
         if self.directory is not None:
             self.directory.close()
             self.directory = None
+
+
+def _plain(value: Any) -> Any:
+    return [finite(float(one)) for one in value] if isinstance(value, list) else finite(float(value))
 
 
 def described(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from logging import INFO
 from typing import Any
 
@@ -13,7 +14,7 @@ from flwr.serverapp import Grid
 from steelyard.algorithm import Algorithm
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import sort_key
-from steelyard.flower.inbox import Names
+from steelyard.flower.inbox import OURS, Names
 from steelyard.sim.streams import stream
 
 
@@ -44,10 +45,25 @@ def cohort(nodes: list[int], wanted: int, names: Names, seed: int, number: int) 
     return [order[at] for at in sorted(chosen)]
 
 
-def messages(content: RecordDict, nodes: list[int], kind: str, number: int, timeout: float) -> list[Message]:
-    """The same content to each; a node that was frozen will not work off old rounds first."""
+def messages(
+    content: RecordDict,
+    nodes: list[int],
+    kind: str,
+    number: int,
+    timeout: float,
+    accepted: Callable[[int], int],
+) -> list[Message]:
+    """The same content to each, and the last round that counted; a frozen node will not work off old rounds first."""
     ttl = max(timeout, 1.0)
-    return [Message(content, dst_node_id=node, message_type=kind, ttl=ttl, group_id=str(number)) for node in nodes]
+    made: list[Message] = []
+    contents: dict[int, RecordDict] = {}
+    for node in nodes:
+        last = accepted(node)
+        if last not in contents:
+            ours = ConfigRecord({**content.config_records[OURS], "accepted": last})
+            contents[last] = RecordDict({**content, OURS: ours})
+        made.append(Message(contents[last], dst_node_id=node, message_type=kind, ttl=ttl, group_id=str(number)))
+    return made
 
 
 def instructions(

@@ -38,19 +38,21 @@ class Replies:
         metrics: by name, then by client id.
         told: changes of vectors that clients keep, by client id: flat, each under `term.slot`.
         refused: clients whose reply is not to be looked at, with the reason.
+        fractions: whether `num_examples` are weights of any kind, which need not be whole.
     """
 
     models: Mapping[ClientId, Source]
     metrics: Table
     told: Mapping[ClientId, Source]
     refused: Mapping[ClientId, str]
+    fractions: bool = False
 
 
 @dataclass(frozen=True)
 class Made:
     """The outcome of a round: the model to send, the one to look at, the record, who was accepted and what they told.
 
-    There are no models if the round is void.
+    There are no models if the round is void. `settled` are those whose own vectors count: what they told can be used.
     """
 
     model: State | None
@@ -58,6 +60,7 @@ class Made:
     record: Record
     accepted: tuple[ClientId, ...]
     told: Table
+    settled: tuple[ClientId, ...] = ()
 
 
 class Server:
@@ -79,6 +82,7 @@ class Server:
         self.diagnose = diagnose
         self.state: Mapping[str, Any] = {}
         self.sent: Vectors = {}
+        self.heard: set[str] = set()  # metrics that somebody has reported
         self.steps = [f"{term.name}.{slot}" for term in algorithm.client for slot in term.server_slots]
 
     def vectors(self, model: Source) -> Vectors:
@@ -127,8 +131,9 @@ class Server:
                 outcome = rounds.run(self.rule, store, job, sink)
             except NoValidClients as error:
                 outcome = rounds.nothing(store.without(error.quarantined), job, str(error))
+            settled: tuple[ClientId, ...] = ()
             if not outcome.void:
-                self._settle(outcome, sink, model, replies, population)
+                settled = self._settle(outcome, sink, model, replies, population)
         weights = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
         outcome.report.update({} if outcome.void else told(table, outcome.store.ids))
         record = plain(outcome.report, weights, outcome.weights)
@@ -138,22 +143,27 @@ class Server:
         made = sink.state()
         ids = outcome.store.ids
         known = {name: {client: column[client] for client in ids if client in column} for name, column in table.items()}
-        return Made(made, self._shown(made, sink), record, ids, known)
+        return Made(made, self._shown(made, sink), record, ids, known, settled)
 
     def _refused(self, table: Table, replies: Replies) -> dict[ClientId, str]:
         ids = [client for client in replies.models if client not in replies.refused]
-        for name in sorted(self.rule.needs.metrics - table.keys()) if ids else ():
-            shown = name.replace("_", "-")
-            raise SteelyardError(
-                f"no client reported {shown!r}, the {MEANING.get(name, 'metric')}, which the rule needs: put it into "
-                "the reply's MetricRecord, or let steelyard.flower.client build the ClientApp"
-            )
-        return {**refused_by_metrics(self.rule, table, ids), **replies.refused} if ids else dict(replies.refused)
+        if not ids:
+            return dict(replies.refused)
+        self.heard |= table.keys()
+        for name in sorted(self.rule.needs.metrics - table.keys()):
+            if name not in self.heard:
+                shown = name.replace("_", "-")
+                raise SteelyardError(
+                    f"no client reported {shown!r}, the {MEANING.get(name, 'metric')}, which the rule needs: put it "
+                    "into the reply's MetricRecord, or let steelyard.flower.client build the ClientApp"
+                )
+            table[name] = {}
+        return {**refused_by_metrics(self.rule, table, ids, whole=not replies.fractions), **replies.refused}
 
     def _settle(
         self, outcome: rounds.Outcome, sink: MemorySink, model: Source, replies: Replies, population: int
-    ) -> None:
-        """Lets terms update what the server keeps, and possibly the model."""
+    ) -> tuple[ClientId, ...]:
+        """Lets terms update what the server keeps, and possibly the model; returns whose vectors could be used."""
         ids, real = outcome.store.ids, sink.flat.dtype
         slots = [f"{term.name}.{slot}" for term in self.algorithm.client for slot in term.told_slots]
         sound = {name: _sound(name, ids, replies.told, sink.layout) for name in slots}
@@ -181,6 +191,7 @@ class Server:
             for leaf in sink.layout.params:
                 part, before = slice(leaf.start, leaf.stop), model.load(leaf.name).reshape(-1).to(real)
                 torch.sub(sink.flat[part], before, out=self.sent["move"][part])
+        return tuple(client for row, client in enumerate(ids) if all(row in rows for rows in sound.values()))
 
     def _shown(self, made: State, sink: MemorySink) -> State:
         """The model to evaluate: the one that is sent, unless a term says otherwise."""
@@ -196,11 +207,15 @@ class Server:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything to go on from, beside the model."""
-        return {"rule": self.state, "sent": {name: vector.clone() for name, vector in self.sent.items()}}
+        sent = {name: vector.clone() for name, vector in self.sent.items()}
+        return {"rule": self.state, "sent": sent, "heard": sorted(self.heard)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a snapshot."""
-        self.state, self.sent = state["rule"], dict(state["sent"])
+        """Goes back to a snapshot, but for vectors that belong with what clients keep: theirs begin at zero, too."""
+        terms = [term for term in self.algorithm.client if term.client_slots]
+        lost = {f"{term.name}.{slot}" for term in terms for slot in term.server_slots}
+        self.state, self.heard = state["rule"], set(state.get("heard", ()))
+        self.sent = {name: vector for name, vector in state["sent"].items() if name not in lost}
 
 
 def _sound(name: str, ids: Sequence[ClientId], told: Mapping[ClientId, Source], layout: Layout) -> dict[int, Source]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from logging import INFO, WARNING
 from typing import Any
 
@@ -15,8 +15,10 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from steelyard.algorithm import Algorithm
 from steelyard.flower.courier import Courier, Spool, budget
-from steelyard.flower.inbox import OURS, Inbox, Names, common_metrics, sort_out
-from steelyard.flower.journal import Journal, described
+from steelyard.flower.inbox import OURS, Answers, Names, matched, sort_out
+from steelyard.flower.journal import Evaluate, Journal, described
+from steelyard.flower.ledger import Ledger
+from steelyard.flower.means import Aggregate, mean
 from steelyard.flower.messages import cohort, instructions, messages, wait_for_nodes
 from steelyard.flower.records import RecordSource, num_bytes, to_record, to_state_dict
 from steelyard.flower.server import Made, Server, State
@@ -24,9 +26,8 @@ from steelyard.server.probe import Probe
 from steelyard.sim.simulator import RunStopped
 from steelyard.weightings.guard import Guard
 
-Aggregate = Callable[[list[RecordDict], str], MetricRecord]
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 _TIMEOUT = 3600.0  # Flower's
+KEPT = "what clients keep (client=%s) begins at zero in a new Flower run, and so does what the server keeps of it"
 
 
 class Steelyard(FedAvg):
@@ -39,7 +40,7 @@ class Steelyard(FedAvg):
         min_train_nodes: see there.
         min_evaluate_nodes: see there.
         min_available_nodes: see there.
-        weighted_by_key: the metric that holds the number of examples.
+        weighted_by_key: the metric that holds the number of examples; under another name, it is any positive weight.
         arrayrecord_key: see there.
         configrecord_key: see there.
         train_metrics_aggr_fn: see there.
@@ -95,18 +96,27 @@ class Steelyard(FedAvg):
         made = algorithm if isinstance(algorithm, Algorithm) else Algorithm(algorithm)
         if guard and not isinstance(made.weighting, Guard):
             made = made.replaced(weighting=Guard(made.weighting))
-        probe = None if proxy is None else proxy.resident()
+        self.probe = None if proxy is None else proxy.resident()
         self.algorithm, self.seed, self.patience, self.data_name = made, seed, patience, data_name
-        self.population, self.mean_examples = population, mean_examples
+        self.population, self.mean_examples, self.id_key = population, mean_examples, id_key
+        self.folds = train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.journal = Journal(out, checkpoint_dir, resume, checkpoint_every, keep=2)
-        self.server = Server(made, probe, seed, diagnose=self.journal.path is not None)
         terms = made.client
         vectors = sum(len(term.server_slots) for term in terms), sum(len(term.told_slots) for term in terms)
-        self.names, self.spool = Names(id_key), Spool(budget(memory), *vectors)
-        self.rounds, self.done, self.voids, self.timeout, self.started = 0, 0, 0, _TIMEOUT, False
+        self.spool = Spool(budget(memory), *vectors)
+        self.rounds, self.timeout, self.started = 0, _TIMEOUT, False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begins anew: nothing is left of a run before."""
+        self.server = Server(self.algorithm, self.probe, self.seed, diagnose=self.journal.path is not None)
+        self.names = Names(self.id_key)
+        self.ledger = Ledger(self.algorithm, self.arrayrecord_key, self.weighted_by_key)
+        self.done, self.voids, self.connected = 0, 0, 0
         self.model: ArrayRecord | None = None  # as sent
         self.shown: ArrayRecord | None = None  # as returned, where that is another one
         self.sent: list[Message] = []
+        self.judges: list[Message] = []
 
     def summary(self) -> None:
         """Logs the settings."""
@@ -125,17 +135,12 @@ class Steelyard(FedAvg):
     ) -> Result:
         """Runs all rounds that are left, as Flower's own does, and writes the run directory on the way."""
         self.rounds, self.timeout, self.started = num_rounds, timeout, True
-        arrays = self._enter(initial_arrays)
-        courier: Any = Courier(grid, timeout, self._receive, lambda: self.spool.room(num_bytes(arrays)))
-
-        def judge(server_round: int, judged: ArrayRecord) -> MetricRecord | None:
-            found = None if evaluate_fn is None else evaluate_fn(server_round + self.done, judged)
-            self.journal.judged(found)
-            return found
-
+        self._forget()
         try:
+            arrays = self._enter(initial_arrays)
+            courier: Any = Courier(grid, timeout, self._receive, lambda: self.spool.room(num_bytes(arrays)))
             left = max(0, num_rounds - self.done)
-            judging = None if evaluate_fn is None else judge
+            judging = self.journal.judging(evaluate_fn, self.done)
             result = super().start(courier, arrays, left, timeout, train_config, evaluate_config, judging)
             self.journal.settle(self._state)
         finally:
@@ -148,9 +153,11 @@ class Steelyard(FedAvg):
     def _enter(self, initial: ArrayRecord) -> ArrayRecord:
         """Opens the run directory; returns the model to begin with, that of the last checkpoint if the run goes on."""
         clients = self.population or max(self.min_available_nodes, self.min_train_nodes)
-        metrics = sorted(self.algorithm.needs.metrics)
-        about = described(self.algorithm.texts, self.seed, to_state_dict(initial), clients, self.data_name, metrics)
-        found = self.journal.open(about, self.rounds)
+        metrics, model = sorted(self.algorithm.needs.metrics), to_state_dict(initial)
+        about = described(self.algorithm.texts, self.seed, model, clients, self.data_name, metrics)
+        found = self.journal.open(about, self.rounds, model)
+        if self.journal.path is not None:
+            self.spool.live_in(self.journal.path / "spool")
         if found is None or found.state is None:
             return initial
         state = found.state
@@ -158,15 +165,11 @@ class Steelyard(FedAvg):
         self.names.known = dict(zip(state["nodes"], state["names"], strict=True))
         self.server.restore(state["server"])
         log(INFO, "Going on after round %d, from %s", self.done, self.journal.path)
-        if any(term.client_slots for term in self.algorithm.client):
-            log(
-                WARNING,
-                "what clients keep (client=%s) begins at zero in a new Flower run",
-                self.algorithm.texts["client"],
-            )
         shown = to_record(found.model)
-        if state["theta"]:
-            self.model, self.shown = to_record(state["theta"]), shown
+        if self.ledger.keeps:
+            log(WARNING, KEPT, self.algorithm.texts["client"])
+        elif state["theta"]:
+            self.model, self.shown = to_record({name: state["theta"][name] for name in found.model}), shown
         return shown
 
     def _state(self) -> tuple[State, dict[str, Any]]:
@@ -191,6 +194,11 @@ class Steelyard(FedAvg):
         ours = instructions(self.algorithm, self.names, number, *settings)
         return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config, OURS: ours})
 
+    def _cohort(self, grid: Grid, share: float, least: int, number: int) -> list[int]:
+        nodes, wanted = wait_for_nodes(grid, share, least, self.min_available_nodes, self.timeout)
+        self.connected = len(nodes)
+        return cohort(nodes, wanted, self.names, self.seed, number)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -199,20 +207,20 @@ class Steelyard(FedAvg):
         number = server_round + self.done
         if self.fraction_train == 0.0:
             return []
+        if not self.started:
+            self.ledger.check_driver()
         self.model = self.model if arrays is self.shown and self.model is not None else arrays
         source = RecordSource(self.model)
         content = self._content(number, self.model, config)
         vectors = self.server.vectors(source)
         if vectors:
             content[f"{OURS}.sent"] = to_record(vectors)
-        least, available = self.min_train_nodes, self.min_available_nodes
-        nodes, wanted = wait_for_nodes(grid, self.fraction_train, least, available, self.timeout)
-        nodes = cohort(nodes, wanted, self.names, self.seed, number)
+        nodes = self._cohort(grid, self.fraction_train, self.min_train_nodes, number)
         self.journal.began = time.perf_counter()
-        self.sent = messages(content, nodes, MessageType.TRAIN, number, self.timeout)
+        self.sent = messages(content, nodes, MessageType.TRAIN, number, self.timeout, self.ledger.accepted)
         starts = self.server.starts(source, [self.names.of(node) for node in nodes], number)
         for message, start in zip(self.sent, starts, strict=False):
-            message.content = RecordDict({**content, self.arrayrecord_key: to_record(start)})
+            message.content = RecordDict({**message.content, self.arrayrecord_key: to_record(start)})
         log(INFO, "configure_train: asked %d nodes", len(nodes))
         return self.sent
 
@@ -223,28 +231,31 @@ class Steelyard(FedAvg):
         number, began = server_round + self.done, time.perf_counter()
         if self.model is None or not self.sent:
             return None, None
-        keys = (self.arrayrecord_key, self.weighted_by_key)
-        box = sort_out(self.sent, replies, self.names, *keys, self.timeout)
+        answers = matched(self.sent, replies, self.names, self.timeout)
+        box = sort_out(answers, self.names, self.ledger.wanted, self.spool)
+        answers.warn(number)
         box.warn(number, self.names, first=number == self.done + 1)
-        population = self.population or max(len(self.names.known), len(self.sent))
-        made = self.server.aggregate(number, RecordSource(self.model), box.replies, population)
+        halves = self.ledger.check(number, box)
+        made = self.server.aggregate(number, RecordSource(self.model), box.replies, self.population or self.connected)
+        self.ledger.settle(number, made.settled, box)
         timings = {"train": began - self.journal.began, "aggregate": time.perf_counter() - began}
-        record = {**made.record, **box.record, "timings": {name: round(s, 6) for name, s in timings.items()}}
+        timings = {name: round(seconds, 6) for name, seconds in timings.items()}
         self.journal.holds(made.told)
+        record = {**made.record, **answers.record, **halves, "timings": timings}
         self.journal.note(record, [self.names.of(message.metadata.dst_node_id) for message in self.sent])
-        arrays = self._adopt(number, made, box)
+        arrays = self._adopt(number, made, answers)
         accepted = [box.contents[client] for client in made.accepted]
         self.spool.clear()
         if not self.started:  # somebody else drives the rounds: there may be no later moment
             self.journal.settle(self._state)
-        return arrays, self._mean(self.train_metrics_aggr_fn, accepted)
+        return arrays, mean(accepted, self.folds[0], self.weighted_by_key, self.id_key)
 
-    def _adopt(self, number: int, made: Made, box: Inbox) -> ArrayRecord:
+    def _adopt(self, number: int, made: Made, answers: Answers) -> ArrayRecord:
         """Keeps the new model; returns the one to look at."""
         assert self.model is not None
         self.voids = self.voids + 1 if made.model is None else 0
         if made.model is None or made.shown is None:
-            why = f"{made.record['void']} {box.failed or ''}".strip()
+            why = f"{made.record['void']} {answers.failed or ''}".strip()
             log(WARNING, "round %d is void, the model stays: %s", number, why)
             if self.voids >= self.patience:
                 self.journal.settle(self._state)
@@ -257,28 +268,26 @@ class Steelyard(FedAvg):
         self.shown = None if made.shown is made.model else to_record(made.shown)
         return self.shown or self.model
 
-    def _mean(self, fold: Aggregate, contents: Iterable[RecordDict]) -> MetricRecord | None:
-        """Metrics that all report, under Flower's or the user's own function."""
-        rows = common_metrics(contents, self.weighted_by_key, self.names.key)
-        made = [RecordDict({"metrics": MetricRecord(row)}) for row in rows]
-        return fold(made, self.weighted_by_key) if made else None
-
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As Flower's, to a cohort drawn from seed and round."""
         if self.fraction_evaluate == 0.0:
             return []
-        number, least = server_round + self.done, self.min_evaluate_nodes
+        number = server_round + self.done
         content = self._content(number, arrays, config)
-        nodes, wanted = wait_for_nodes(grid, self.fraction_evaluate, least, self.min_available_nodes, self.timeout)
-        nodes = cohort(nodes, wanted, self.names, self.seed, number)
-        return messages(content, nodes, MessageType.EVALUATE, number, self.timeout)
+        nodes = self._cohort(grid, self.fraction_evaluate, self.min_evaluate_nodes, number)
+        self.judges = messages(content, nodes, MessageType.EVALUATE, number, self.timeout, self.ledger.accepted)
+        return self.judges
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean of what clients report."""
-        fine, _ = self._check_and_log_replies(list(replies), is_train=False, validate=False)
-        found = self._mean(self.evaluate_metrics_aggr_fn, [reply.content for reply in fine])
+        if not self.judges:
+            return None
+        answers = matched(self.judges, replies, self.names, self.timeout)
+        answers.warn(server_round + self.done, ", evaluation")
+        found = mean(answers.by_name(self.names), self.folds[1], self.weighted_by_key, self.id_key)
+        self.journal.answered(answers.record)
         self.journal.judged(found, "client_evaluation")
         return found
 

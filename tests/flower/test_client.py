@@ -1,11 +1,14 @@
 """The client half, and the mod for training code of one's own."""
 
+import logging
+
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import steelyard
+from steelyard.core.errors import SteelyardError
 from steelyard.flower import Asked, Steelyard, asked, client, partitioned, reporting, to_record
 from steelyard.sim.rundir import read_log
 from tests.flower import runs
@@ -61,14 +64,18 @@ def test_evaluation_is_on_the_test_data():
     assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
-def own(report, **options):
+def own(report, confirm=False, name=None, **options):
     app = ClientApp(**options)
 
     @app.train()
     def train(message, context):
         state = message.content["arrays"].to_torch_state_dict()
         moved = {name: tensor + 0.1 * (context.node_config["partition-id"] + 1) for name, tensor in state.items()}
-        return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord(report)}), reply_to=message)
+        said = report if name is None else {**report, name: context.node_config["partition-id"] + 10}
+        reply = RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord(said)})
+        if confirm:
+            reply["steelyard"] = ConfigRecord({"client": asked(message).client})
+        return Message(reply, reply_to=message)
 
     return app
 
@@ -125,3 +132,71 @@ def test_partitioned_says_what_a_node_lacks():
     made = Steelyard("fedavg", fraction_evaluate=0.0, patience=1)
     with pytest.raises(Exception, match="the node has no partition-id or num-partitions"):
         made.start(grid, to_record(runs.model("mlp").state_dict()), num_rounds=1, timeout=1)
+
+
+@pytest.mark.parametrize("mods", [[], [reporting]])
+@pytest.mark.parametrize("name", ["FedProx", "FedCos"])
+def test_terms_that_nobody_adds_are_warned_of_once(name, mods, tmp_path, caplog):
+    options = {"fraction_evaluate": 0.0, "out": tmp_path, "min_train_nodes": runs.COUNT}
+    made = getattr(steelyard.flower, name)(**options)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        runs.start(made, LocalGrid(own({"num-examples": 5}, mods=mods), runs.COUNT), rounds=2)
+    assert caplog.text.count("5 of 5 clients did not confirm that client=") == 1
+    assert [len(record["unconfirmed"]) for record in read_log(tmp_path)] == [5, 5]
+
+
+@pytest.mark.parametrize("client", ["scaffold", "feddyn"])
+def test_terms_with_a_half_at_the_server_are_refused_where_nobody_adds_them(client):
+    made = runs.strategy(steelyard.Algorithm("fedavg", client=client))
+    with pytest.raises(
+        SteelyardError, match=f"did not confirm that client={client} was added.*steelyard.flower.client"
+    ):
+        runs.start(made, LocalGrid(own({"num-examples": 5}), runs.COUNT), rounds=1)
+
+
+def test_a_single_one_that_does_not_is_set_aside(tmp_path):
+    def change(number, reply):
+        if number == 2:
+            reply.content["steelyard"] = ConfigRecord({"partition-id": 2})
+        return reply
+
+    made = runs.strategy(steelyard.Algorithm("fedavg", client="scaffold"), out=tmp_path)
+    runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=change), rounds=1)
+    (record,) = read_log(tmp_path)
+    assert "did not confirm that client=scaffold" in record["quarantined"]["2"]
+    assert (record["unconfirmed"], set(record["weights"])) == ([2], {"0", "1", "3", "4"})
+
+
+@pytest.mark.parametrize("mods", [[], [reporting]])
+def test_training_code_of_ones_own_confirms(mods, tmp_path, caplog):
+    app = own({"num-examples": 5}, confirm=True, mods=mods)
+    made = runs.strategy(steelyard.Algorithm("fedavg", client="fedprox"), out=tmp_path)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        runs.start(made, LocalGrid(app, runs.COUNT), rounds=1)
+    (record,) = read_log(tmp_path)
+    assert record["unconfirmed"] == []
+    assert "did not confirm" not in caplog.text
+    assert len(record["weights"]) == 5
+
+
+def test_the_id_of_a_metric_counts_where_the_node_has_none(tmp_path):
+    grid = LocalGrid(own({"num-examples": 5}, mods=[reporting], name="hospital"), runs.COUNT)
+    runs.start(runs.strategy("fedavg", out=tmp_path, id_key="hospital"), grid, rounds=1)
+    assert set(read_log(tmp_path)[0]["weights"]) == {"10", "11", "12", "13", "14"}
+
+
+def test_a_node_without_an_id_is_warned_of(caplog):
+    parts = runs.data()
+    app = client(lambda context: runs.model("mlp"), lambda context: parts[context.node_id % 5], local=runs.LOCAL)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        runs.start(runs.strategy("fedavg"), LocalGrid(app, runs.COUNT, named=False), rounds=1)
+    assert "5 clients do not report 'partition-id'" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["model", "steelyard-model"])
+def test_under_another_name_of_the_arrays(key, tmp_path):
+    made = runs.strategy("fedavg", arrayrecord_key=key, out=tmp_path, fraction_evaluate=1.0)
+    runs.start(made, rounds=1)
+    (record,) = read_log(tmp_path)
+    assert (record["failed"], record["quarantined"], record["evaluation"]["failed"]) == ({}, {}, {})
+    assert record["accuracy"] is not None

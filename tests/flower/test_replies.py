@@ -4,10 +4,11 @@ import logging
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
 import steelyard
 from steelyard.flower import to_record, to_state_dict
+from steelyard.flower.server import Server
 from steelyard.sim.rundir import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
@@ -204,3 +205,95 @@ def test_a_vector_that_cannot_be_used_changes_nothing_at_the_server(wrong):
     silent = control(put(torch.zeros_like))
     assert torch.equal(control(spoils[wrong]), silent)
     assert not torch.equal(control(put(lambda told: told)), silent)
+
+
+def test_a_reply_that_could_not_be_fetched_is_no_silence(tmp_path):
+    def change(number, reply):
+        if number != 0:
+            return reply
+        made = Message(Error(code=3, reason="Reply message objects are unavailable."), reply_to=reply)
+        made.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+        return made
+
+    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change))
+    assert (record["late"], record["dropped"]) == ([], ["1000"])
+    assert "objects are unavailable" in record["failed"]["1000"]
+
+
+def test_a_number_and_its_text_are_one_id(tmp_path):
+    def change(number, reply):
+        reply.content["steelyard"] = ConfigRecord({"partition-id": "0" if number == 4 else number})
+        return reply
+
+    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change))
+    assert sum(record["weights"].values()) == pytest.approx(1.0)
+    assert list(record["quarantined"]) == ["0 (node 1000)"]
+
+
+@pytest.mark.parametrize("last", ["w", "num-examples"])
+@pytest.mark.parametrize("scale", [1, 0.25])
+def test_the_chosen_key_is_the_weight(last, scale, tmp_path):
+    def change(number, reply):
+        said = {"w": scale * (4 if number == 0 else 1), "num-examples": 10}
+        reply.content["metrics"] = MetricRecord({**{k: v for k, v in said.items() if k != last}, last: said[last]})
+        return reply
+
+    grid = LocalGrid(runs.app(), runs.COUNT, change=change)
+    record = one_round(tmp_path, grid, guard=False, weighted_by_key="w")
+    assert record["weights"] == {"0": 0.5, "1": 0.125, "2": 0.125, "3": 0.125, "4": 0.125}
+
+
+@pytest.mark.parametrize("bad", [0, -1.5, float("nan"), float("inf")])
+def test_no_weights(bad, tmp_path):
+    def change(number, reply):
+        reply.content["metrics"] = MetricRecord({"w": bad if number == 0 else 0.5})
+        return reply
+
+    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change), weighted_by_key="w")
+    assert record["quarantined"]["0"] == f"invalid num_examples={bad}"
+
+
+def test_without_the_chosen_key_the_number_of_examples(tmp_path):
+    def change(number, reply):
+        reply.content["metrics"] = MetricRecord({"num-examples": 3})
+        return reply
+
+    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change), weighted_by_key="w")
+    assert record["weights"] == {str(k): pytest.approx(0.2) for k in range(5)}
+
+
+def test_a_metric_that_was_reported_before_voids_a_round(tmp_path):
+    grid, made = LocalGrid(runs.app(), runs.COUNT), runs.strategy("feddisco", out=tmp_path)
+    real = grid.push_messages
+
+    def push(messages):
+        second = len(made.journal.cohorts) == 1
+        grid.silent = {1, 2, 3, 4} if second else set()
+        grid.change = (lambda number, reply: reply.content["metrics"].pop("label-hist") and reply) if second else None
+        return real(messages)
+
+    grid.push_messages = push
+    made.start(grid, to_record(runs.model("mlp").state_dict()), num_rounds=3, timeout=0.3)
+    records = read_log(tmp_path)
+    assert [bool(record["void"]) for record in records] == [False, True, False]
+    assert records[1]["quarantined"] == {"0": "did not report 'label_hist'"}
+
+
+@pytest.mark.parametrize("share", [0.4, 1.0])
+def test_the_population_is_who_is_connected(share, monkeypatch, tmp_path):
+    seen, real = [], Server.aggregate
+
+    def aggregate(self, number, model, replies, population):
+        seen.append(population)
+        return real(self, number, model, replies, population)
+
+    monkeypatch.setattr(Server, "aggregate", aggregate)
+    for base in (0, 5000):  # a resumed run has other node ids
+        grid = LocalGrid(runs.app(), runs.COUNT)
+        grid.ids = {node + base: number for node, number in grid.ids.items()}
+        grid.contexts = {node + base: context for node, context in grid.contexts.items()}
+        made = runs.strategy(
+            "fedavg", population=None, fraction_train=share, min_train_nodes=2, out=tmp_path, resume=True
+        )
+        runs.start(made, grid, rounds=3 if base else 1)
+    assert seen == [runs.COUNT] * 3

@@ -1,13 +1,21 @@
 """Flower has no resume; ours goes on at the next round with everything intact."""
 
 import json
+import math
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
-from flwr.app import MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
 import steelyard
 from steelyard.core.errors import SteelyardError
+from steelyard.core.registry import TERMS
+from steelyard.core.term import ClientTerm
+from steelyard.core.weighting import Card
+from steelyard.flower import Steelyard
 from steelyard.lab.runs import read_runs
 from steelyard.report.gather import find, gather
 from steelyard.report.page import html
@@ -17,8 +25,7 @@ from tests.flower.grid import LocalGrid
 
 ALGORITHMS = {
     "fedawa": steelyard.Algorithm("fedawa:steps=3", server="momentum"),
-    "scaffold": steelyard.Algorithm("fedavg", client="scaffold"),
-    "feddyn": steelyard.Algorithm("uniform", client="feddyn"),  # shows another model than it sends
+    "fedcos": steelyard.Algorithm("uniform", client="fedcos"),
     "fedmut": steelyard.Algorithm("uniform", broadcast="fedmut:radius=0.5"),
 }
 
@@ -42,7 +49,7 @@ def test_a_killed_run_goes_on_bit_for_bit(name, tmp_path):
         runs.start(runs.strategy(ALGORITHMS[name], out=tmp_path), rounds=4, evaluate_fn=judge)
     assert [record["round"] for record in read_log(tmp_path)] == [1, 2]
     judge.dies_at = None
-    grid = _rewound(ALGORITHMS[name])
+    grid = LocalGrid(runs.app(), runs.COUNT)  # a new Flower run: clients have forgotten the one before
     result = runs.start(runs.strategy(ALGORITHMS[name], out=tmp_path, resume=True), grid, rounds=4, evaluate_fn=judge)
     assert len(grid.asked) == 2 * runs.COUNT
     assert runs.same(runs.params(result), runs.params(whole))
@@ -50,12 +57,40 @@ def test_a_killed_run_goes_on_bit_for_bit(name, tmp_path):
     assert sorted(result.evaluate_metrics_serverapp) == [2, 3, 4]
 
 
-def _rewound(algorithm):
-    """Clients as they were after round 2: what they keep is theirs, and none of the server's business."""
-    grid = LocalGrid(runs.app(), runs.COUNT)
-    runs.start(runs.strategy(algorithm), grid, rounds=2)
-    grid.asked.clear()
-    return grid
+@dataclass(frozen=True)
+class Drift(ClientTerm):
+    """A term of one's own that sends another model than it shows, and keeps nothing at clients."""
+
+    name = "drift"
+    card = Card("drift", "")
+    server_slots = ("v",)
+    moves_model = True
+
+    def add(self, grad, x, at):
+        grad.add_(at.sent["v"], alpha=0.1)
+
+    def settle(self, at):
+        at.kept["v"].add_(0.01)
+        at.theta.add_(at.kept["v"])
+
+    def shown(self, theta, kept):
+        return theta - kept["v"]
+
+
+def test_so_does_one_that_shows_another_model_than_it_sends(tmp_path):
+    before = dict(TERMS._entries)
+    TERMS.register(Drift)
+    try:
+        algorithm = steelyard.Algorithm("uniform", client="drift")
+        whole = runs.start(runs.strategy(algorithm), rounds=4)
+        for rounds in (2, 4):
+            made = runs.strategy(algorithm, out=tmp_path, resume=True)
+            result = runs.start(made, LocalGrid(runs.app(), runs.COUNT), rounds=rounds)
+        assert runs.same(runs.params(result), runs.params(whole))
+        assert list(made.model) == list(runs.model("mlp").state_dict())
+    finally:
+        TERMS._entries.clear()
+        TERMS._entries.update(before)
 
 
 def test_a_run_that_is_done_stays_as_it_is(tmp_path):
@@ -133,3 +168,68 @@ def test_the_report_reads_flower_runs(tmp_path):
     assert {"accuracy", "weights", "coherence"} <= {figure.name for figure in report.figures}
     assert [line.name for line in find(report, "accuracy").lines] == ["guard(fedavg)", "guard(fedawa)"]
     assert len(html(report)) > 1_000_000
+
+
+def test_arrays_keep_their_order(tmp_path):
+    """Checkpoints have another one; clients that go by position would get a scrambled model."""
+    seen, app = [], ClientApp()
+
+    @app.train()
+    def train(message, context):
+        arrays = message.content["arrays"].to_numpy_ndarrays()
+        seen.append([float(values[0]) for values in arrays])
+        reply = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 10})}
+        return Message(RecordDict(reply), reply_to=message)
+
+    initial = ArrayRecord([np.full(2, k, np.float32) for k in range(12)])
+    for rounds in (1, 2):
+        made = Steelyard("fedavg", fraction_evaluate=0.0, out=tmp_path, resume=True)
+        result = made.start(LocalGrid(app, 3), initial, num_rounds=rounds, timeout=5)
+    assert seen == [list(range(12))] * 6
+    assert list(result.arrays) == list(initial)
+
+
+def test_another_model_of_the_same_size_is_refused_and_the_run_stays(tmp_path):
+    runs.start(runs.strategy("fedavg", out=tmp_path), rounds=1)
+    config = (tmp_path / "config.json").read_bytes()
+    flat = {"w": torch.zeros(sum(tensor.numel() for tensor in runs.model("mlp").state_dict().values()))}
+    for _ in range(2):  # the lock is given back
+        with pytest.raises(SteelyardError, match=r"not that of initial_arrays \(missing key 'w'\): pass the same one"):
+            runs.strategy("fedavg", out=tmp_path, resume=True).start(
+                LocalGrid(runs.app(), runs.COUNT), steelyard.flower.to_record(flat), num_rounds=2, timeout=5
+            )
+    assert (tmp_path / "config.json").read_bytes() == config
+
+
+def test_without_its_cohorts_a_run_cannot_go_on(tmp_path):
+    runs.start(runs.strategy("fedavg", out=tmp_path), rounds=1)
+    (tmp_path / "cohorts.json").unlink()
+    with pytest.raises(SteelyardError, match=r"cohorts.json: missing or damaged"):
+        runs.start(runs.strategy("fedavg", out=tmp_path, resume=True), rounds=2)
+
+
+@pytest.mark.parametrize(
+    ("found", "top", "apart"),
+    [
+        ({"accuracy": 0.5, "f1": 0.25}, {"accuracy": 0.5, "f1": 0.25}, None),
+        ({"loss": 1, "round": 7, "timings": 2.0}, {"loss": 1.0, "round": 1}, {"round": 7.0, "timings": 2.0}),
+        ({"weights": [1.0, math.nan]}, {"accuracy": None}, {"weights": [1.0, None]}),
+        ({"per-class": [1.0, math.inf]}, {"per_class": [1.0, None]}, None),
+        ({"accuracy": [0.5, 0.6]}, {"accuracy": None}, {"accuracy": [0.5, 0.6]}),
+    ],
+)
+def test_what_an_evaluation_finds_does_not_hide_the_record(found, top, apart, tmp_path):
+    for rounds in (1, 2):  # the record can be gone on from
+        made = runs.strategy("fedavg", out=tmp_path, resume=True)
+        runs.start(made, rounds=rounds, evaluate_fn=lambda number, arrays: MetricRecord(found))
+    record = read_log(tmp_path)[0]
+    assert {name: record[name] for name in top} == top
+    assert record.get("server_evaluation") == apart
+    assert set(record["weights"]) == {"0", "1", "2", "3", "4"}
+
+
+def test_a_second_start_of_one_strategy_begins_anew():
+    for algorithm in (steelyard.Algorithm(server="momentum"), steelyard.Algorithm("uniform", client="feddyn")):
+        made = runs.strategy(algorithm)
+        first, second = (runs.params(runs.start(made, rounds=2)) for _ in range(2))
+        assert runs.same(first, second)

@@ -1,13 +1,17 @@
 """Replies beyond the memory budget go to disk; the result is the same."""
 
+import logging
 import os
 
 import pytest
 import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.flower.courier import Spool, budget
+from steelyard.flower.courier import Courier, Spool, budget
 from steelyard.flower.records import num_bytes, to_record
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
@@ -100,13 +104,99 @@ def test_a_bad_reply_is_not_spooled_but_quarantined(tmp_path):
 def test_half_precision_is_kept_on_disk():
     spool = Spool(1)
     state = {"w": torch.randn(5).bfloat16(), "n": torch.tensor(3)}
-    from flwr.app import Message, RecordDict
-
     message = Message(RecordDict({"arrays": to_record(state)}), dst_node_id=1, message_type="train")
     spool.take(message, "arrays")
-    from steelyard.flower.courier import spooled
-
-    source = spooled(message.content)
+    source = spool.find(message.content)
     assert torch.equal(source.load("w"), state["w"])
     assert source.shapes["n"] == ((), torch.int64)
     spool.clear()
+    assert spool.find(message.content) is None
+
+
+@pytest.mark.parametrize("memory", [None, 1])
+@pytest.mark.parametrize("pointing", [True, False])
+def test_a_client_cannot_point_at_a_file(pointing, memory, tmp_path):
+    secret = tmp_path / "secret.safetensors"
+    save_file({name: torch.full_like(t, 7.0) for name, t in runs.model("mlp").state_dict().items()}, secret)
+
+    def change(told):
+        def act(number, reply):
+            if number == 1:
+                note = ConfigRecord({"path": str(secret)} if pointing else {"x": 1})
+                del reply.content["steelyard.told"]
+                reply.content.update({f"steelyard.spool{end}": note for end in ("", ".told")} if told else {})
+            return reply
+
+        return act
+
+    algorithm, results = steelyard.Algorithm("fedavg", client="scaffold"), []
+    for told in (True, False):
+        made = runs.strategy(algorithm, guard=False, memory=memory)
+        results.append(runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=change(told)), rounds=2))
+    assert runs.same(*map(runs.params, results))
+
+
+def test_nor_where_somebody_else_drives_the_rounds(tmp_path, caplog):
+    def change(number, reply):
+        if number == 1:
+            del reply.content["arrays"]
+            reply.content["steelyard.spool"] = ConfigRecord({"path": str(tmp_path)})
+        return reply
+
+    made, grid = runs.strategy("fedavg"), LocalGrid(runs.app(), runs.COUNT, change=change)
+    sent = made.configure_train(1, to_record(runs.model("mlp").state_dict()), ConfigRecord(), grid)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        arrays, _ = made.aggregate_train(1, grid.send_and_receive(sent))
+    assert "client 1: its reply has no ArrayRecord 'arrays'" in caplog.text
+    assert arrays is not None
+
+
+def full(*args):
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+def test_a_full_disk_is_named_with_the_cure(tmp_path, monkeypatch):
+    monkeypatch.setattr("steelyard.flower.courier.save_file", full)
+    with pytest.raises(SteelyardError, match=r"steelyard-spool-.*No space left.*: make room, or set TMPDIR to where"):
+        runs.start(runs.strategy("fedavg", memory=1), rounds=1)
+    with pytest.raises(SteelyardError, match=r"run/spool: .*No space left.*: make room, or raise memory="):
+        runs.start(runs.strategy("fedavg", memory=1, out=tmp_path / "run"), rounds=1)
+
+
+def test_no_place_for_temporary_files(monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    with pytest.raises(
+        SteelyardError, match=r"^replies beyond memory=: No such file or directory: make room, or set TMP"
+    ):
+        runs.start(runs.strategy("fedavg", memory=1), rounds=1)
+
+
+def test_in_the_run_directory_and_swept_after_a_kill(tmp_path, monkeypatch):
+    seen, real = [], Spool.take
+
+    def take(self, reply, key):
+        real(self, reply, key)
+        seen.append(sorted(file.name for file in (tmp_path / "spool").iterdir()))
+
+    monkeypatch.setattr(Spool, "take", take)
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool/000099.safetensors").write_bytes(b"of a run that was killed")
+    runs.start(runs.strategy("fedavg", memory=1, out=tmp_path), rounds=1)
+    assert seen[-1] == [f"{number:06d}.safetensors" for number in range(1, 6)]
+    assert not (tmp_path / "spool").exists()
+
+
+def test_files_of_others_stay(tmp_path):
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool/notes.txt").write_text("mine")
+    runs.start(runs.strategy("fedavg", memory=1, out=tmp_path), rounds=1)
+    assert [file.name for file in (tmp_path / "spool").iterdir()] == ["notes.txt"]
+
+
+def test_waiting_for_many_nodes_takes_few_calls():
+    grid, calls = LocalGrid(runs.app(), runs.COUNT), []
+    grid.push_messages = lambda messages: [str(number) for number in range(40)]
+    grid.pull_messages = lambda names: calls.append(len(names)) or []
+    courier = Courier(grid, 1.0, lambda reply: None, lambda: 0)
+    assert courier.send_and_receive([None], timeout=1.0) == []
+    assert len(calls) <= 3 * 40

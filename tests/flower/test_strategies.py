@@ -123,6 +123,16 @@ def test_inside_flowers_differential_privacy(tmp_path):
     assert all(torch.allclose(plain[name], result[name], atol=1e-5) for name in plain)
 
 
+@pytest.mark.parametrize("name", ["SCAFFOLD", "FedDyn"])
+def test_terms_with_a_half_at_the_server_are_refused_there(name):
+    inner = getattr(steelyard.flower, name)(fraction_evaluate=0.0)
+    wrapped = DifferentialPrivacyServerSideFixedClipping(
+        inner, noise_multiplier=0.1, clipping_norm=1.0, num_sampled_clients=runs.COUNT
+    )
+    with pytest.raises(SteelyardError, match=r"goes wrong inside another strategy: call its own start, or use client="):
+        runs.start(wrapped)
+
+
 def test_partial_participation_is_drawn_from_the_seed(tmp_path):
     cohorts = []
     for run in range(2):
