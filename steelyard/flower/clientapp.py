@@ -203,12 +203,13 @@ class _Job:
         buffers.theta.copy_(params)
         buffers.stats.copy_(stats)
         buffers.counts.copy_(counts)
-        for name in buffers.sent:
-            if name not in self.want.vectors:
-                raise SteelyardError(f"client={self.want.client}: the server sent no {name!r}: let steelyard drive it")
-            buffers.sent[name].copy_(self.want.vectors[name])
 
     def _recall(self, kept: ArrayRecord | None) -> None:
+        """Vectors that the server sent, and those that the client kept."""
+        for name, vector in self.buffers.sent.items():
+            if name not in self.want.vectors:
+                raise SteelyardError(f"client={self.want.client}: the server sent no {name!r}: let steelyard drive it")
+            vector.copy_(self.want.vectors[name])
         for name, tensor in to_state_dict(kept).items() if kept is not None else ():
             if name in self.buffers.tables:
                 self.buffers.tables[name][0].copy_(tensor)

@@ -5,6 +5,7 @@ import logging
 import pytest
 from flwr.app import MetricRecord
 
+import steelyard
 from steelyard.sim.rundir import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
@@ -88,6 +89,16 @@ def test_nobody_answers(tmp_path):
     assert found is None
     assert record["accuracy"] is None
     assert len(record["evaluation"]["failed"]) == runs.COUNT
+
+
+@pytest.mark.parametrize("client", ["fedcos", "scaffold", "feddyn"])
+def test_terms_do_not_matter(client, tmp_path):
+    """Their vectors are sent with training messages alone."""
+    made = runs.strategy(steelyard.Algorithm("uniform", client=client), out=tmp_path, fraction_evaluate=1.0)
+    runs.start(made, rounds=2)
+    record = read_log(tmp_path)[1]
+    assert record["evaluation"]["failed"] == {}
+    assert record["accuracy"] > 0
 
 
 def test_functions_of_ones_own_see_replies_as_they_are(tmp_path):
