@@ -18,10 +18,8 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.flower.inbox import UNCONFIRMED, Inbox, Wanted
 
-LOST = (
-    "round %d, client %s: what it kept from earlier rounds is lost, and it began at zero (a new process?): stop and "
-    "resume the run, so that all begin there"
-)
+LOST = "round %d, client %s: what it kept from earlier rounds is lost, and it began at zero (a new process?)%s"
+CURE = ": the server still counts it in; stop and resume the run, so that all begin at zero"
 
 
 class Ledger:
@@ -62,7 +60,7 @@ class Ledger:
         moved = [one for one, node in box.nodes.items() if self.keeps and self.homes.get(one, node) != node]
         restarted = [*box.restarted, *(one for one in moved if one not in box.restarted)]
         for one in restarted:
-            log(WARNING, LOST, number, one)
+            log(WARNING, LOST, number, one, CURE if self.keeps else "")
         return {"unconfirmed": without, "restarted": restarted}
 
     def settle(self, number: int, clients: Iterable[ClientId], box: Inbox) -> None:
