@@ -4,7 +4,8 @@ Leaves of a state dict are not all alike:
 
     param   in the Gram and in the mixture
     stat    BatchNorm running mean and variance: averaged with the weights, not in the Gram, never shrunk
-    count   `num_batches_tracked` and every integer or boolean leaf: the maximum over clients, in its own dtype
+    count   `num_batches_tracked` (the most of any client) and every other integer or boolean leaf (what half the
+            clients reach: one of them changes nothing), in its own dtype
 
 Parameters are thought of as one flat vector, in the order of their names, statistics as another: files and state
 dicts hold the same tensors in different orders, and the order of a sum is part of its bits.

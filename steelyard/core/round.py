@@ -25,6 +25,7 @@ from steelyard.core.sink import Sink
 from steelyard.core.store import UpdateStore
 from steelyard.core.sums import WeightedSum
 from steelyard.core.table import ClientId, State
+from steelyard.core.text import to_text
 from steelyard.core.view import View
 from steelyard.core.weighting import Weighting
 
@@ -182,10 +183,12 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     )
     start = Mixture.convex(np.ones((1, len(ids))))
     mixture, after = rule.apply(start, view, job.state)
-    if mixture.layers is None and rule.needs.per_layer is not None:  # a layer-wise rule that is still warming up
-        mixture = mixture.in_layers(rule.needs.per_layer, len(layout.layers(rule.needs.per_layer).names))
-
     cut = layout.layers(mixture.layers)
+    if not mixture.finite:
+        raise SteelyardError(
+            f"{to_text(rule)} gives NaN or infinity for a weight, and the base model stays as it was: "
+            "look at what clients report, or use if_finite(...) or guard(...)"
+        )
     if mixture.void is not None:
         weights, base = np.zeros((len(cut.names), len(ids))), np.ones(len(cut.names))
         return Outcome(store, weights, base, job.state, describe(store, mixture, weights, cut, None, job.number), True)
@@ -200,9 +203,7 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
         share = used / used.sum()
         weights = mixture.weights.sum(axis=1, keepdims=True) * (share if mixture.rows is None else share @ mixture.rows)
     _mix_stats(store, mixture, cut, held or sink)
-    counts = store.counts()
-    for leaf in layout.counts:
-        (held or sink).put(leaf, counts[leaf.name].to(leaf.dtype))
+    _agree_on_counts(store, mixture, held or sink)
     if tried:
         _keep_proxy(session(), layout, state, held or sink)
     if held is not None and job.refine is not None:
@@ -298,6 +299,18 @@ class _Reduction:
             self.used.index_add_(0, self.chosen, used)
         mixed: torch.Tensor = self.base[layer] * rows[-1] + self.total[layer] * values
         return mixed
+
+
+def _agree_on_counts(store: UpdateStore, mixture: Mixture, sink: Sink) -> None:
+    """Batches seen: the most of any client, clipped as statistics are. Anything else: what half the clients reach."""
+    counts = store.counts()
+    for leaf in store.layout.counts:
+        ranked = counts[leaf.name].sort(dim=0).values
+        agreed = ranked[(len(ranked) - 1) // 2]
+        if leaf.name.endswith("num_batches_tracked"):
+            limit = ranked[-1] if mixture.stat_clip is None else (mixture.stat_clip * agreed.double()).to(agreed.dtype)
+            agreed = torch.minimum(ranked[-1], limit)
+        sink.put(leaf, agreed.to(leaf.dtype))
 
 
 def _mix_stats(store: UpdateStore, mixture: Mixture, cut: Layers, sink: Sink) -> None:

@@ -102,8 +102,8 @@ class MemoryStore:
         return self.client_stats, self.base_stats
 
     def counts(self) -> Mapping[str, torch.Tensor]:
-        """Each counter's maximum over the clients."""
-        return {name: stacked.amax(dim=0) for name, stacked in self.client_counts.items()}
+        """The clients' counters."""
+        return self.client_counts
 
     def base_counts(self) -> Mapping[str, torch.Tensor]:
         """The global model's counters."""

@@ -146,14 +146,14 @@ class SliceStore(Generic[S]):
         return out
 
     def counts(self) -> Mapping[str, torch.Tensor]:
-        """Each counter's maximum over the clients."""
-        return {leaf.name: self._most(leaf) for leaf in self.layout.counts}
+        """The clients' counters."""
+        return {
+            leaf.name: torch.stack([self._count(client, leaf) for client in self.ids]) for leaf in self.layout.counts
+        }
 
-    def _most(self, leaf: Leaf) -> torch.Tensor:
-        there = [self.clients[client].peek(leaf.name) for client in self.ids]
-        if any(one is None for one in there):
-            return torch.stack([self.clients[client].load(leaf.name) for client in self.ids]).amax(dim=0)
-        return torch.from_numpy(np.max(there, axis=0)).view(leaf.shape)  # type: ignore[arg-type]
+    def _count(self, client: ClientId, leaf: Leaf) -> torch.Tensor:
+        there = self.clients[client].peek(leaf.name)
+        return self.clients[client].load(leaf.name) if there is None else torch.tensor(there).view(leaf.shape)
 
     def base_counts(self) -> Mapping[str, torch.Tensor]:
         """The global model's counters."""
