@@ -289,6 +289,20 @@ def parallel(threads: int) -> Iterator[None]:
         _threads = before
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keeps torch to one thread: how a matrix product is shared out is part of its bits."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 _pools: dict[int, ThreadPoolExecutor] = {}
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_pools.clear)

@@ -30,6 +30,7 @@ from steelyard.core.view import View
 from steelyard.core.weighting import Weighting
 
 NOT_FINITE = "NaN or infinity in its parameters"
+BAD_BASE = "the base model itself holds NaN or infinity: nothing can be aggregated onto it"
 NO_PROBE = "{rule} looks at proxy data and there is none: pass probe=steelyard.Probe(model, inputs, targets)"
 
 
@@ -81,9 +82,7 @@ def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
             return _attempt(rule, store, job, sink)
         except NonFiniteUpdate as found:
             if len(store.ids) in found.rows:
-                raise SteelyardError(
-                    "the base model itself holds NaN or infinity: nothing can be aggregated onto it"
-                ) from None
+                raise SteelyardError(BAD_BASE) from None
             store = store.without({store.ids[row]: NOT_FINITE for row in found.rows})
         except RefusedReports as found:
             store = store.without(found.refused)
@@ -263,6 +262,12 @@ class _ServerStep:
             raise SteelyardError(
                 f"state is of server optimizer {held.get('name')!r}, not {optimizer.name!r}: start from state=None"
             )
+        sizes = {held[name].numel() for name in optimizer.slots if name in held} - {layout.dim}
+        if sizes:
+            raise SteelyardError(
+                f"state of {optimizer.name} is of a model of {sizes.pop()} parameters, this one has {layout.dim}: "
+                "start from state=None"
+            )
         self.optimizer = optimizer
         self.t = int(held.get("rounds", 0)) + 1
         self.slots = {
@@ -293,7 +298,10 @@ class _Reduction:
         del out
         if not finite(rows):  # sorting would trim NaN away instead of showing it
             _refuse_non_finite(rows)
-        updates = rows[:-1] if self.map is None else self.map @ rows[:-1]
+        updates = rows[:-1]
+        if self.map is not None:
+            with kernels.one_thread():
+                updates = self.map @ updates
         values, used = self.reduce(updates[self.chosen])
         with self.lock:
             self.used.index_add_(0, self.chosen, used)

@@ -7,6 +7,8 @@ import torch
 
 from steelyard.core.gram import Array
 
+ALIGNMENT = 64  # bytes: torch's own for fresh tensors
+
 
 class WeightedSum:
     """`base * theta + sum_k w_k d_k`: one matrix-vector product, since `theta` is the last row."""
@@ -16,5 +18,13 @@ class WeightedSum:
         self.coefficients = list(table)
 
     def __call__(self, rows: torch.Tensor, layer: int, out: torch.Tensor | None) -> torch.Tensor:
-        """Of rows `[K+1, n]`, with the coefficients of a layer."""
-        return torch.mv(rows.T, self.coefficients[layer], out=out)
+        """Of rows `[K+1, n]`, with the coefficients of a layer, into `out` if its memory is aligned.
+
+        Where it is not, BLAS would begin with a few elements in another arithmetic: bits would depend on the place.
+        """
+        return torch.mv(rows.T, self.coefficients[layer], out=out if out is not None and aligned(out) else None)
+
+
+def aligned(values: torch.Tensor) -> bool:
+    """Whether the values begin where fresh memory would."""
+    return values.data_ptr() % ALIGNMENT == 0

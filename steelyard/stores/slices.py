@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Kind, Layout, Leaf
-from steelyard.core.round import NOT_FINITE
+from steelyard.core.round import BAD_BASE, NOT_FINITE, finite
 from steelyard.core.table import ClientId, sort_key
 
 
@@ -80,8 +81,14 @@ class SliceStore(Generic[S]):
             else:
                 quarantined[client] = reason
         store = SliceStore(layout, source, given, tuple(fit), quarantined, fit)
-        statistics, _ = store.stats()
-        wrong = torch.nonzero(~torch.isfinite(statistics).all(dim=1)).flatten().tolist()
+        statistics, own = store.stats()
+        if not finite(own):
+            raise SteelyardError(BAD_BASE)
+        bad = ~torch.isfinite(statistics).all(dim=1)
+        for leaf in layout.counts:
+            if leaf.dtype.is_floating_point:
+                bad |= torch.tensor([not finite(store._count(client, leaf)) for client in fit], dtype=torch.bool)
+        wrong = torch.nonzero(bad).flatten().tolist()
         return store.without({store.ids[row]: NOT_FINITE for row in wrong})
 
     @cached_property

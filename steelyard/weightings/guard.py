@@ -54,7 +54,7 @@ class Guard(Weighting):
     card = Card(
         "bounds what one client can do to any rule",
         "",
-        "as the rule inside, with weights capped at the client",
+        "only if clients disclose their norms: then each clips and caps its own update",
     )
 
     def __post_init__(self) -> None:
