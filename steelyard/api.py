@@ -12,7 +12,8 @@ import torch
 from steelyard.algorithm import parse_optimizer, parse_refiner
 from steelyard.core import checks
 from steelyard.core import round as rounds
-from steelyard.core.errors import NoValidClients, SteelyardError
+from steelyard.core.errors import NO_PROBE, NoValidClients, SteelyardError
+from steelyard.core.evidence import in_need
 from steelyard.core.layout import Kind, Params
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.probe import ProxyLoss
@@ -95,9 +96,9 @@ def aggregate(
         raise SteelyardError(f"state is a {type(state).__name__}: pass out.state of the last round, or None")
     root = rooted(parse_rule(rule))
     refiner = parse_refiner(refine)
-    wanting = rounds.in_need(root, refiner)
+    wanting = in_need(root, refiner)
     if wanting and probe is None:
-        raise SteelyardError(rounds.NO_PROBE.format(rule=wanting))
+        raise SteelyardError(NO_PROBE.format(rule=wanting))
     optimizer = parse_optimizer(server)
     if isinstance(clients, UpdateStore):
         store, given = clients, clients.given

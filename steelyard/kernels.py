@@ -290,7 +290,7 @@ def parallel(threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """Keeps torch to one thread: how a matrix product is shared out is part of its bits."""
     before = torch.get_num_threads()
     if before == 1:
@@ -316,11 +316,11 @@ def _pool(threads: int) -> ThreadPoolExecutor:
             pool = ThreadPoolExecutor(threads, thread_name_prefix="steelyard")
             barrier = threading.Barrier(threads)  # so that every worker takes exactly one of these
 
-            def alone() -> None:
+            def begin() -> None:
                 barrier.wait()
                 torch.set_num_threads(1)  # holds for the calling thread only
 
-            for future in [pool.submit(alone) for _ in range(threads)]:
+            for future in [pool.submit(begin) for _ in range(threads)]:
                 future.result()
             torch.set_num_threads(caller)  # threads yet to start inherit the last value set: restore the caller's
             _pools[threads] = pool

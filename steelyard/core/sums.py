@@ -1,6 +1,8 @@
-"""The one weighted sum in the tree."""
+"""The one weighted sum in the tree, and what a plain sum gives away."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -18,13 +20,13 @@ class WeightedSum:
         self.coefficients = list(table)
 
     def __call__(self, rows: torch.Tensor, layer: int, out: torch.Tensor | None) -> torch.Tensor:
-        """Of rows `[K+1, n]`, with the coefficients of a layer, into `out` if its memory is aligned.
+        """Of rows `[K+1, n]`, with the coefficients of a layer, in `out` if there is one."""
+        if out is None or out.data_ptr() % ALIGNMENT == 0:
+            return torch.mv(rows.T, self.coefficients[layer], out=out)
+        # Elsewhere BLAS would begin with a few elements in another arithmetic: bits would depend on the place.
+        return out.copy_(torch.mv(rows.T, self.coefficients[layer]))
 
-        Where it is not, BLAS would begin with a few elements in another arithmetic: bits would depend on the place.
-        """
-        return torch.mv(rows.T, self.coefficients[layer], out=out if out is not None and aligned(out) else None)
 
-
-def aligned(values: torch.Tensor) -> bool:
-    """Whether the values begin where fresh memory would."""
-    return values.data_ptr() % ALIGNMENT == 0
+def finite(values: torch.Tensor) -> bool:
+    """A sum of finite numbers may overflow, but NaN and infinity never leave it: only a bad sum needs a closer look."""
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())

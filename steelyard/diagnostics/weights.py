@@ -21,9 +21,9 @@ from torch import nn
 from steelyard.client.local import Local
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
+from steelyard.core.evidence import inner_products
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Params
-from steelyard.core.round import inner_products
 from steelyard.core.table import ClientId
 from steelyard.data import Federation
 from steelyard.diagnostics.recorded import Run, Series, by_client, history_of

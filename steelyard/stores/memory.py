@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import BAD_BASE, NOT_FINITE, SteelyardError
 from steelyard.core.layout import FLAT, Kind, Layout, Leaf, Params
-from steelyard.core.round import BAD_BASE, NOT_FINITE, finite
-from steelyard.core.sums import ALIGNMENT
+from steelyard.core.sums import ALIGNMENT, finite
 from steelyard.core.table import ClientId, sort_key
 
 

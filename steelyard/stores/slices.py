@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import BAD_BASE, NOT_FINITE, SteelyardError
 from steelyard.core.layout import Kind, Layout, Leaf
-from steelyard.core.round import BAD_BASE, NOT_FINITE, finite
+from steelyard.core.sums import finite
 from steelyard.core.table import ClientId, sort_key
 
 

@@ -6,7 +6,7 @@ import torch
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.core.round import inner_products
+from steelyard.core.evidence import inner_products
 from steelyard.diagnostics import (
     cohort_alignment,
     critical_point,
