@@ -81,3 +81,10 @@ def test_the_state_of_another_model_is_refused():
     out = steelyard.aggregate("uniform", BASE, CLIENTS, server="adam")
     with pytest.raises(steelyard.SteelyardError, match="of a model of 4 parameters, this one has 3"):
         steelyard.aggregate("uniform", torch.zeros(3), torch.eye(3), server="adam", state=out.state)
+
+
+def test_an_algorithm_explains_itself():
+    told = steelyard.Algorithm("guard(fedadp)", client="fedprox:mu=0.1").explain()
+    assert [line.split(":")[0] for line in told.secure_aggregation] == ["guard", "fedadp"]
+    assert "two passes" in told.passes
+    assert any(line.startswith("num_examples") for line in told.clients_disclose)

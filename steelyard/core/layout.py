@@ -146,6 +146,14 @@ class Layout:
         wide = any(leaf.dtype == torch.float64 for leaf in self.params)
         return torch.float64 if wide else torch.float32
 
+    def overlapping(self, start: int, stop: int) -> list[tuple[Leaf, int, int]]:
+        """The parameters that have coordinates in `start:stop`, and from where to where."""
+        return [
+            (leaf, max(start, leaf.start), min(stop, leaf.stop))
+            for leaf in self.params
+            if leaf.size and leaf.start < stop and leaf.stop > start
+        ]
+
     def completed(self, leaves: Mapping[str, T]) -> Mapping[str, T]:
         """A model that holds a tied weight under its other name alone, as files may, with the one looked for too."""
         missing = {

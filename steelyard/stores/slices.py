@@ -5,7 +5,7 @@ No row is ever whole in memory: the kernels ask for a stretch of coordinates, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
@@ -107,7 +107,7 @@ class SliceStore(Generic[S]):
         length = stop - start
         buffer = scratch.numpy()
         room = buffer.data.cast("B")  # sliced without a torch call per read: there are many
-        parts = _overlapping(self.layout.params, start, stop)
+        parts = self.layout.overlapping(start, stop)
 
         def read(one: S, leaf: Leaf, left: int, right: int, row: int) -> None:
             if leaf.dtype == scratch.dtype:
@@ -180,11 +180,3 @@ def layout_of(source: Source, kinds: Mapping[str, Kind] | None = None) -> Layout
     return Layout.of(
         {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in source.shapes.items()}, kinds
     )
-
-
-def _overlapping(leaves: Sequence[Leaf], start: int, stop: int) -> list[tuple[Leaf, int, int]]:
-    return [
-        (leaf, max(start, leaf.start), min(stop, leaf.stop))
-        for leaf in leaves
-        if leaf.size and leaf.start < stop and leaf.stop > start
-    ]

@@ -82,11 +82,8 @@ class FileSink:
 
     def write(self, start: int, values: torch.Tensor) -> None:
         """Cuts the chunk into the leaves it belongs to."""
-        stop = start + values.numel()
-        for leaf in self.layout.params:
-            if leaf.size and leaf.start < stop and leaf.stop > start:
-                left, right = max(start, leaf.start), min(stop, leaf.stop)
-                self._bytes(leaf, left - leaf.start, narrowed(values[left - start : right - start], leaf))
+        for leaf, left, right in self.layout.overlapping(start, start + values.numel()):
+            self._bytes(leaf, left - leaf.start, narrowed(values[left - start : right - start], leaf))
 
     def put(self, leaf: Leaf, values: torch.Tensor) -> None:
         """Writes a statistic or a counter."""
