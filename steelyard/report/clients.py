@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.diagnostics.recorded import NOT_BY_CLIENT
 from steelyard.lab.statistics import mean
 from steelyard.report.figures import Bars, Figure, Heat, Row, Section, Table, Value
 from steelyard.report.series import Series, as_number
@@ -57,7 +58,7 @@ _KNOWN = {
         "Accuracy by client", "accuracy", "The global model on each client's own data.", "Clients and data"
     ),
 }
-_DROPPED = {"timings", "quarantined", "norms", "layer_weights"}  # norms are shown as a mean
+_DROPPED = {*NOT_BY_CLIENT, "quarantined", "norms", "layer_weights"}  # norms are shown as a mean
 
 
 def heats(series: Sequence[Series], sections: Sequence[Section]) -> list[Figure]:
@@ -132,9 +133,9 @@ def _names(series: Sequence[Series]) -> list[str]:
     """What is on record by client: the known ones first."""
     found: dict[str, None] = {}
     for one in series:
-        for record in (one.first.history.records[0], one.first.history.records[-1]):
+        for record in one.first.history:
             for name, value in record.items():
-                if isinstance(value, Mapping) and any(as_number(item) is not None for item in value.values()):
+                if name not in found and isinstance(value, Mapping) and any(as_number(item) is not None for item in value.values()):
                     found[name] = None
     free = [name for name in found if name not in _DROPPED]
     return [name for name in _KNOWN if name in free] + sorted(name for name in free if name not in _KNOWN)

@@ -8,7 +8,7 @@ import pytest
 from steelyard.core.errors import SteelyardError
 from steelyard.lab import jobs as module
 from steelyard.lab.results import run_sweep
-from steelyard.lab.runs import Run, label, read_runs, unlike
+from steelyard.lab.runs import Run, label, read_runs
 from steelyard.lab.sweep import plan, read_sweep
 from tests.lab.jobs import Diary, Here
 

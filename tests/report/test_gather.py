@@ -196,6 +196,20 @@ def test_what_a_rule_notes_is_drawn_without_being_known(tmp_path):
     assert not {"words", "flag"} & {figure.name for figure in report.figures}
 
 
+def test_figures_stay_when_the_first_and_the_last_round_are_void(tmp_path):
+    whole = write_run(tmp_path / "whole", gamma=True, angles=True)
+    names = [figure.name for figure in gather([whole]).figures]
+    edit(whole, lambda r: {"round": r["round"], "weights": {}, "void": "nobody"} if r["round"] in (1, 20) else r)
+    assert [figure.name for figure in gather([whole]).figures] == names
+
+
+def test_what_clients_found_together_is_no_map_of_clients(tmp_path):
+    run = write_run(tmp_path / "run")
+    before = [figure.name for figure in gather([run]).figures]
+    edit(run, lambda r: r | {"client_evaluation": {"accuracy": 0.5, "loss": 1.2}})
+    assert [figure.name for figure in gather([run]).figures] == before
+
+
 def test_void_rounds_are_told(tmp_path):
     run = write_run(tmp_path / "run")
     edit(run, lambda r: {"round": 4, "weights": {}, "void": "no client took part"} if r["round"] == 4 else r)
