@@ -132,7 +132,12 @@ def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tu
         setting = tuple(pair for pair in pairs if not of_algorithm(pair[0]))
         runs.append(Run(path, histories[path], algorithm, setting, one["seed"], open_runs.get(path)))
     runs, left_out = _once(runs)
-    return runs, [*notes, *left_out]
+    unknown = [
+        f"{run.path / COHORTS}: cannot be read: whether its rounds asked the same clients as others' is not checked"
+        for run in runs
+        if len(runs) > 1 and _cohorts(run.path) is None
+    ]
+    return runs, [*notes, *left_out, *unknown]
 
 
 def _once(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
@@ -198,19 +203,22 @@ def _differences(one: Run, other: Run) -> str:
         said.append("other proxy data")
     if a.get("model", {}).get("initial") != b.get("model", {}).get("initial"):
         said.append("another initial model")
-    asked = zip(_cohorts(one.path), _cohorts(other.path), strict=False)  # one of them may have been prolonged
+    asked = zip(
+        _cohorts(one.path) or (), _cohorts(other.path) or (), strict=False
+    )  # one of them may have been prolonged
     differs = next((number for number, (x, y) in enumerate(asked, 1) if x != y), None)
     if differs is not None:
         said.append(f"other cohorts from round {differs} on")
     return ", ".join(said)
 
 
-def _cohorts(path: Path) -> list[Any]:
+def _cohorts(path: Path) -> list[Any] | None:
+    """Whom each round asked; None if that cannot be read."""
     try:
-        cohorts: list[Any] = json.loads((path / COHORTS).read_bytes())
-    except (OSError, ValueError) as error:
-        raise SteelyardError(f"{path / COHORTS}: cannot be read: {error}: run it again with --overwrite") from None
-    return cohorts
+        cohorts = json.loads((path / COHORTS).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return cohorts if isinstance(cohorts, list) else None
 
 
 def _found(directories: Iterable[Path]) -> list[Path]:

@@ -135,7 +135,11 @@ def _names(series: Sequence[Series]) -> list[str]:
     for one in series:
         for record in one.first.history:
             for name, value in record.items():
-                if name not in found and isinstance(value, Mapping) and any(as_number(item) is not None for item in value.values()):
+                if (
+                    name not in found
+                    and isinstance(value, Mapping)
+                    and any(as_number(item) is not None for item in value.values())
+                ):
                     found[name] = None
     free = [name for name in found if name not in _DROPPED]
     return [name for name in _KNOWN if name in free] + sorted(name for name in free if name not in _KNOWN)
@@ -237,8 +241,9 @@ def timings(series: Sequence[Series]) -> Figure | None:
     """Mean seconds of a round by stage, a bar per series."""
     found: list[dict[str, float]] = []
     for one in series:
-        times = [record["timings"] for run in one.runs for record in run.history if "timings" in record]
-        found.append({stage: mean([t[stage] for t in times]) for stage in (*STAGES, "total")} if times else {})
+        times = [record.get("timings", {}) for run in one.runs for record in run.history]
+        known = {stage: [t[stage] for t in times if stage in t] for stage in (*STAGES, "total")}
+        found.append({stage: mean(values) for stage, values in known.items() if values})
     if not any(found):
         return None
     bars = tuple(Bars(stage, number, tuple(times.get(stage) for times in found)) for number, stage in enumerate(STAGES))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 
 import pytest
@@ -12,7 +13,7 @@ from steelyard.report.gather import find, gather
 from steelyard.report.page import html, write
 from steelyard.report.series import stretches
 from steelyard.sim.history import History
-from steelyard.sim.rundir import CLIENTS, CONFIG, ROUNDS
+from steelyard.sim.rundir import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
 from tests.report.runs import comparison, write_run
 from tests.sim.runs import simulate
 
@@ -214,6 +215,43 @@ def test_void_rounds_are_told(tmp_path):
     run = write_run(tmp_path / "run")
     edit(run, lambda r: {"round": 4, "weights": {}, "void": "no client took part"} if r["round"] == 4 else r)
     assert gather([run]).notes == ("fedavg: 1 rounds were void, the last because: no client took part",)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        (CONFIG, "[]", "does not say what was run: leave this directory out"),
+        (CONFIG, "{}", "does not say what was run: leave this directory out"),
+        (CONFIG, '{"resolved": {"seed": 0}}', "does not say what was run: leave this directory out"),
+        (CONFIG, "{", "not JSON: .* leave this directory out"),
+        (CLIENTS, "{}", "names no clients: resume"),
+        (CLIENTS, "[]", "names no clients: resume"),
+        (ROUNDS, '{"accuracy": 0.1}\n', "line 1: not the record of a round: resume"),
+        (ROUNDS, "[]\n", "line 1: not the record of a round: resume"),
+        (ROUNDS, '{"round": 1, "acc\n', "line 1: not JSON: .* resume"),
+    ],
+)
+def test_a_damaged_file_is_named_with_a_cure(tmp_path, name, text, why):
+    run = write_run(tmp_path / "run")
+    (run / name).write_text(text)
+    with pytest.raises(SteelyardError, match=f"{re.escape(str(run / name))}.*{why}"):
+        gather([tmp_path])
+
+
+def test_what_is_only_good_to_know_may_be_missing(tmp_path):
+    for rule in ("fedavg", "fedadp"):
+        write_run(tmp_path / rule, rule=rule)
+    (tmp_path / "fedavg" / COHORTS).unlink()
+    (tmp_path / "fedavg" / ENVIRONMENT).write_text("[]")
+    edit(tmp_path / "fedavg", lambda r: r | {"timings": {"train": 1.0}} if r["round"] == 3 else r)
+    report = gather([tmp_path])
+    assert report.notes == (
+        f"{tmp_path / 'fedavg' / COHORTS}: cannot be read: whether its rounds asked the same clients as others' is not "
+        "checked",
+    )
+    rows = {row[0]: row for row in find(report, "timings").table.rows}
+    assert rows["fedavg"][1:3] == pytest.approx(((19 * 0.5 + 1.0) / 20, 0.01))
+    assert report.summary.rows[1][-1] == pytest.approx(19 * 0.61)
 
 
 def test_runs_that_did_not_start_alike_are_told(tmp_path):
