@@ -122,6 +122,10 @@ class Simulation:
             if writer is not None and self.records:
                 self._checkpoint(writer)
                 writer.flush()
+        except BaseException as error:
+            for callback in self.callbacks:
+                callback.failed(self, error)
+            raise
         finally:
             executor.close()
             if writer is not None:
