@@ -129,7 +129,7 @@ def pearson(a: ArrayLike, b: ArrayLike) -> float | None:
 
 
 def _constant(values: Array) -> bool:
-    """Whether numbers differ by no more than rounding makes them; so do those that are not finite."""
+    """Whether numbers differ by no more than rounding makes them, or cannot be compared."""
     return not values.size or not np.ptp(values) > 1e-12 * np.abs(values).max()
 
 

@@ -160,6 +160,31 @@ def test_many_clients_are_cut_and_many_rounds_averaged(tmp_path, monkeypatch):
     assert "A column is the mean of 2 rounds." in figure.caption
 
 
+def test_the_partition_shows_those_who_took_part_most_and_says_so(tmp_path, monkeypatch):
+    from steelyard.report import clients
+
+    monkeypatch.setattr(clients, "MOST_ROWS", 3)
+    run = write_run(tmp_path / "run", ids=tuple("abcde"))
+    edit(run, lambda r: r | {"weights": {k: 0.2 for k in "abcde" if k != "a" or r["round"] < 5}})
+    figure = find(gather([run]), "partition")
+    assert figure.heats[0].rows == ("b", "c", "d")
+    held = json.loads((run / CLIENTS).read_text())["counts"]
+    assert [row[3:] for row in figure.table.rows] == [tuple(row) for row in held[1:4]]
+    assert "3 of 5 clients are shown, those that took part most often." in figure.caption
+
+
+def test_many_quarantined_clients_are_cut_and_that_is_said(tmp_path, monkeypatch):
+    from steelyard.report import clients
+
+    monkeypatch.setattr(clients, "MOST_BARS", 2)
+    run = write_run(tmp_path / "run")
+    edit(run, lambda r: r | {"quarantined": dict.fromkeys("abcd"[: r["round"] % 4], "holds NaN")})
+    figure = find(gather([run]), "quarantined")
+    assert figure.categories == ("a", "b")
+    assert len(figure.table.rows) == 3
+    assert figure.caption.endswith("2 of 3 clients are shown, those left out most often; the table has all.")
+
+
 def test_the_partition_is_the_one_that_was_run(tmp_path):
     simulate("fedavg", out=tmp_path / "run", rounds=2)
     held = json.loads((tmp_path / "run" / CLIENTS).read_text())
