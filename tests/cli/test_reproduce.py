@@ -64,6 +64,13 @@ def test_cells_are_listed():
     assert "in all" in result.output
 
 
+@pytest.mark.parametrize("columns", ["80", "40"])
+def test_names_of_cells_are_whole_on_a_narrow_terminal(columns):
+    result = CliRunner().invoke(app, ["reproduce", "fedlaw-table3", "--list"], env={"COLUMNS": columns})
+    words = result.output.split()
+    assert [cell.name for cell in table.read("fedlaw-table3").cells if cell.name not in words] == []
+
+
 def test_a_table_is_run_reused_and_written(small):
     result = call("small", "--out", small / "out", "--rounds", 2, "--seeds", "1")
     assert result.exit_code == 0, result.output

@@ -79,6 +79,7 @@ def test_loss_under_rescaling_of_a_homogeneous_network():
     ("call", "message"),
     [
         (lambda: shrinking_terms(torch.ones(2), torch.ones(2), 0), "gamma=0"),
+        (lambda: shrinking_terms(torch.ones(3), torch.ones(4), 0.9), "theta has 3 parameters and update 4"),
         (lambda: parameter_histogram(torch.ones(2), 0), "bins=0"),
         (lambda: parameter_histogram(torch.ones(2), 3, limit=-1), "limit=-1"),
         (lambda: share_near_zero(torch.ones(2), -1), "width=-1"),
