@@ -76,11 +76,11 @@ class Work:
 
     @cached_property
     def dense(self) -> DenseModels | None:
-        """The stacked closed form, if the network has one and images stay as they are."""
+        """The stacked closed form, if the network and its targets have one and images stay as they are."""
         if self.local.augment is not None:
             return None
-        model, inputs = self.model, self.federation.train.inputs
-        fits = DenseModels.fits(model.module, model.layout, model.loss, model.device, inputs)
+        model, data = self.model, self.federation.train
+        fits = DenseModels.fits(model.module, model.layout, model.loss, model.device, data.inputs, data.targets)
         return DenseModels(model.module, model.layout) if fits else None
 
     @cached_property

@@ -172,7 +172,7 @@ def test_the_closed_form_is_autograds(lengths, local, bias):
     g = torch.Generator().manual_seed(1)
     inputs, targets = torch.randn(60, 3, 4, generator=g), torch.randint(0, 4, (60,), generator=g)
     reference = flat(dense_module(bias=bias), inputs)
-    assert DenseModels.fits(reference.module, reference.layout, nn.functional.cross_entropy, CPU, inputs)
+    assert DenseModels.fits(reference.module, reference.layout, nn.functional.cross_entropy, CPU, inputs, targets)
     stacked = DenseModels(reference.module, reference.layout)
     start = reference.params.clone()
     drawn = []
@@ -191,7 +191,8 @@ def test_the_closed_form_is_used_only_where_it_holds():
     inputs = torch.randn(4, 3, 4)
 
     def fits(module, loss=nn.functional.cross_entropy, inputs=inputs):
-        return DenseModels.fits(module, flat(module, inputs).layout, loss, CPU, inputs)
+        targets = torch.arange(len(inputs)) % 2
+        return DenseModels.fits(module, flat(module, inputs).layout, loss, CPU, inputs, targets)
 
     assert fits(dense_module())
     assert not fits(dense_module(), nn.functional.mse_loss)
@@ -203,6 +204,9 @@ def test_the_closed_form_is_used_only_where_it_holds():
     frozen = dense_module()
     frozen[1].weight.requires_grad_(False)
     assert not fits(frozen)
+    hooked = dense_module()
+    hooked[1].weight.register_hook(lambda grad: 2 * grad)
+    assert not fits(hooked)
 
 
 def test_batches_cover_every_pass_and_cut_steps():
