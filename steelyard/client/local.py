@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from steelyard.client.augment import Augmentation, parse_augmentation
 from steelyard.client.schedule import Schedule, parse_schedule
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
+from steelyard.core.term import ClientTerm
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,18 @@ class Local:
         """The learning rate of a round."""
         assert isinstance(self.schedule, Schedule)
         return self.lr * self.schedule.factor(round, rounds)
+
+    def check_terms(self, terms: Iterable[ClientTerm]) -> None:
+        """Refuses terms whose correction this optimizer would spoil."""
+        carried = self.persistent and self.momentum > 0
+        for term in terms:
+            if term.wants_sgd and (self.optimizer != "sgd" or carried):
+                found = "momentum that persists" if carried else f"optimizer={self.optimizer}"
+                cure = "persistent=false, or momentum=0" if carried else "optimizer=sgd"
+                raise SteelyardError(
+                    f"client={term.name} with {found}: its correction is (x_t - x) / (steps * lr), which is a mean "
+                    f"gradient only under SGD whose velocity starts at zero in each round: use {cure}"
+                )
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -90,6 +90,8 @@ class ClientTerm(ABC):
         moves_model: whether `settle` moves the new model away from that.
         told_slots: clients' vectors whose change `settle` looks at.
         writes_slots: whether `settle` changes clients' vectors: where they keep them themselves, it cannot.
+        wants_sgd: whether its correction is a mean of gradients: sound only for SGD whose velocity starts at zero in
+            each round.
     """
 
     name: str
@@ -100,6 +102,7 @@ class ClientTerm(ABC):
     moves_model: bool = False
     told_slots: tuple[str, ...] = ()
     writes_slots: bool = False
+    wants_sgd: bool = False
 
     @property
     def proximal(self) -> float:

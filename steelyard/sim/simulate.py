@@ -217,13 +217,7 @@ def _check(algorithm: Algorithm, local: Local, rounds: int, options: Options) ->
         raise SteelyardError(f"checkpoint_pace={options.checkpoint_pace}: use a share in (0, 1]")
     if options.workers is not None and options.workers < 1:
         raise SteelyardError(f"workers={options.workers}: use at least 1")
-    if local.optimizer == "adam":
-        for term in algorithm.client:
-            if term.name in ("scaffold", "vrlsgd"):
-                raise SteelyardError(
-                    f"client={term.name} with optimizer=adam: its correction is (x_t - x) / (steps * lr), which is a "
-                    "mean gradient only under SGD: use optimizer=sgd"
-                )
+    local.check_terms(algorithm.client)
 
 
 def _check_cohorts(cohorts: Sequence[Sequence[int]], rounds: int, clients: int) -> None:

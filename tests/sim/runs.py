@@ -67,6 +67,12 @@ OPTIONS = {
 }
 
 
+def options(algorithm):
+    """The same, with momentum afresh in each round where a term wants that."""
+    fresh = any(term.wants_sgd for term in algorithm.client)
+    return OPTIONS | {"local": OPTIONS["local"] | {"persistent": not fresh}}
+
+
 def files(directory):
     """What must not depend on interruptions: the log without timings, the final checkpoint, the best model."""
     log = [{k: v for k, v in r.items() if k != "timings"} for r in read_log(directory)]

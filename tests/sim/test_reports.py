@@ -283,7 +283,14 @@ def test_cohorts_are_the_same_for_every_algorithm_and_can_be_given():
         ({"executor": "threads"}, "executor='threads': use auto, serial or process"),
         ({"workers": 0}, "workers=0"),
         ({"device": "quantum"}, "device='quantum': not available"),
-        ({"algorithm": steelyard.Algorithm(client="scaffold"), "local": {"optimizer": "adam"}}, "use optimizer=sgd"),
+        *(
+            ({"algorithm": steelyard.Algorithm(client=term), "local": local}, f"client={term} with {message}")
+            for term in ("scaffold", "vrlsgd")
+            for local, message in (
+                ({"optimizer": "adam"}, "optimizer=adam: .* use optimizer=sgd"),
+                ({"momentum": 0.9, "persistent": True}, "momentum that persists: .* use persistent=false"),
+            )
+        ),
         ({"participation": {"count": 7}}, "there are only 6 clients"),
         ({"participation": {"shaer": 0.5}}, "participation: unknown option 'shaer': did you mean 'share'"),
         ({"local": {"learning_rate": 0.5}}, "local: unknown option 'learning_rate': known: epochs"),
@@ -295,6 +302,11 @@ def test_mistakes_are_named_before_anything_starts(options, message, tmp_path):
     with pytest.raises(SteelyardError, match=message):
         simulate(**options, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_terms_that_want_a_fresh_velocity_take_momentum_that_has_one_and_sgd_that_has_none():
+    for local in ({"momentum": 0.9}, {"persistent": True}):
+        assert len(simulate(steelyard.Algorithm(client="scaffold"), rounds=1, local=local)) == 1
 
 
 def test_digits_learn_under_every_executor():

@@ -14,7 +14,7 @@ from steelyard.data import Dataset, Federation
 from steelyard.sim import checkpoint
 from steelyard.sim.checkpoint import Checkpoints, Snapshot, verified
 from steelyard.sim.rundir import read_clients, read_log
-from tests.sim.runs import ALGORITHMS, OPTIONS, Stop, files, net, same, simulate
+from tests.sim.runs import ALGORITHMS, OPTIONS, Stop, files, net, options, same, simulate
 
 
 def test_the_log_is_on_disk_before_a_checkpoint_speaks_of_it(tmp_path, monkeypatch):
@@ -29,18 +29,19 @@ def test_the_log_is_on_disk_before_a_checkpoint_speaks_of_it(tmp_path, monkeypat
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_resumed_run_has_the_same_bits(name, tmp_path):
-    whole = simulate(ALGORITHMS[name], out=tmp_path / "whole", **OPTIONS)
+    given = options(ALGORITHMS[name])
+    whole = simulate(ALGORITHMS[name], out=tmp_path / "whole", **given)
     for after in (1, 4):
         path = tmp_path / f"cut-{after}"
         with pytest.raises(KeyboardInterrupt):
-            simulate(ALGORITHMS[name], out=path, callbacks=[Stop(after)], **OPTIONS)
+            simulate(ALGORITHMS[name], out=path, callbacks=[Stop(after)], **given)
         resumed = simulate(
             ALGORITHMS[name],
             out=path,
             resume=True,
             executor="process",
             workers=2,
-            **{key: value for key, value in OPTIONS.items() if key != "executor"},
+            **given,
         )
         assert same(whole, resumed)
         assert files(path) == files(tmp_path / "whole")
