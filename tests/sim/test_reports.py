@@ -84,6 +84,30 @@ def test_authors_way_all_train_then_a_cohort_is_drawn():
     assert trained == [(3, 3)]
 
 
+KEPT = [("scaffold", "control", True), ("feddyn", "h", True), ("feddyn:form=fedlaw", "h", False)]
+
+
+@pytest.mark.parametrize(("term", "slot", "mean"), KEPT, ids=[term for term, _, _ in KEPT])
+def test_where_all_train_the_servers_vector_stays_the_mean_of_the_clients(term, slot, mean):
+    """Only the cohort files its vectors, unless the term's authors let all; optimizers' vectors are filed by all."""
+    gaps, moved = [], []
+
+    class Spy(steelyard.Callback):
+        def round(self, simulation, record):
+            name = f"{term.split(':')[0]}.{slot}"
+            tables = simulation.buffers.tables
+            gaps.append(float((simulation.buffers.sent[name] - tables[name].mean(dim=0)).abs().max()))
+            moved.append({n: int(rows.any(dim=1).sum()) for n, rows in tables.items()})
+
+    local = {"lr": 0.1, "batch_size": 8, "momentum": 0.9, "persistent": term != "scaffold"}
+    algorithm = steelyard.Algorithm("uniform", client=term)
+    simulate(algorithm, local=local, participation={"count": 2, "train_all": True}, callbacks=[Spy()])
+    assert (max(gaps) < 1e-6) == mean
+    of_term, *of_optimizer = moved[0].values()
+    assert of_term == (2 if mean else 6)
+    assert of_optimizer == ([] if term == "scaffold" else [6])
+
+
 @pytest.mark.parametrize("name", ["fedadp", "scaffold"])
 def test_rows_and_clients_stay_together_whatever_order_they_train_in(name):
     data = dict(reversed(clients(12).items()))  # as text, client-10 comes before client-2
