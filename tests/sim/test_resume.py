@@ -81,6 +81,50 @@ def test_a_run_from_before_clients_were_written_down_goes_on_and_writes_them(tmp
     assert (tmp_path / "run" / "clients.json").read_bytes() == written
 
 
+def test_a_run_from_before_layers_were_written_down_goes_on_and_writes_them(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedavg", out=tmp_path / "run", callbacks=[Stop(3)], checkpoint_pace=1.0, **OPTIONS)
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    written = config["resolved"]["model"].pop("layers")
+    path.write_text(json.dumps(config))
+    assert len(simulate("fedavg", out=tmp_path / "run", resume=True, **OPTIONS)) == 6
+    assert json.loads(path.read_text())["resolved"]["model"]["layers"] == written
+
+
+def rate(p):
+    """A network whose rate of dropout is not in its parameters; nor is where its code lies part of what it is."""
+    made = net("dropout")
+    made[1].p = p
+    made[1].extra_repr = lambda: f"p={p}, {object()}"
+    return made
+
+
+SAME = {
+    "the same": ({}, {}, None),
+    "more cohorts": ({"cohorts": [[0, 1]] * 6}, {"cohorts": [[0, 1]] * 6 + [[2]]}, None),
+    "other cohorts later": ({"cohorts": [[0, 1]] * 6}, {"cohorts": [[0, 1]] * 6 + [[2]], "rounds": 7}, None),
+    "other cohorts": ({"cohorts": [[0, 1]] * 6}, {"cohorts": [[0, 1], [0, 2]] * 3}, "another cohort in round 2: give"),
+    "forgotten cohorts": ({"cohorts": [[0, 1]] * 6}, {}, "another cohort in round 1: give the same cohorts=, or"),
+    "fewer rounds": ({}, {"rounds": 5}, "6 rounds are done, rounds=5 asks for fewer: give rounds=6 or more"),
+    "the same layers": ({"model": rate(0.2)}, {"model": rate(0.2)}, None),
+    "other layers": ({"model": rate(0.2)}, {"model": rate(0.9)}, "the run in it is another one .model: "),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_run_is_resumed_only_as_what_it_was(name, tmp_path):
+    first, then, message = SAME[name]
+    simulate("fedavg", out=tmp_path / "run", **OPTIONS | first)
+    cohorts = (tmp_path / "run" / "cohorts.json").read_bytes()
+    if message is None:
+        simulate("fedavg", out=tmp_path / "run", resume=True, **OPTIONS | then)
+        return
+    with pytest.raises(SteelyardError, match=message):
+        simulate("fedavg", out=tmp_path / "run", resume=True, **OPTIONS | then)
+    assert (tmp_path / "run" / "cohorts.json").read_bytes() == cohorts
+
+
 def test_groups_of_samples_are_written_down(tmp_path):
     inputs, targets = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
     data = Dataset(inputs, targets, 3, "grouped", torch.arange(12) % 4)
