@@ -19,7 +19,7 @@ from steelyard.data import Federation
 from steelyard.data.proxy import Proxy
 from steelyard.metrics import MEANING
 from steelyard.server.probe import Probe
-from steelyard.sim.callbacks import Callback, Until
+from steelyard.sim.callbacks import Callback, Until, warn
 from steelyard.sim.history import History
 from steelyard.sim.identity import check_done, check_same, described, identity, named
 from steelyard.sim.inputs import device_of, federated, module_of, with_proxy
@@ -116,8 +116,8 @@ def simulate(
         _check_cohorts(drawn, rounds, len(federation.ids))
         about = described(work, asked, server_data)
         watching = [*callbacks, Until(target)] if target is not None else callbacks
-        for callback in callbacks if warning is not None else ():
-            callback.warn(str(warning))
+        if warning is not None:
+            warn(callbacks, warning)
         simulation = Simulation(work, asked, options, drawn, directory, watching, identity(about))
         if directory is not None:
             _enter(directory, simulation, {**(config or {}), "resolved": about}, resume, overwrite)
@@ -144,9 +144,10 @@ def _enter(
     """Starts a run in a directory, or goes on with the one in it."""
     if resume and directory.used:
         check_same(directory.path, read_config(directory.path).get("resolved", {}), config["resolved"])
-        for refused in simulation.resume():
-            for callback in simulation.callbacks:
-                callback.warn(f"checkpoint passed over, the one before it is used: {refused}")
+        refused = simulation.resume()
+        if refused:
+            then = "the one before is used" if simulation.records else "none is left: the run starts over at round 1"
+            warn(simulation.callbacks, f"checkpoint passed over ({'; '.join(refused)}), {then}")
         check_done(directory.path, simulation)
         directory.begin(config, named(simulation), _held(simulation))  # it may have been prolonged
         return

@@ -211,6 +211,23 @@ def test_resume_after_damage_names_it_and_ends_with_the_same_bits(tmp_path):
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
+DAMAGED = {
+    1: r"\(round-000006: state.safetensors is damaged\), the one before is used$",
+    2: r"\(round-000006: .*; round-00000\d: .*\), none is left: the run starts over at round 1$",
+}
+
+
+@pytest.mark.parametrize("count", DAMAGED)
+def test_what_a_run_goes_on_from_is_said_even_if_nobody_listens(count, tmp_path):
+    whole = simulate("fedadp", out=tmp_path / "run", **OPTIONS)
+    for path in sorted((tmp_path / "run" / "checkpoints").glob("round-*"))[-count:]:
+        (path / "state.safetensors").write_bytes(b"x")
+    with pytest.warns(RuntimeWarning, match="checkpoint passed over " + DAMAGED[count]) as caught:
+        again = simulate("fedadp", out=tmp_path / "run", resume=True, target=2.0, **OPTIONS)
+    assert len(caught) == 1
+    assert same(whole, again)
+
+
 CALLS = ["mkdtemp", "save_file", "save_state", "fsync", "rename", "symlink", "replace", "rmtree"]
 
 
