@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from steelyard.algorithm import Algorithm
 from steelyard.client.augment import Augmentation
 from steelyard.client.flat import FlatModel, Loss
 from steelyard.client.local import Local
+from steelyard.core import checks
 from steelyard.core.errors import SteelyardError, unknown
 from steelyard.data import Federation
 from steelyard.data.proxy import Proxy
@@ -101,7 +103,7 @@ def simulate(
     training: Local = _options("local", Local, local)
     asked: Participation = _options("participation", Participation, participation)
     server_data: Proxy = _options("proxy", Proxy, proxy)
-    _check(algorithm, training, rounds, options)
+    _check(algorithm, training, rounds, options, keep)
     with RunDirectory(Path(out), keep) if out is not None else nullcontext() as directory:  # first: it may be taken
         federation = federated(data, clients, partition, data_dir, test, seed).arranged()
         federation, samples, warning = with_proxy(federation, server_data, algorithm, seed)
@@ -112,8 +114,8 @@ def simulate(
         probe = None if samples is None else Probe.within(flat, samples, server_data, seed)
         reported = _reported(algorithm, metrics, federation)
         work = Work(algorithm, federation, flat, training, rounds, seed, reported, probe)
-        drawn = list(cohorts) if cohorts is not None else asked.draw(seed, len(federation.ids), rounds)
-        _check_cohorts(drawn, rounds, len(federation.ids))
+        population = len(federation.ids)
+        drawn = asked.draw(seed, population, rounds) if cohorts is None else _numbers(cohorts, rounds, population)
         about = described(work, asked, server_data)
         watching = [*callbacks, Until(target)] if target is not None else callbacks
         if warning is not None:
@@ -131,6 +133,8 @@ def _options(place: str, kind: type[Any], given: Any) -> Any:
     """Options as an object, from the object itself or a dict."""
     if isinstance(given, kind):
         return given
+    if given is not None and not isinstance(given, Mapping):
+        raise SteelyardError(f"{place}={given!r}: use a {kind.__name__}, or its options as a dict")
     known = [field.name for field in dataclasses.fields(kind)]
     for name in given or {}:
         if name not in known:
@@ -185,21 +189,30 @@ def _reported(algorithm: Algorithm, metrics: Sequence[str], federation: Federati
     return tuple(sorted(wanted))
 
 
-def _check(algorithm: Algorithm, local: Local, rounds: int, options: Options) -> None:
-    if rounds < 1:
-        raise SteelyardError(f"rounds={rounds}: use at least 1")
+def _check(algorithm: Algorithm, local: Local, rounds: int, options: Options, keep: int) -> None:
+    checks.whole("rounds", rounds, 1)
     if options.executor not in ("auto", "serial", "process"):
         raise SteelyardError(f"executor={options.executor!r}: use auto, serial or process")
-    if not 0 < options.checkpoint_pace <= 1:
-        raise SteelyardError(f"checkpoint_pace={options.checkpoint_pace}: use a share in (0, 1]")
-    if options.workers is not None and options.workers < 1:
-        raise SteelyardError(f"workers={options.workers}: use at least 1")
+    if options.workers is not None:
+        checks.whole("workers", options.workers, 1)
+    checks.whole("evaluate_every", options.evaluate_every)
+    checks.whole("evaluate_clients", options.evaluate_clients)
+    checks.whole("checkpoint_every", options.checkpoint_every, 1)
+    checks.number("checkpoint_pace", options.checkpoint_pace, 0.0, 1.0, open_low=True)
+    checks.whole("keep", keep, 1)
     local.check_terms(algorithm.client)
 
 
-def _check_cohorts(cohorts: Sequence[Sequence[int]], rounds: int, clients: int) -> None:
+def _numbers(cohorts: Sequence[Sequence[int]], rounds: int, clients: int) -> list[list[int]]:
+    """Given cohorts as plain numbers, one list for each round at least."""
     if len(cohorts) < rounds:
         raise SteelyardError(f"cohorts: {len(cohorts)} of them for {rounds} rounds")
-    for number, cohort in enumerate(cohorts, 1):
-        if len(set(cohort)) < len(cohort) or not all(0 <= client < clients for client in cohort):
-            raise SteelyardError(f"cohorts: round {number} has {list(cohort)}: use distinct numbers below {clients}")
+    return [_distinct(number, cohort, clients) for number, cohort in enumerate(cohorts, 1)]
+
+
+def _distinct(number: int, cohort: Sequence[int], clients: int) -> list[int]:
+    with suppress(TypeError):
+        row = [operator.index(client) for client in cohort]
+        if len(set(row)) == len(row) and all(0 <= client < clients for client in row):
+            return row
+    raise SteelyardError(f"cohorts: round {number} has {cohort!r}: use distinct whole numbers below {clients}")
