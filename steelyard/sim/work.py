@@ -20,7 +20,7 @@ from steelyard.client.augment import Augmentation
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.local import Local
-from steelyard.client.train import Batches, batches, width
+from steelyard.client.train import Batches, batches, cuts, width
 from steelyard.data.dataset import Federation
 from steelyard.server.probe import Probe
 from steelyard.sim.buffers import SHARD, Buffers, Sizes
@@ -163,7 +163,8 @@ class Work:
         """How many steps a client takes in a round, without drawing its batches."""
         if self.local.steps is not None:
             return self.local.steps
-        return -(-self.num_samples(client) // self.local.batch_size) * (self.local.epochs or 1)
+        starts, _ = cuts(self.num_samples(client), self.local, self.model.has_batch_norm)
+        return len(starts) * (self.local.epochs or 1)
 
     def num_samples(self, client: int) -> int:
         """How many samples a client trains on."""
