@@ -133,8 +133,8 @@ class Local:
     ) -> None:
         """One step on `[C, d]`, in place.
 
-        `taken` `[C, 1]` counts each client's steps before this round, `step` those in it, this one included; `free`
-        `[d]` is 0 where nothing is learned.
+        `taken` `[C, 1]`, on the CPU, counts each client's steps before this round, `step` those in it, this one
+        included; `free` `[d]` is 0 where nothing is learned.
         """
         if self.weight_decay:
             grad.add_(x, alpha=self.weight_decay)
@@ -147,8 +147,8 @@ class Local:
             x.add_(grad, alpha=-lr)
             return
         first, second = self.betas
-        t = (taken + step).to(x.dtype)
+        t = taken.double() + step  # in float32, 1 - 0.999^t is off by 1e-5 of it
         m = held["m"].mul_(first).add_(grad, alpha=1 - first)
         v = held["v"].mul_(second).addcmul_(grad, grad, value=1 - second)
-        size = v.div(1 - second**t).sqrt_().add_(self.eps)
-        x.sub_(m.div(size).mul_(lr / (1 - first**t)))
+        size = v.div((1 - second**t).to(x)).sqrt_().add_(self.eps)
+        x.sub_(m.div(size).mul_((lr / (1 - first**t)).to(x)))

@@ -84,6 +84,20 @@ def test_the_loop_is_torchs_optimizer_on_the_same_batches(name, clip):
         assert_near(parameter.detach(), expected.detach(), 1e-9)
 
 
+def test_adam_in_float32_corrects_its_bias_as_exactly_as_torchs():
+    g = torch.Generator().manual_seed(0)
+    local = Local(lr=0.01, optimizer="adam")
+    theirs = nn.Parameter(torch.zeros(1, 500))
+    optimizer = torch.optim.Adam([theirs], lr=0.01)
+    ours, held = torch.zeros(1, 500), {slot: torch.zeros(1, 500) for slot in local.slots}
+    for step in range(1, 31):
+        grad = torch.randn(1, 500, generator=g)
+        theirs.grad = grad.clone()
+        optimizer.step()
+        local.update(ours, grad, held, 0.01, torch.full((1, 1), 7.0), step - 7)
+        assert_near(ours, theirs.detach(), 1e-7)
+
+
 NOVA = {
     "sgd": ({}, ""),
     "mom0.9": ({"momentum": 0.9}, ""),
