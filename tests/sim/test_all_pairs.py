@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import steelyard
+import steelyard.algorithm  # registers every part
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.data import load
 from steelyard.models import build
