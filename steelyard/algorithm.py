@@ -107,6 +107,12 @@ class Algorithm:
                     f"client={term.name} with {movers[0]}: its corrections cancel out only if the new model is the "
                     f"clients' average, and {movers[0]} moves it on: leave one of them out, or use client=scaffold"
                 )
+            if term.wants_start and self.broadcast is not None:
+                raise SteelyardError(
+                    f"client={term.name} with broadcast={self.broadcast.name}: the server takes an update for what a "
+                    "client moved by, so clients have to start from the global model: leave one of them out, or use "
+                    "client=scaffold"
+                )
 
     def replaced(self, **parts: Any) -> Algorithm:
         """The same with other parts: `algorithm.replaced(weighting="fedadp")`."""

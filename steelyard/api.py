@@ -20,7 +20,7 @@ from steelyard.core.probe import ProxyLoss
 from steelyard.core.refiner import Refiner
 from steelyard.core.report import Report
 from steelyard.core.store import UpdateStore
-from steelyard.core.table import ClientId, State
+from steelyard.core.table import ClientId, State, client_id
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import metric_table, refused_by_metrics
 from steelyard.stores.memory import MemorySink, MemoryStore
@@ -146,7 +146,7 @@ def _by_id(clients: Any, ids: Sequence[ClientId] | None) -> dict[ClientId, Param
     clients = clients if isinstance(clients, torch.Tensor) else list(clients)
     if isinstance(clients, torch.Tensor) and clients.ndim != 2:
         raise SteelyardError(f"clients has shape {tuple(clients.shape)}: a tensor of clients is [K, d]")
-    names: list[ClientId] = list(range(len(clients))) if ids is None else [_id(client) for client in ids]
+    names: list[ClientId] = list(range(len(clients))) if ids is None else [client_id(client) for client in ids]
     if len(names) != len(clients):
         raise SteelyardError(f"ids has {len(names)} entries for {len(clients)} clients")
     if len(set(names)) < len(names):
@@ -155,14 +155,6 @@ def _by_id(clients: Any, ids: Sequence[ClientId] | None) -> dict[ClientId, Param
     if not names:
         raise SteelyardError("clients is empty: there is nothing to aggregate")
     return dict(zip(names, clients, strict=True))
-
-
-def _id(client: Any) -> ClientId:
-    if isinstance(client, np.integer):
-        return int(client)
-    if isinstance(client, (str, int)) and not isinstance(client, bool):
-        return client
-    raise SteelyardError(f"ids: {client!r} is a {type(client).__name__}; use text or whole numbers")
 
 
 def _same_model(a: Params, b: Params) -> bool:

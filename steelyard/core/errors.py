@@ -45,6 +45,10 @@ class NonFiniteUpdate(SteelyardError):
         super().__init__(f"rows {rows} hold NaN or infinity")
 
 
+class NonFiniteLoss(SteelyardError):
+    """The proxy loss is not finite where a rule tried it."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """A sentence on a name nobody has heard of: the nearest one, else all."""
     names = list(known)

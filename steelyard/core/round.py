@@ -11,7 +11,15 @@ import numpy as np
 import torch
 
 from steelyard import kernels
-from steelyard.core.errors import BAD_BASE, NOT_FINITE, NonFiniteUpdate, NoValidClients, RefusedReports, SteelyardError
+from steelyard.core.errors import (
+    BAD_BASE,
+    NOT_FINITE,
+    NonFiniteLoss,
+    NonFiniteUpdate,
+    NoValidClients,
+    RefusedReports,
+    SteelyardError,
+)
 from steelyard.core.evidence import Evidence
 from steelyard.core.gram import Array
 from steelyard.core.layout import Layers, Layout, Leaf
@@ -94,7 +102,12 @@ def nothing(store: UpdateStore, job: Round, reason: str) -> Outcome:
 
 def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
     evidence = Evidence(rule, store, job)
-    mixture, after = rule.apply(Mixture.convex(np.ones((1, len(store.ids)))), evidence.view(), job.state)
+    try:
+        mixture, after = rule.apply(Mixture.convex(np.ones((1, len(store.ids)))), evidence.view(), job.state)
+    except NonFiniteLoss:  # if that is a client's doing, the round goes on without it
+        spans = [(0, store.layout.dim)]
+        kernels.combine(store, len(store.ids) + 1, spans, lambda _, rows: _refuse_non_finite(rows), job.chunk)
+        raise
     cut = store.layout.layers(mixture.layers)
     if not mixture.finite:
         raise SteelyardError(

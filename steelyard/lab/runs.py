@@ -13,7 +13,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.lab.jobs import Outcome, flat
 from steelyard.sim.callbacks import Until
 from steelyard.sim.history import History
-from steelyard.sim.rundir import COHORTS, CONFIG, ROUNDS, read_config, read_log
+from steelyard.sim.rundir import COHORTS, CONFIG, ROUNDS, read_cohorts, read_config, read_log
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -135,7 +135,7 @@ def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tu
     unknown = [
         f"{run.path / COHORTS}: cannot be read: whether its rounds asked the same clients as others' is not checked"
         for run in runs
-        if len(runs) > 1 and _cohorts(run.path) is None
+        if len(runs) > 1 and read_cohorts(run.path) is None
     ]
     return runs, [*notes, *left_out, *unknown]
 
@@ -204,21 +204,12 @@ def _differences(one: Run, other: Run) -> str:
     if a.get("model", {}).get("initial") != b.get("model", {}).get("initial"):
         said.append("another initial model")
     asked = zip(
-        _cohorts(one.path) or (), _cohorts(other.path) or (), strict=False
+        read_cohorts(one.path) or (), read_cohorts(other.path) or (), strict=False
     )  # one of them may have been prolonged
     differs = next((number for number, (x, y) in enumerate(asked, 1) if x != y), None)
     if differs is not None:
         said.append(f"other cohorts from round {differs} on")
     return ", ".join(said)
-
-
-def _cohorts(path: Path) -> list[Any] | None:
-    """Whom each round asked; None if that cannot be read."""
-    try:
-        cohorts = json.loads((path / COHORTS).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return cohorts if isinstance(cohorts, list) else None
 
 
 def _found(directories: Iterable[Path]) -> list[Path]:

@@ -98,7 +98,7 @@ class Trained(Refiner):
             for batch in at.session.epoch():
                 step += 1
                 at.session.backward(batch, objective)
-                local.update(x, at.session.gradient()[None], held, self.lr, taken, step)
+                local.update(x, at.session.gradient()[None], held, self.lr, taken, step, at.session.free)
                 if swa is not None and step >= swa[0] and (step - swa[0]) % swa[1] == 0:
                     seen += 1
                     mean += (x - mean) / seen

@@ -118,9 +118,9 @@ class _Group:
         local, like = self.work.local, self.params
         if not local.persistent:
             fresh = {slot: torch.zeros_like(like) for slot in local.slots}
-            return fresh, torch.zeros(len(like), 1, device=like.device)
+            return fresh, torch.zeros(len(like), 1)
         held = {slot: self.buffers.tables[f"local.{slot}"][self.clients].to(like.device) for slot in local.slots}
-        return held, self.buffers.steps_taken[self.clients].to(like.device, torch.float32).unsqueeze(1)
+        return held, self.buffers.steps_taken[self.clients].unsqueeze(1)
 
     def _terms(self) -> list[tuple[ClientTerm, AtClient]]:
         """Each term with what it sees; the clients' own vectors are copies."""

@@ -146,6 +146,15 @@ def read_clients(path: Path) -> dict[str, Any] | None:
     return clients
 
 
+def read_cohorts(path: Path) -> list[Any] | None:
+    """Whom each round asked; None if that cannot be read."""
+    try:
+        cohorts = json.loads((path / COHORTS).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return cohorts if isinstance(cohorts, list) else None
+
+
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The rounds on record; a half line at the end, of a run that was killed, is left out."""
     data = (path / ROUNDS).read_bytes() if (path / ROUNDS).exists() else b""

@@ -145,7 +145,7 @@ class FedLAWSWA(Weighting):
                 taken.append(now.x)
 
         start, rates = point, lambda epoch: swa_rate(self.lr, self.swa_lr, epoch)
-        learned(view.probe, point, self.epochs // 2, rates, optimizer(self.optimizer, self.betas), True, False, after)
+        learned(view, point, self.epochs // 2, rates, optimizer(self.optimizer, self.betas), True, False, after)
         if not taken:
             return start
         if self.average == "logits":
@@ -159,7 +159,7 @@ class FedLAWSWA(Weighting):
 
         rates = lambda epoch: rate(self.lr, epoch, self.halve)  # noqa: E731
         step = optimizer(self.optimizer, self.betas)
-        return learned(view.probe, point, self.epochs // 2, rates, step, False, True, after)
+        return learned(view, point, self.epochs // 2, rates, step, False, True, after)
 
 
 def swa_rate(lr: float, swa_lr: float, epoch: int) -> float:

@@ -18,12 +18,14 @@ collusion: wrap the rule in `nnm` for that.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from steelyard.core import checks
+from steelyard.core.errors import NonFiniteLoss
 from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
@@ -130,10 +132,10 @@ class Guard(Weighting):
 
     def _weigh(self, rule: Weighting, view: View, state: State) -> tuple[Mixture, State, str]:
         start = Mixture.convex(np.ones((1, len(view.ids))))
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), suppress(NonFiniteLoss):
             mixture, kept = rule.apply(start, view.restricted(rule.needs), state)
-        if mixture.finite:
-            return mixture, kept, ""
+            if mixture.finite:
+                return mixture, kept, ""
         sizes: Mapping[str, Array] = view.metrics
         weights = sizes.get("num_examples", np.ones(len(view.ids)))[None, :]
         return Mixture.convex(weights), state, "non-finite weights: fell back to weights by size"

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import steelyard
 from steelyard.stores.safetensors import Checkpoint, SafetensorsStore
-from tests.rounds import cohort, equal, reports
+from tests.rounds import Quadratic, cohort, equal, reports
 
 
 def write(path, header, data=b""):
@@ -91,16 +91,18 @@ def files(tmp_path):
     return base, clients, tmp_path / "base.safetensors", paths
 
 
-@pytest.mark.parametrize("rule", ["fedavg", "fedadp", "trimmed_mean", "guard(fedawa)"])
+@pytest.mark.parametrize(
+    "rule", ["fedavg", "fedadp", "trimmed_mean", "guard(fedawa)", "law:epochs=2", "if_finite(law:epochs=2)"]
+)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_nan_in_a_file_is_found_on_the_way(files, rule, value):
     base, clients, base_file, paths = files
     bad = {**clients["client-2"], "fc.weight": clients["client-2"]["fc.weight"].clone()}
     bad["fc.weight"][7, 7] = value
     save_file(bad, paths["client-2"])
-    metrics = reports(list(clients))
-    out = steelyard.aggregate(rule, None, SafetensorsStore.open(base_file, paths), metrics=metrics)
-    clean = steelyard.aggregate(rule, base, {c: m for c, m in clients.items() if c != "client-2"}, metrics=metrics)
+    given = {"metrics": reports(list(clients)), "probe": Quadratic()}
+    out = steelyard.aggregate(rule, None, SafetensorsStore.open(base_file, paths), **given)
+    clean = steelyard.aggregate(rule, base, {c: m for c, m in clients.items() if c != "client-2"}, **given)
     assert "NaN" in out.report["quarantined"]["client-2"]
     assert equal(out.params, clean.params)
 
