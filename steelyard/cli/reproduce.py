@@ -96,6 +96,7 @@ def _go(
 ) -> None:
     from steelyard.cli.sweep import Board, Lines
     from steelyard.lab.jobs import run_jobs
+    from steelyard.lab.results import write_text
     from steelyard.papers.reproduce import comma_separated, jobs, markdown, results
     from steelyard.sim.rundir import environment
 
@@ -106,8 +107,8 @@ def _go(
         outcomes = run_jobs(planned, out, parallel=parallel, watch=board, overwrite=overwrite)
     found = results(table, outcomes)
     command = ["steelyard", *sys.argv[1:]]
-    (out / "table.md").write_text(markdown(table, found, command, environment()), encoding="utf-8")
-    (out / "table.csv").write_text(comma_separated(found), encoding="utf-8")
+    write_text(out / "table.md", markdown(table, found, command, environment()))
+    write_text(out / "table.csv", comma_separated(found))
     if not quiet:
         _print_results(table, found, console)
         console.print(f"table: {escape(str(out / 'table.md'))}", highlight=False, soft_wrap=True)
@@ -145,7 +146,10 @@ def _print_tables(console: Console) -> None:
             duration(None if None in costs else sum(cost for cost in costs if cost is not None)),
         )
     console.print(shown)
-    console.print("Costs are rough: counted operations over the speed of a matrix product, all cores.", highlight=False)
+    console.print(
+        "Costs are rough: counted operations over the speed of a matrix product, all cores, data sets whole.",
+        highlight=False,
+    )
 
 
 def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
@@ -161,7 +165,10 @@ def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
         fields = [cell.name, cell.column, cell.row, str(cell.number)]
         shown.add_row(*map(escape, fields), duration(None if cost is None else len(seeds) * cost))
     console.print(shown)
-    console.print(f"about {duration(total)} in all, at most: runs end at a target", highlight=False)
+    console.print(
+        f"about {duration(total)} in all, at most: runs end at a target, and data sets are taken as whole",
+        highlight=False,
+    )
 
 
 def _print_results(table: Table, found: Sequence[Result], console: Console) -> None:
@@ -174,7 +181,7 @@ def _print_results(table: Table, found: Sequence[Result], console: Console) -> N
         cell = result.cell
         style = "yellow" if beyond(result) and result.rounds >= table.rounds else ""
         fields = [cell.column, cell.row, str(cell.number), ours(result)]
-        shown.add_row(*map(escape, fields), f"[{style}]{gap(result)}[/]" if style else gap(result))
+        shown.add_row(*map(escape, fields), f"[{style}]{gap(result)}[/]" if style else result.subset or gap(result))
     console.print(shown)
     short = sorted({result.rounds for result in found if result.rounds < table.rounds})
     if short:

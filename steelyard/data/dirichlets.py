@@ -63,6 +63,7 @@ class LongTail(Partition):
 
     name = "long_tail"
     card = Card("class sizes fall by a factor of rho, then Dirichlet(alpha)", "Li et al. (FedLAW), ICML 2023")
+    whole = False
 
     def __post_init__(self) -> None:
         checks.number("rho", self.rho, 1.0)

@@ -86,10 +86,15 @@ def write(sweep: Sweep, outcomes: Sequence[Outcome], summary: Summary, metric: M
         RESULTS: csv_lines([long_head(sweep.axes, sweep.target), *rows]),
     }
     for name, text in texts.items():
-        hidden = out / f".{name}.new"
-        hidden.write_text(text, encoding="utf-8")
-        os.replace(hidden, out / name)
+        write_text(out / name, text)
     return [out / name for name in texts]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file atomically."""
+    hidden = path.with_name(f".{path.name}.new")
+    hidden.write_text(text, encoding="utf-8")
+    os.replace(hidden, path)
 
 
 class _Ledger:
