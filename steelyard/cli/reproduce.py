@@ -98,17 +98,19 @@ def _go(
     from steelyard.lab.jobs import run_jobs
     from steelyard.lab.results import write_text
     from steelyard.papers.reproduce import comma_separated, jobs, markdown, results
+    from steelyard.sim.lock import locked
     from steelyard.sim.rundir import environment
 
     planned = jobs(table, seeds)
     live = not quiet and console.is_terminal
     board = Board(planned) if quiet or live else Lines(planned, console)
-    with Live(board, console=console, refresh_per_second=4, transient=True) if live else nullcontext():
-        outcomes = run_jobs(planned, out, parallel=parallel, watch=board, overwrite=overwrite)
-    found = results(table, outcomes)
-    command = ["steelyard", *sys.argv[1:]]
-    write_text(out / "table.md", markdown(table, found, command, environment()))
-    write_text(out / "table.csv", comma_separated(found))
+    with locked(out, "reproduction"):
+        with Live(board, console=console, refresh_per_second=4, transient=True) if live else nullcontext():
+            outcomes = run_jobs(planned, out, parallel=parallel, watch=board, overwrite=overwrite)
+        found = results(table, outcomes)
+        command = ["steelyard", *sys.argv[1:]]
+        write_text(out / "table.md", markdown(table, found, command, environment()))
+        write_text(out / "table.csv", comma_separated(found))
     if not quiet:
         _print_results(table, found, console)
         console.print(f"table: {escape(str(out / 'table.md'))}", highlight=False, soft_wrap=True)

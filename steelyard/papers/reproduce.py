@@ -177,8 +177,9 @@ def markdown(table: Table, found: Sequence[Result], command: Sequence[str], envi
     if errors:
         lines += ["Failed:", "", *(f"- {name}, seed {seed}: {markdown_text(text)}" for name, seed, text in errors), ""]
     lines += ["Known deviations:", ""]
-    if table.settings:
-        lines.append(f"- **Changed on the command line**, whatever is said below: `{'`, `'.join(table.settings)}`.")
+    changed = [setting for setting in table.settings if not setting.startswith("data.dir=")]
+    if changed:
+        lines.append(f"- **Changed on the command line**, whatever is said below: `{'`, `'.join(changed)}`.")
     lines += [*(f"- {text}" for text in table.deviations), ""]
     return "\n".join(lines)
 

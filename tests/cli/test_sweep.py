@@ -17,6 +17,7 @@ from steelyard.cli.sweep import Board
 from steelyard.lab import jobs as module
 from steelyard.lab.jobs import Outcome
 from steelyard.sim.history import History
+from steelyard.sim.lock import locked
 from tests.cli.test_run import STEELYARD
 from tests.lab.jobs import Here, job
 
@@ -63,7 +64,7 @@ def test_a_sweep_prints_lines_a_table_and_sentences(original):
     assert "95 % interval" in output
     assert "Traceback" not in output
     assert {path.name for path in (home / "out").iterdir()} == {
-        "fedavg", "fedadp", "results.md", "results.csv", "results.tex", "table.csv",
+        "fedavg", "fedadp", "lock", "results.md", "results.csv", "results.tex", "table.csv",
     }  # fmt: skip
 
 
@@ -88,6 +89,27 @@ def test_finished_runs_are_listed_reused_and_not_overwritten_by_others(swept):
     assert "holds another run (local.lr = 0.1 there, 0.5 here)" in output
     assert call("sweep", file, "--out", out, "--overwrite", "--quiet") == (0, "")
     assert json.loads((out / "fedavg" / "seed-1" / "config.json").read_text())["config"]["local"]["lr"] == 0.5
+
+
+def test_a_second_sweep_in_the_same_place_is_refused_and_changes_nothing(swept):
+    file, out = swept / "small.toml", swept / "out"
+    before = {path: path.read_bytes() for path in out.glob("*.*")}
+    with locked(out, "sweep"):
+        code, output = call("sweep", file, "--out", out)
+    assert code == 2
+    assert "this sweep is in use by pid" in output
+    assert {path: path.read_bytes() for path in out.glob("*.*")} == before
+
+
+def test_a_place_that_cannot_be_written_to_is_one_sentence(tmp_path):
+    (tmp_path / "s.toml").write_text(FILE)
+    (tmp_path / "file").touch()
+    code, output = call("sweep", tmp_path / "s.toml", "--out", tmp_path / "file" / "out")
+    assert code == 2
+    assert output.endswith("cannot be a sweep directory: Not a directory: choose another --out")
+    code, output = call("reproduce", "fedadp-table1", "--out", tmp_path / "file" / "out")
+    assert code == 2
+    assert output.endswith("cannot be a reproduction directory: Not a directory: choose another --out")
 
 
 def test_a_failed_run_is_named_and_is_the_exit_code(tmp_path, monkeypatch):
