@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table as Shown
 
 from steelyard.cli.run import Quiet
-from steelyard.cli.say import fail
+from steelyard.cli.say import fail, show
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
         total += len(seeds) * (cost or 0.0)
         fields = [cell.name, cell.column, cell.row, str(cell.number)]
         shown.add_row(*map(escape, fields), duration(None if cost is None else len(seeds) * cost))
-    console.print(shown)
+    show(shown, console)
     console.print(
         f"about {duration(total)} in all, at most: runs end at a target, and data sets are taken as whole",
         highlight=False,
@@ -184,7 +184,7 @@ def _print_results(table: Table, found: Sequence[Result], console: Console) -> N
         style = "yellow" if beyond(result) and result.rounds >= table.rounds else ""
         fields = [cell.column, cell.row, str(cell.number), ours(result)]
         shown.add_row(*map(escape, fields), f"[{style}]{gap(result)}[/]" if style else result.subset or gap(result))
-    console.print(shown)
+    show(shown, console)
     short = sorted({result.rounds for result in found if result.rounds < table.rounds})
     if short:
         console.print(f"[yellow]reduced:[/] {short[0]} rounds, the paper has {table.rounds}", highlight=False)

@@ -64,6 +64,11 @@ def test_cells_are_listed():
     assert "in all" in result.output
 
 
+def test_names_of_cells_are_whole_on_a_narrow_screen():
+    result = CliRunner().invoke(app, ["reproduce", "fedlaw-table3", "--list"], env={"COLUMNS": "80"})
+    assert all(cell.name in result.output for cell in table.read("fedlaw-table3").cells)
+
+
 def test_a_table_is_run_reused_and_written(small):
     result = call("small", "--out", small / "out", "--rounds", 2, "--seeds", "1")
     assert result.exit_code == 0, result.output

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,9 +14,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
-from steelyard.cli.sweep import Board
+from steelyard.cli.sweep import Board, print_table
 from steelyard.lab import jobs as module
 from steelyard.lab.jobs import Outcome
+from steelyard.lab.tables import Cell, Table
 from steelyard.sim.history import History
 from steelyard.sim.lock import locked
 from tests.cli.test_run import STEELYARD
@@ -201,6 +203,47 @@ def test_compare_needs_two_algorithms_and_runs(swept, tmp_path):
     for log in (swept / "out").glob("*/*/rounds.jsonl"):
         log.write_text(log.read_text().splitlines(keepends=True)[0])
     assert "no finished run to compare" in call("compare", swept / "out")[1]
+
+
+LONG = "weighting-of-a-very-long-name-that-nobody-would-type-twice-but-must-once"
+
+
+def table():
+    cell = Cell(71.234, 0.456, 3, 3)
+    heads = tuple(f"dirichlet:alpha={n},share=0.25" for n in range(8))
+    return Table("a title", "algorithm", heads, ((LONG, (cell,) * 8),))
+
+
+def test_a_table_in_a_pipe_is_as_wide_as_it_must_be():
+    console = Console(file=io.StringIO(), width=80)
+    print_table(table(), console)
+    lines = console.file.getvalue().splitlines()
+    (row,) = (line for line in lines if LONG in line)
+    assert row.count("71.23 ± 0.46") == 8
+    assert all(head in " ".join(lines) for head in table().heads)
+    assert "…" not in " ".join(lines)
+
+
+def test_a_table_on_a_terminal_is_folded_and_not_cut():
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    print_table(table(), console)
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
+    assert "".join(rows) == LONG
+
+
+def test_a_terminal_without_the_sign_gets_another(original):
+    made = subprocess.run(
+        [*STEELYARD, "compare", str(original[0] / "out")],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    assert "mean ? deviation over 2 seeds" in " ".join(made.stdout.split())
 
 
 def test_help_teaches():
