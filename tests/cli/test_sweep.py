@@ -165,6 +165,20 @@ def test_compare_says_what_may_be_said(swept):
     assert "fedavg" in output
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--metric", "rounds", "--target", 5], "target=5: use an accuracy in (0, 1], such as 0.9"),
+        (["--target", "nan"], "target=nan: use an accuracy"),
+        (["--confidence", "0.99999999999999994"], "use a number between 0 and 1, such as 0.95"),
+    ],
+)
+def test_compare_refuses_odd_numbers(options, message, swept):
+    code, output = call("compare", swept / "out", *options)
+    assert code == 2
+    assert message in output
+
+
 def test_compare_refuses_what_did_not_start_alike(swept):
     path = swept / "out" / "fedadp" / "seed-2" / "config.json"
     stored = json.loads(path.read_text())
