@@ -12,6 +12,7 @@ import steelyard.server.optimizers
 import steelyard.server.refiners
 import steelyard.weightings  # noqa: F401 - registers every part
 from steelyard.core.errors import SteelyardError
+from steelyard.core.explain import Explanation, explain
 from steelyard.core.needs import Needs
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.refiner import Refiner
@@ -19,6 +20,7 @@ from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, TERMS
 from steelyard.core.term import Broadcast, ClientTerm, Terms
 from steelyard.core.text import parse, to_text
 from steelyard.core.weighting import Weighting
+from steelyard.metrics import MEANING
 from steelyard.weightings.chain import Chain, parse_rule, rooted
 
 _PLUS = re.compile(r"(?<![0-9][eE])\+")  # not the one in 1e+3
@@ -120,6 +122,10 @@ class Algorithm:
         """Those of all parts."""
         sent = Needs(broadcast=frozenset({"move"})) if self.broadcast is not None else Needs()
         return self.rule.needs | self.client.needs | sent | Needs(probe=self.refine is not None)
+
+    def explain(self) -> Explanation:
+        """What its rule asks of clients, shows the server and costs, and how private it can be."""
+        return explain(self.rule, MEANING)
 
     @property
     def texts(self) -> dict[str, str | None]:

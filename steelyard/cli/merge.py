@@ -99,6 +99,9 @@ class _Steps:
 
 
 def _named(paths: list[Path]) -> dict[ClientId, Path]:
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise SteelyardError(f"{twice} is given twice: one model per client")
     names = [path.name.removesuffix(".safetensors") for path in paths]
     return {str(path) if names.count(name) > 1 else name: path for path, name in zip(paths, names, strict=True)}
 

@@ -158,8 +158,11 @@ def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
     from steelyard.papers.cost import duration, seconds
 
     shown = Shown(title=escape(f"{table.name}: {table.title}"), title_justify="left")
-    for column in ("cell", "setting", "algorithm", "paper", f"{len(seeds)} seeds here"):
-        shown.add_column(column, justify="right" if column in ("paper", f"{len(seeds)} seeds here") else "left")
+    longest = max(len(cell.name) for cell in table.cells)
+    shown.add_column("cell", no_wrap=True, min_width=longest)  # --cells wants it whole
+    for column in ("setting", "algorithm", "paper", f"{len(seeds)} seeds here"):
+        right = column in ("paper", f"{len(seeds)} seeds here")
+        shown.add_column(column, justify="right" if right else "left", overflow="fold")
     total = 0.0
     for cell in table.cells:
         cost = seconds(cell.config(seeds[0]))

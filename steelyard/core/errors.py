@@ -5,6 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+NOT_FINITE = "NaN or infinity in its parameters"
+BAD_BASE = "the base model itself holds NaN or infinity: nothing can be aggregated onto it"
+NO_PROBE = "{rule} looks at proxy data and there is none: pass probe=steelyard.Probe(model, inputs, targets)"
+
 
 class SteelyardError(ValueError):
     """Base class of every error this library raises on purpose."""

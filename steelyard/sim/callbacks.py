@@ -30,6 +30,9 @@ class Callback:
     def end(self, simulation: Simulation) -> None:
         """After the last round."""
 
+    def failed(self, simulation: Simulation, error: BaseException) -> None:
+        """Instead of `end`, when an error ends the run, or an interrupt."""
+
 
 class Until(Callback):
     """Ends a run at an accuracy on the test set."""

@@ -12,7 +12,8 @@ import torch
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.train import Batches, Training, train
-from steelyard.core.round import NOT_FINITE, finite
+from steelyard.core.errors import NOT_FINITE
+from steelyard.core.sums import finite
 from steelyard.core.term import AtClient, ClientTerm
 from steelyard.sim.buffers import Buffers
 from steelyard.sim.streams import number

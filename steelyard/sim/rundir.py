@@ -24,6 +24,7 @@ from steelyard.sim.lock import LOCK, lock
 CONFIG, ENVIRONMENT, COHORTS, ROUNDS = "config.json", "environment.json", "cohorts.json", "rounds.jsonl"
 CLIENTS = "clients.json"
 _OWN = (CONFIG, ENVIRONMENT, CLIENTS, COHORTS, ROUNDS)
+_RESOLVED = {"algorithm", "seed", "rounds", "data", "model"}  # what a configuration says of any run
 
 
 class RunDirectory:
@@ -110,18 +111,23 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((path / CONFIG).read_bytes())
     except ValueError as error:
-        raise SteelyardError(f"{path / CONFIG}: not JSON: {error}") from None
+        raise SteelyardError(f"{path / CONFIG}: not JSON: {error}: leave this directory out, or remove it") from None
+    known = isinstance(config, dict) and isinstance(config.get("resolved"), dict) and config["resolved"].keys()
+    if not known or not known >= _RESOLVED:
+        raise SteelyardError(f"{path / CONFIG}: does not say what was run: leave this directory out, or remove it")
     return config
 
 
 def read_clients(path: Path) -> dict[str, Any] | None:
     """Who holds what in a run; None for a run from before this was written down."""
     try:
-        clients: dict[str, Any] = json.loads((path / CLIENTS).read_bytes())
+        clients = json.loads((path / CLIENTS).read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise SteelyardError(f"{path / CLIENTS}: not JSON: {error}: resume the run to write it anew") from None
+    if not isinstance(clients, dict) or not isinstance(clients.get("ids"), list):
+        raise SteelyardError(f"{path / CLIENTS}: names no clients: resume the run to write it anew")
     return clients
 
 
@@ -131,11 +137,14 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
-            records.append(json.loads(line))
+            record, why = json.loads(line), "not the record of a round"
         except ValueError as error:
+            record, why = None, f"not JSON: {error}"
+        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
             raise SteelyardError(
-                f"{path / ROUNDS}, line {number}: not JSON: {error}: resume the run, to go on from its last checkpoint"
-            ) from None
+                f"{path / ROUNDS}, line {number}: {why}: resume the run, to go on from its last checkpoint"
+            )
+        records.append(record)
     return records
 
 

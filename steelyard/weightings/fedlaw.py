@@ -41,6 +41,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
+from steelyard.core.presets import UNSET, fill
 from steelyard.core.probe import Trial
 from steelyard.core.registry import RULES
 from steelyard.core.report import coherence
@@ -52,7 +53,6 @@ from steelyard.weightings.optim import Step, adam, sgd, softmax
 
 BETAS = (0.5, 0.999)
 EPOCHS = {"paper": 100, "official": 20}
-_UNSET: Any = "preset"
 _PAPER = "Li et al., ICML 2023"
 _SECAGG = "yes in principle: each step needs two secure sums of vectors"
 
@@ -79,12 +79,12 @@ class FedLAW(Weighting):
     """
 
     preset: str = "paper"
-    epochs: int = _UNSET
+    epochs: int = UNSET
     lr: float = 0.01
     optimizer: str = "adam"
     betas: tuple[float, float] = BETAS
     function: str = "exp"
-    init: str = _UNSET
+    init: str = UNSET
     halve: int = 20
     learn: str = "both"
     critical: float | None = None
@@ -99,9 +99,7 @@ class FedLAW(Weighting):
         checks.one_of("preset", self.preset, *EPOCHS)
         checks.one_of("function", self.function, "exp", "quad")
         uniform = self.preset == "official" and self.function == "quad"
-        for option, value in {"epochs": EPOCHS[self.preset], "init": "uniform" if uniform else "prior"}.items():
-            if getattr(self, option) is _UNSET:
-                object.__setattr__(self, option, value)
+        fill(self, {"epochs": EPOCHS[self.preset], "init": "uniform" if uniform else "prior"})
         checks.whole("epochs", self.epochs, 1)
         checks.number("lr", self.lr, 0.0, open_low=True)
         check_optimizer(self.optimizer, self.betas)

@@ -43,6 +43,6 @@ class IfFinite(Weighting):
         """Falls back, and says so in the report."""
         with np.errstate(all="ignore"):
             mixture, kept = self.rule.apply(prior, view, state.get(self.rule.name, {}))
-        if np.isfinite(mixture.weights).all() and np.isfinite(mixture.base).all():
+        if mixture.finite:
             return mixture, ({self.rule.name: kept} if kept else {})
         return prior.noted(fallback=f"{self.rule.name} gave non-finite weights"), state

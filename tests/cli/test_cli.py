@@ -274,3 +274,22 @@ def test_without_the_extra_the_command_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 1
     assert "pip install 'steelyard[cli]'" in done.stderr
+
+
+def test_merge_into_a_directory_of_others_loses_nothing(files):
+    *_, folder = files
+    arguments = ["merge", "--base", folder / "base.safetensors", "--client", folder / "client-0.safetensors"]
+    refused = steelyard_command(*arguments, "--rule", "uniform", "--out", folder, "--force")
+    assert refused.exit_code == 2
+    assert "which would be lost: name another directory" in refused.output
+    assert (folder / "client-0.safetensors").exists()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_merge_takes_every_client_once(files):
+    *_, folder = files
+    one = folder / "client-0.safetensors"
+    arguments = ["merge", "--base", folder / "base.safetensors", "--client", one, one, "--rule", "uniform"]
+    refused = steelyard_command(*arguments, "--out", folder / "merged.safetensors")
+    assert refused.exit_code == 2
+    assert "is given twice" in refused.output

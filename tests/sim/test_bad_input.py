@@ -50,6 +50,9 @@ def test_a_quorum():
     history = simulate(participation={"dropout": 0.5, "quorum": 4, "patience": 100}, rounds=12)
     assert {bool(r["void"]) for r in history.records} == {True, False}
     assert all(len(r["weights"]) >= 4 for r in history.records if not r["void"])
+    assert all(
+        r["void"].endswith(" clients were valid, fewer than the quorum of 4") for r in history.records if r["void"]
+    )
 
 
 @pytest.mark.parametrize(

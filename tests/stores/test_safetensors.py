@@ -1,7 +1,9 @@
 """Files: what is read, what is refused, and that nothing else happens."""
 
+import errno
 import json
 import math
+import os
 import struct
 
 import pytest
@@ -181,3 +183,36 @@ def test_the_loaded_base_is_the_file(files):
     base, _, base_file, paths = files
     store = SafetensorsStore.open(base_file, paths)
     assert equal({n: store.base[n] for n in base}, base)
+
+
+@pytest.mark.parametrize("name", ["1\\u0000.safetensors", "\\ud800.safetensors"])
+def test_a_shard_that_no_file_can_be_is_quarantined(name, files, tmp_path):
+    _, _, base, paths = files
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    (hostile / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{name}"}}}}')
+    assert list(SafetensorsStore.open(base, {**paths, "hostile": hostile}).quarantined) == ["hostile"]
+
+
+def test_an_index_that_lists_more_than_there_is_is_refused(files, tmp_path):
+    base, *_ = files
+    folder = shard(tmp_path / "base", base, 2)
+    index = folder / "model.safetensors.index.json"
+    listed = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": listed | {"lost.weight": "model-0.safetensors"}}))
+    with pytest.raises(steelyard.SteelyardError, match=r"the index lists 'lost\.weight' in 'model-0\.safetensors'"):
+        Checkpoint(folder)
+
+
+def test_too_many_open_files_is_nobodys_fault(files, monkeypatch):
+    _, _, base, paths = files
+
+    def full(path, *_):
+        if "client" in str(path):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return os_open(path, *_)
+
+    os_open = os.open
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(steelyard.SteelyardError, match="allow more"):
+        SafetensorsStore.open(base, paths)
