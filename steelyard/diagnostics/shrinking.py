@@ -64,7 +64,7 @@ def shrinking_terms(theta: Params, update: Params, gamma: float) -> Shrinking:
         gamma: the factor on the model.
     """
     checks.number("gamma", gamma, 0.0, open_low=True)
-    ours, theirs = Layout.of(theta).dim, Layout.of(update).dim
+    ours, theirs = _held(theta).layout.dim, _held(update).layout.dim
     if ours != theirs:
         raise SteelyardError(f"theta has {ours} parameters and update {theirs}: give both of one model")
     return Shrinking(gamma * parameter_norm(update), abs(1 - gamma) * parameter_norm(theta))
