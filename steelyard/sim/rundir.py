@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +19,9 @@ import torch
 from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.checkpoint import Checkpoints
+from steelyard.sim.lock import LOCK, lock
 
-CONFIG, ENVIRONMENT, COHORTS, ROUNDS, LOCK = "config.json", "environment.json", "cohorts.json", "rounds.jsonl", "lock"
+CONFIG, ENVIRONMENT, COHORTS, ROUNDS = "config.json", "environment.json", "cohorts.json", "rounds.jsonl"
 CLIENTS = "clients.json"
 _OWN = (CONFIG, ENVIRONMENT, CLIENTS, COHORTS, ROUNDS)
 _RESOLVED = {"algorithm", "seed", "rounds", "data", "model"}  # what a configuration says of any run
@@ -31,24 +31,8 @@ class RunDirectory:
     """An open run directory. Only one process has it open at a time."""
 
     def __init__(self, path: Path, keep: int = 2) -> None:
-        import fcntl  # not on Windows, where the rest of the package works
-
         self.path, self.ours = path, not path.exists()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self.lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise SteelyardError(f"{path}: cannot be a run directory: {error.strerror}") from error
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(self.lock, 200, 0).decode(errors="replace").strip() or "another process"
-            os.close(self.lock)
-            raise SteelyardError(
-                f"{path}: this run is in use by {owner}: wait for it, or choose another --out"
-            ) from None
-        os.ftruncate(self.lock, 0)
-        os.pwrite(self.lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        self.lock = lock(path, "run")
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
         self.log: int | None = None
 
@@ -95,7 +79,8 @@ class RunDirectory:
         assert self.log is not None
         data = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
-            os.write(self.log, data)
+            while data:  # the last bytes of a disk are taken without an error
+                data = data[os.write(self.log, data) :]
         except OSError as error:
             raise SteelyardError(f"{self.path / ROUNDS}: {error.strerror}: make room, then resume") from error
 

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
-from steelyard.papers import table
+from steelyard.papers import cost, table
 
 RUNS = """
 title = "Two rules on digits"
@@ -80,6 +80,14 @@ def test_a_table_is_run_reused_and_written(small):
     assert (small / "out" / "table.csv").read_text().count("\n") == 3
     again = call("small", "--out", small / "out", "--rounds", 2, "--seeds", "1")
     assert again.output.count("reused    iid") == 2
+
+
+def test_a_subset_is_told_from_the_whole(small, monkeypatch):
+    monkeypatch.setitem(cost.SIZES, "digits", (100_000, 10_000, (1, 8, 8), 200))
+    result = call("small", "--out", small / "out", "--cells", "*/fedavg", "--seeds", "1")
+    assert result.exit_code == 0, result.output
+    assert "subset: 1,437 samples, 10 classes" in result.output
+    assert "|  | subset: 1,437 samples, 10 classes |" in (small / "out" / "table.md").read_text()
 
 
 @pytest.mark.parametrize(
