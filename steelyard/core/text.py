@@ -161,8 +161,15 @@ def _said(part: Any, fields: dict[str, Any]) -> dict[str, Any]:
     for field in dataclasses.fields(part):
         if field.default is not dataclasses.MISSING:
             rest = {name: value for name, value in said.items() if name != field.name}
-            said = rest if type(part)(**rest) == part else said
+            said = rest if _same(part, rest) else said
     return said
+
+
+def _same(part: Any, options: dict[str, Any]) -> bool:
+    try:
+        return bool(type(part)(**options) == part)
+    except SteelyardError:  # without the option the others make no sense
+        return False
 
 
 def _value(value: Any) -> str:

@@ -126,6 +126,7 @@ def test_a_bare_value_is_the_first_option():
     [
         steelyard.parse_rule("fedawa:optimizer=sgd,lr=0.001"),  # a default elsewhere, but not with this optimizer
         steelyard.parse_rule("fedawa:preset=official,lr=0.02"),
+        steelyard.parse_rule("law:critical=0"),  # without learn=lambda it would be refused
         steelyard.fedavg(by="my metric"),
         steelyard.fedavg(by="1"),
         steelyard.fedavg(by="none"),
