@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -116,7 +117,8 @@ def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tu
                 notes.append(f"{path}: unfinished ({done} of {planned} rounds)")
                 continue
             notes.append(
-                f"{path}: unfinished ({done} of {planned} rounds), left out: go on with steelyard resume {path}"
+                f"{path}: unfinished ({done} of {planned} rounds), left out: go on with "
+                f"steelyard resume {shlex.quote(str(path))}"
             )
             continue
         stored[path], histories[path] = config, history

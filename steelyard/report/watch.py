@@ -91,7 +91,7 @@ class Watch(ThreadingHTTPServer):
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or error
-            raise SteelyardError(f"port {port}: cannot be used: {why}: choose another with --port") from None
+            raise SteelyardError(f"port {port}: cannot be used: {why}: choose another port (--port)") from None
 
     @property
     def address(self) -> str:

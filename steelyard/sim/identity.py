@@ -90,7 +90,9 @@ def check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) ->
         return
     if changed:
         differences = "; ".join(f"{name}: {before.get(name)!r} then, {now[name]!r} now" for name in changed)
-        raise SteelyardError(f"{path}: the run in it is another one ({differences}): choose another --out")
+        raise SteelyardError(
+            f"{path}: the run in it is another one ({differences}): choose another directory (out, --out)"
+        )
 
 
 def check_done(path: Path, simulation: Simulation) -> None:
@@ -99,7 +101,7 @@ def check_done(path: Path, simulation: Simulation) -> None:
     if done > simulation.work.rounds:
         raise SteelyardError(
             f"{path}: {done} rounds are done, rounds={simulation.work.rounds} asks for fewer: give rounds={done} or "
-            "more, or choose another --out"
+            "more, or choose another directory (out, --out)"
         )
     asked = zip((read_cohorts(path) or ())[:done], named(simulation), strict=False)
     differs = next((number for number, (then, now) in enumerate(asked, 1) if then != now), None)

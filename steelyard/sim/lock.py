@@ -22,14 +22,16 @@ def lock(path: Path, what: str) -> int:
         handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         reason = error.strerror or error
-        raise SteelyardError(f"{path}: cannot be a {what} directory: {reason}: choose another --out") from error
+        raise SteelyardError(
+            f"{path}: cannot be a {what} directory: {reason}: choose another directory (out, --out)"
+        ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
         os.close(handle)
         raise SteelyardError(
-            f"{path}: this {what} is in use by {owner}: wait for it, or choose another --out"
+            f"{path}: this {what} is in use by {owner}: wait for it, or choose another directory (out, --out)"
         ) from None
     os.ftruncate(handle, 0)
     os.pwrite(handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -157,8 +158,8 @@ def _enter(
         return
     if directory.used and not overwrite:
         raise SteelyardError(
-            f"{directory.path}: holds a run: go on with it (steelyard resume {directory.path}), "
-            "choose another --out, or start afresh with --overwrite"
+            f"{directory.path}: holds a run: go on with it (steelyard resume {shlex.quote(str(directory.path))}), "
+            "choose another directory (out, --out), or start afresh (overwrite=True, --overwrite)"
         )
     directory.clear()
     directory.begin(config, named(simulation), _held(simulation))

@@ -87,7 +87,7 @@ def test_a_directory_locked_for_nothing_is_gone(tmp_path):
         lock(tmp_path / "mine", "sweep")
     assert (tmp_path / "mine").exists()
     (tmp_path / "file").touch()
-    with pytest.raises(SteelyardError, match="cannot be a sweep directory: Not a directory: choose another --out"):
+    with pytest.raises(SteelyardError, match="cannot be a sweep directory: Not a directory: choose another directory"):
         lock(tmp_path / "file" / "out", "sweep")
 
 
