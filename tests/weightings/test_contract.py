@@ -85,9 +85,9 @@ def test_degenerate_updates(rule, case):
     assert out.weights.isfinite().all()
     assert all(value.isfinite().all() for value in out.params.values())
     if case == "all zero":  # only the base coefficient can move the model
-        factor = out.base[0].item() if out.base.numel() == 1 else 1.0
-        if out.base.numel() == 1:
-            torch.testing.assert_close(out.params["fc.weight"], factor * base["fc.weight"], rtol=1e-5, atol=1e-6)
+        layer = out.report["layers"].index("fc.weight") if out.base.numel() > 1 else 0
+        expected = out.base[layer].item() * base["fc.weight"]
+        torch.testing.assert_close(out.params["fc.weight"], expected, rtol=1e-5, atol=1e-6)
 
 
 @every
