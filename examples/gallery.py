@@ -192,7 +192,7 @@ def fedlaw_5(lab: Lab) -> Figure:
     ):
         coherence.plot(*series(learned, name), color=colour, linestyle=dash, label=label)
     coherence.axhline(0, color=GREY, linewidth=0.8)
-    point = critical_point(series(learned, "coherence").values)
+    point = critical_point(series(learned, "coherence"))
     for axes in (coherence, accuracy) if point is not None else ():
         axes.axvline(point, color=ORANGE, linewidth=1.2, label="critical point" if axes is coherence else None)
     coherence.set(title="local gradient coherence")

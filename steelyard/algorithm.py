@@ -12,6 +12,7 @@ import steelyard.server.optimizers
 import steelyard.server.refiners
 import steelyard.weightings  # noqa: F401 - registers every part
 from steelyard.core.errors import SteelyardError
+from steelyard.core.explain import Explanation, explain
 from steelyard.core.needs import Needs
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.refiner import Refiner
@@ -19,6 +20,7 @@ from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, TERMS
 from steelyard.core.term import Broadcast, ClientTerm, Terms
 from steelyard.core.text import parse, to_text
 from steelyard.core.weighting import Weighting
+from steelyard.metrics import MEANING
 from steelyard.weightings.chain import Chain, parse_rule, rooted
 
 _PLUS = re.compile(r"(?<![0-9][eE])\+")  # not the one in 1e+3
@@ -105,6 +107,12 @@ class Algorithm:
                     f"client={term.name} with {movers[0]}: its corrections cancel out only if the new model is the "
                     f"clients' average, and {movers[0]} moves it on: leave one of them out, or use client=scaffold"
                 )
+            if term.wants_start and self.broadcast is not None:
+                raise SteelyardError(
+                    f"client={term.name} with broadcast={self.broadcast.name}: the server takes an update for what a "
+                    "client moved by, so clients have to start from the global model: leave one of them out, or use "
+                    "client=scaffold"
+                )
 
     def replaced(self, **parts: Any) -> Algorithm:
         """The same with other parts: `algorithm.replaced(weighting="fedadp")`."""
@@ -120,6 +128,10 @@ class Algorithm:
         """Those of all parts."""
         sent = Needs(broadcast=frozenset({"move"})) if self.broadcast is not None else Needs()
         return self.rule.needs | self.client.needs | sent | Needs(probe=self.refine is not None)
+
+    def explain(self) -> Explanation:
+        """What its rule asks of clients, shows the server and costs, and how private it can be."""
+        return explain(self.rule, MEANING)
 
     @property
     def texts(self) -> dict[str, str | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,17 @@ import numpy as np
 import torch
 
 from steelyard.algorithm import parse_optimizer, parse_refiner
+from steelyard.core import checks
 from steelyard.core import round as rounds
-from steelyard.core.errors import NoValidClients, SteelyardError
+from steelyard.core.errors import NO_PROBE, NoValidClients, SteelyardError
+from steelyard.core.evidence import in_need
 from steelyard.core.layout import Kind, Params
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.probe import ProxyLoss
 from steelyard.core.refiner import Refiner
 from steelyard.core.report import Report
 from steelyard.core.store import UpdateStore
-from steelyard.core.table import ClientId, State
+from steelyard.core.table import ClientId, State, client_id
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import metric_table, refused_by_metrics
 from steelyard.stores.memory import MemorySink, MemoryStore
@@ -89,11 +91,14 @@ def aggregate(
     with the reason in `out.report["quarantined"]`. If none is left, `NoValidClients` is raised; under `guard(...)`
     the round is void instead: `out.params` is the base model and `out.report["void"]` says why.
     """
+    checks.whole("round", round, 1)
+    if state is not None and not isinstance(state, Mapping):
+        raise SteelyardError(f"state is a {type(state).__name__}: pass out.state of the last round, or None")
     root = rooted(parse_rule(rule))
     refiner = parse_refiner(refine)
-    wanting = rounds.in_need(root, refiner)
+    wanting = in_need(root, refiner)
     if wanting and probe is None:
-        raise SteelyardError(rounds.NO_PROBE.format(rule=wanting))
+        raise SteelyardError(NO_PROBE.format(rule=wanting))
     optimizer = parse_optimizer(server)
     if isinstance(clients, UpdateStore):
         store, given = clients, clients.given
@@ -136,9 +141,12 @@ def _by_id(clients: Any, ids: Sequence[ClientId] | None) -> dict[ClientId, Param
         if ids is not None:
             raise SteelyardError("clients is a dict, its keys are the ids: leave ids out")
         ids, clients = list(clients), list(clients.values())
+    if not isinstance(clients, (torch.Tensor, Iterable)):
+        raise SteelyardError(f"clients is a {type(clients).__name__}: pass a [K, d] tensor, a list, a dict or a store")
+    clients = clients if isinstance(clients, torch.Tensor) else list(clients)
     if isinstance(clients, torch.Tensor) and clients.ndim != 2:
         raise SteelyardError(f"clients has shape {tuple(clients.shape)}: a tensor of clients is [K, d]")
-    names: list[ClientId] = list(range(len(clients))) if ids is None else [_id(client) for client in ids]
+    names: list[ClientId] = list(range(len(clients))) if ids is None else [client_id(client) for client in ids]
     if len(names) != len(clients):
         raise SteelyardError(f"ids has {len(names)} entries for {len(clients)} clients")
     if len(set(names)) < len(names):
@@ -147,14 +155,6 @@ def _by_id(clients: Any, ids: Sequence[ClientId] | None) -> dict[ClientId, Param
     if not names:
         raise SteelyardError("clients is empty: there is nothing to aggregate")
     return dict(zip(names, clients, strict=True))
-
-
-def _id(client: Any) -> ClientId:
-    if isinstance(client, np.integer):
-        return int(client)
-    if isinstance(client, (str, int)) and not isinstance(client, bool):
-        return client
-    raise SteelyardError(f"ids: {client!r} is a {type(client).__name__}; use text or whole numbers")
 
 
 def _same_model(a: Params, b: Params) -> bool:

@@ -289,6 +289,20 @@ def parallel(threads: int) -> Iterator[None]:
         _threads = before
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Keeps torch to one thread: how a matrix product is shared out is part of its bits."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 _pools: dict[int, ThreadPoolExecutor] = {}
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_pools.clear)
@@ -302,11 +316,11 @@ def _pool(threads: int) -> ThreadPoolExecutor:
             pool = ThreadPoolExecutor(threads, thread_name_prefix="steelyard")
             barrier = threading.Barrier(threads)  # so that every worker takes exactly one of these
 
-            def alone() -> None:
+            def begin() -> None:
                 barrier.wait()
                 torch.set_num_threads(1)  # holds for the calling thread only
 
-            for future in [pool.submit(alone) for _ in range(threads)]:
+            for future in [pool.submit(begin) for _ in range(threads)]:
                 future.result()
             torch.set_num_threads(caller)  # threads yet to start inherit the last value set: restore the caller's
             _pools[threads] = pool

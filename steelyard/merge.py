@@ -16,6 +16,7 @@ from steelyard.algorithm import parse_optimizer
 from steelyard.api import Metrics
 from steelyard.core import round as rounds
 from steelyard.core.errors import SteelyardError
+from steelyard.core.evidence import in_need
 from steelyard.core.layout import Kind
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.table import ClientId, State
@@ -68,7 +69,7 @@ class Merge:
         self.root = rooted(self.rule)
         if self.root.needs.probe:
             raise SteelyardError(
-                f"{rounds.in_need(self.root)} looks at proxy data, and a merge has none: use another rule, or "
+                f"{in_need(self.root)} looks at proxy data, and a merge has none: use another rule, or "
                 "steelyard.aggregate(rule, None, SafetensorsStore.open(...), probe=steelyard.Probe(...))"
             )
         store = SafetensorsStore.open(base, clients, kinds=kinds)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,9 @@ from steelyard.core.table import ClientId
 from steelyard.core.weighting import Weighting
 
 Table = dict[str, dict[ClientId, Any]]
+
+_MOST = 1e15  # no honest number is larger, and sums and products of such numbers stay finite
+_LISTS = (list, tuple, np.ndarray, torch.Tensor)
 
 MEANING = {
     "num_examples": "size of the local data set",
@@ -32,6 +34,8 @@ def metric_table(metrics: Any, given: Sequence[ClientId]) -> Table:
     """Any accepted form as `{name: {client id: value}}`; values are not looked at yet."""
     if metrics is None:
         return {}
+    if not isinstance(metrics, Iterable):
+        raise SteelyardError(f"metrics={metrics!r}: pass a dict by name, or one dict for each client")
     if not isinstance(metrics, Mapping):
         rows = list(metrics)
         if len(rows) != len(given) or not all(isinstance(row, Mapping) for row in rows):
@@ -42,6 +46,8 @@ def metric_table(metrics: Any, given: Sequence[ClientId]) -> Table:
     for name, values in metrics.items():
         if isinstance(values, Mapping):
             table[name] = dict(values)
+        elif not isinstance(values, Collection | torch.Tensor):
+            raise SteelyardError(f"metrics[{name!r}] is {values!r}: pass a list, or a dict by client id")
         else:
             if len(values) != len(given):
                 raise SteelyardError(f"metrics[{name!r}] has {len(values)} values for {len(given)} clients")
@@ -83,13 +89,16 @@ def _number(name: str, value: Any, whole: bool) -> float | None:
             value = value.item()
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
             return None
-    number = float(value)
-    if not math.isfinite(number):
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    if not abs(number) <= _MOST:
         return None
     if name == "num_steps" or (name == "num_examples" and whole):
         return number if number >= 1 and number == int(number) else None
     if name in ("normalizer", "num_examples"):
-        return number if number > 0 else None
+        return number if number >= 1 / _MOST else None
     signed = (
         name.startswith(("loss", "accuracy")) or name == "grad_norm"
     )  # anything else is a weight, or may become one
@@ -99,16 +108,16 @@ def _number(name: str, value: Any, whole: bool) -> float | None:
 def _histogram(value: Any, length: int) -> list[float] | None:
     try:
         counts = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
-    if counts.shape != (length,) or not np.isfinite(counts).all() or (counts < 0).any() or counts.sum() <= 0:
+    if counts.shape != (length,) or not (counts <= _MOST).all() or (counts < 0).any() or counts.sum() <= 0:
         return None
     return [float(count) for count in counts]
 
 
 def _common_length(column: Mapping[ClientId, Any], ids: Sequence[ClientId]) -> int:
     """Most clients agree on the number of classes; ties go to the larger."""
-    lengths = [len(column[client]) for client in ids if client in column and hasattr(column[client], "__len__")]
+    lengths = [np.size(column[client]) for client in ids if isinstance(column.get(client), _LISTS)]
     return max(set(lengths), key=lambda length: (lengths.count(length), length), default=0)
 
 

@@ -17,6 +17,7 @@ from steelyard.cli.rules import explain, rules
 from steelyard.cli.run import resume, run
 from steelyard.cli.say import console
 from steelyard.cli.sweep import sweep
+from steelyard.cli.taught import Taught
 from steelyard.cli.watch import watch
 
 app = typer.Typer(
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (run, resume, sweep, compare, report, plot, watch, reproduce, rules, explain, merge):
-    app.command()(command)
+    app.command(cls=Taught)(command)
 for group, name in ((partitions.app, "partitions"), (models.app, "models"), (data.app, "data")):
     app.add_typer(group, name=name)
 

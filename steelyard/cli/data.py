@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from steelyard.cli.say import fail
+from steelyard.cli.taught import Taught
 from steelyard.core.errors import SteelyardError
 from steelyard.data.homes import HOMES, File, bring, named
 from steelyard.data.sources import SOURCES, VARIABLE, Source, data_directory
@@ -37,7 +39,7 @@ def list_sets(directory: Directory = None) -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=Taught)
 def fetch(
     names: Annotated[list[str], typer.Argument(help="Data sets, as in `steelyard data list`.")],
     directory: Directory = None,
@@ -59,9 +61,10 @@ def fetch(
     except SteelyardError as error:
         fail(error)
     except KeyboardInterrupt:
-        fail(f"interrupted; go on with: steelyard data fetch {' '.join(names)} --dir {chosen}", 130)
+        again = shlex.join(["steelyard", "data", "fetch", *names, "--dir", str(chosen)])
+        fail(f"interrupted; go on with: {again}", 130)
     for name in names:
-        console.print(f"{name} is in {chosen}", highlight=False, soft_wrap=True)
+        console.print(escape(f"{name} is in {chosen}"), highlight=False, soft_wrap=True)
 
 
 class _Shown:

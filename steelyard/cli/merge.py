@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from steelyard.cli.say import console, fail
+from steelyard.cli.say import console, fail, show
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.core.text import to_text
@@ -71,14 +71,15 @@ def merge(
         fail(error)
     if quiet:
         return
-    table = Table(title=f"{out}", title_justify="left")
+    console.print(escape(str(out)), highlight=False, soft_wrap=True)
+    table = Table()
     table.add_column("client")
     table.add_column("weight", justify="right")
     for position, name in enumerate(outcome.store.ids):
         table.add_row(escape(str(name)), f"{outcome.weights[:, position].mean():.4f}")
     for name, reason in outcome.report["quarantined"].items():
         table.add_row(escape(str(name)), f"[red]left out[/]: {escape(reason)}")
-    console.print(table)
+    show(table, console)
     if len(outcome.report["layers"]) > 1:
         console.print(f"weights are means over {len(outcome.report['layers'])} layers")
 
@@ -98,6 +99,9 @@ class _Steps:
 
 
 def _named(paths: list[Path]) -> dict[ClientId, Path]:
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise SteelyardError(f"{twice} is given twice: one model per client")
     names = [path.name.removesuffix(".safetensors") for path in paths]
     return {str(path) if names.count(name) > 1 else name: path for path, name in zip(paths, names, strict=True)}
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from steelyard.cli.listing import Json, about, print_rows
 from steelyard.cli.say import fail
+from steelyard.cli.taught import Taught
 from steelyard.core.errors import SteelyardError
 from steelyard.core.text import parse
 from steelyard.data import PARTITIONS, Federation, corrupt, load
@@ -30,7 +31,7 @@ def listed(as_json: Json = False) -> None:
     print_rows("Partitions", [about(entry) for entry in PARTITIONS], as_json)
 
 
-@app.command()
+@app.command(cls=Taught)
 def show(
     partition: Annotated[str, typer.Argument(help="A partition as text, e.g. 'dirichlet:alpha=0.1'.")],
     data: Annotated[str, typer.Option(help="A data set by name.")] = "digits",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from steelyard.cli.report import Target
-from steelyard.cli.say import fail
+from steelyard.cli.say import fail, show
 from steelyard.core.errors import SteelyardError
 
 
@@ -46,8 +47,12 @@ def plot(
             for figure in made.figures:
                 table.add_row(escape(figure.name), escape(figure.title), figure.section)
             console = Console()
-            console.print(table)
-            console.print(f"Draw one: steelyard plot {escape(' '.join(directories))} NAME -o NAME.pdf", highlight=False)
+            show(table, console)
+            console.print(
+                escape(f"Draw one: steelyard plot {shlex.join(directories)} NAME -o NAME.pdf"),
+                highlight=False,
+                soft_wrap=True,
+            )
             return
         path = save(find(made, name), out or Path(f"{name}.pdf"))
     except (SteelyardError, OSError, ValueError) as error:

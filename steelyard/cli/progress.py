@@ -63,7 +63,9 @@ class Bar(Callback):
         """Takes the bar away."""
         self.bar.stop()
 
-    close = end
+    def failed(self, simulation: Simulation, error: BaseException) -> None:
+        """The same, so that the error stands by itself."""
+        self.bar.stop()
 
 
 class Lines(Callback):

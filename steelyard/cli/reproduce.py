@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table as Shown
 
 from steelyard.cli.run import Quiet
-from steelyard.cli.say import fail
+from steelyard.cli.say import fail, show
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
@@ -96,18 +96,21 @@ def _go(
 ) -> None:
     from steelyard.cli.sweep import Board, Lines
     from steelyard.lab.jobs import run_jobs
+    from steelyard.lab.results import write_text
     from steelyard.papers.reproduce import comma_separated, jobs, markdown, results
+    from steelyard.sim.lock import locked
     from steelyard.sim.rundir import environment
 
     planned = jobs(table, seeds)
     live = not quiet and console.is_terminal
     board = Board(planned) if quiet or live else Lines(planned, console)
-    with Live(board, console=console, refresh_per_second=4, transient=True) if live else nullcontext():
-        outcomes = run_jobs(planned, out, parallel=parallel, watch=board, overwrite=overwrite)
-    found = results(table, outcomes)
-    command = ["steelyard", *sys.argv[1:]]
-    (out / "table.md").write_text(markdown(table, found, command, environment()), encoding="utf-8")
-    (out / "table.csv").write_text(comma_separated(found), encoding="utf-8")
+    with locked(out, "reproduction"):
+        with Live(board, console=console, refresh_per_second=4, transient=True) if live else nullcontext():
+            outcomes = run_jobs(planned, out, parallel=parallel, watch=board, overwrite=overwrite)
+        found = results(table, outcomes)
+        command = ["steelyard", *sys.argv[1:]]
+        write_text(out / "table.md", markdown(table, found, command, environment()))
+        write_text(out / "table.csv", comma_separated(found))
     if not quiet:
         _print_results(table, found, console)
         console.print(f"table: {escape(str(out / 'table.md'))}", highlight=False, soft_wrap=True)
@@ -145,23 +148,32 @@ def _print_tables(console: Console) -> None:
             duration(None if None in costs else sum(cost for cost in costs if cost is not None)),
         )
     console.print(shown)
-    console.print("Costs are rough: counted operations over the speed of a matrix product, all cores.", highlight=False)
+    console.print(
+        "Costs are rough: counted operations over the speed of a matrix product, all cores, data sets whole.",
+        highlight=False,
+    )
 
 
 def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
     from steelyard.papers.cost import duration, seconds
 
     shown = Shown(title=escape(f"{table.name}: {table.title}"), title_justify="left")
-    for column in ("cell", "setting", "algorithm", "paper", f"{len(seeds)} seeds here"):
-        shown.add_column(column, justify="right" if column in ("paper", f"{len(seeds)} seeds here") else "left")
+    longest = max(len(cell.name) for cell in table.cells)
+    shown.add_column("cell", no_wrap=True, min_width=longest)  # --cells wants it whole
+    for column in ("setting", "algorithm", "paper", f"{len(seeds)} seeds here"):
+        right = column in ("paper", f"{len(seeds)} seeds here")
+        shown.add_column(column, justify="right" if right else "left", overflow="fold")
     total = 0.0
     for cell in table.cells:
         cost = seconds(cell.config(seeds[0]))
         total += len(seeds) * (cost or 0.0)
         fields = [cell.name, cell.column, cell.row, str(cell.number)]
         shown.add_row(*map(escape, fields), duration(None if cost is None else len(seeds) * cost))
-    console.print(shown)
-    console.print(f"about {duration(total)} in all, at most: runs end at a target", highlight=False)
+    show(shown, console)
+    console.print(
+        f"about {duration(total)} in all, at most: runs end at a target, and data sets are taken as whole",
+        highlight=False,
+    )
 
 
 def _print_results(table: Table, found: Sequence[Result], console: Console) -> None:
@@ -174,8 +186,8 @@ def _print_results(table: Table, found: Sequence[Result], console: Console) -> N
         cell = result.cell
         style = "yellow" if beyond(result) and result.rounds >= table.rounds else ""
         fields = [cell.column, cell.row, str(cell.number), ours(result)]
-        shown.add_row(*map(escape, fields), f"[{style}]{gap(result)}[/]" if style else gap(result))
-    console.print(shown)
+        shown.add_row(*map(escape, fields), f"[{style}]{gap(result)}[/]" if style else result.subset or gap(result))
+    show(shown, console)
     short = sorted({result.rounds for result in found if result.rounds < table.rounds})
     if short:
         console.print(f"[yellow]reduced:[/] {short[0]} rounds, the paper has {table.rounds}", highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from steelyard.cli.say import fail
+from steelyard.cli.say import fail, show
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.callbacks import Callback
 from steelyard.sim.history import History
@@ -125,7 +126,7 @@ def _go(config: Config, directory: Path, console: Console, quiet: bool, as_json:
     except KeyboardInterrupt:
         if isinstance(shown, Bar):
             shown.bar.stop()
-        fail(f"interrupted; go on with: steelyard resume {directory}", 130)
+        fail(f"interrupted; go on with: {shlex.join(['steelyard', 'resume', str(directory)])}", 130)
     finally:
         if isinstance(shown, Bar):
             shown.bar.stop()
@@ -141,11 +142,11 @@ def _print_result(history: History, console: Console) -> None:
     seconds = sum(record["timings"]["total"] for record in history.records)
     figures = [f"{value:.4f}" if value is not None else "-" for value in (history.accuracy, history.best, loss)]
     table.add_row(escape(history.name), str(len(history)), *figures, f"{seconds:.1f}")
-    console.print(table)
+    show(table, console)
     quarantined = sorted({name for record in history.records for name in record.get("quarantined", {})})
     if quarantined:
         console.print(f"quarantined at least once: client {', '.join(map(escape, quarantined))}", highlight=False)
-    console.print(f"run: {history.path}", highlight=False, soft_wrap=True)
+    console.print(escape(f"run: {history.path}"), highlight=False, soft_wrap=True)
 
 
 def _new_directory(config: Config) -> Path:

@@ -17,7 +17,7 @@ from rich.table import Table as Shown
 from rich.text import Text
 
 from steelyard.cli.run import Quiet
-from steelyard.cli.say import fail
+from steelyard.cli.say import fail, show
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def print_table(table: Table, console: Console) -> None:
     for name, cells in table.rows:
         texts = [Text("" if cell is None else str(cell), style="bold" if cell and cell.best else "") for cell in cells]
         shown.add_row(Text(name), *texts)
-    console.print(shown)
+    show(shown, console)
 
 
 def _time(seconds: float) -> str:

@@ -28,6 +28,9 @@ Whole = NDArray[np.int64]
 _SMALL = 1_000_000  # multiply-adds of one product up to which OpenBLAS (numpy) beats torch's BLAS on a CPU
 _MOST = 8  # clients side by side: more did not measure faster
 _CACHED = 800_000  # parameters that stay in a core's caches, with what is computed on them
+_HOOKS = tuple(
+    f"_{kind}_hooks" for kind in ("forward_pre", "forward", "backward_pre", "backward", "post_accumulate_grad")
+)
 
 
 class _Layer(NamedTuple):
@@ -58,8 +61,18 @@ class DenseModels:
         return self.params.shape[0]
 
     @staticmethod
-    def fits(module: nn.Module, layout: Layout, loss: object, device: torch.device, inputs: torch.Tensor) -> bool:
-        """Whether the closed form is this network's: linear layers with ReLUs in between, cross-entropy, float32."""
+    def fits(
+        module: nn.Module,
+        layout: Layout,
+        loss: object,
+        device: torch.device,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> bool:
+        """Whether the closed form is this network's: linear layers with ReLUs in between, cross-entropy, float32.
+
+        Targets must be labels of the last layer's outputs: all else that cross-entropy takes, or refuses, is torch's.
+        """
         parts = list(_parts(module))
         kinds = [type(part) for part in parts]
         flattened = (
@@ -71,6 +84,9 @@ class DenseModels:
             and all(kind in (nn.Linear, nn.ReLU) for kind in inner)
             and inner[:1] == [nn.Linear]
             and inner[-1:] == [nn.Linear]
+            and inputs.dtype == torch.float32
+            and _labels(targets, parts[-1])
+            and not _hooked(module)
             and loss is nn.functional.cross_entropy
             and device.type == "cpu"
             and all(leaf.kind == "param" and leaf.tied is None for leaf in layout.leaves)
@@ -185,6 +201,19 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
             yield from _parts(part)
     else:
         yield module
+
+
+def _labels(targets: torch.Tensor, last: nn.Module) -> bool:
+    """Whether these are class numbers, one per sample, that this layer has an output for."""
+    if targets.dtype != torch.int64 or targets.ndim != 1 or not isinstance(last, nn.Linear):
+        return False
+    return not len(targets) or bool(targets.min() >= 0 and targets.max() < last.out_features)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether somebody listens where no module is called and no gradient accumulated."""
+    parts = (*module.modules(), *module.parameters())
+    return any(getattr(part, name, None) for part in parts for name in _HOOKS)
 
 
 def _linears(module: nn.Module) -> list[tuple[str, nn.Linear]]:

@@ -13,7 +13,10 @@ With h_k the sum of client k's past displacements, and H that of the server:
                q_k = 1 / number of all clients (official), the aggregation weight (fedlaw)
 
 The official code averages uniformly (rule `uniform`), and reports the accuracy of the average before H is added; the
-simulator does so, too, under `form="official"`. FedLAW's reading sends and evaluates theta. Its h is our -mu H.
+simulator does so, too, under `form="official"`. FedLAW's reading sends and evaluates theta. Its h is our -mu H; where
+all clients train and a cohort is drawn afterwards, as in its code, all update their h_k. Officially H is the mean of
+the h_k, so there only the cohort's change. Clients that start elsewhere than at x_t (FedMut) would move H by more than
+their h_k: that is refused.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class FedDyn(ClientTerm):
     client_slots = ("h",)
     server_slots = ("h",)
     moves_model = True
+    wants_start = True
 
     def __post_init__(self) -> None:
         checks.number("alpha", self.alpha, 0.0)
@@ -50,6 +54,11 @@ class FedDyn(ClientTerm):
     def proximal(self) -> float:
         """The quadratic part, which only the official form has."""
         return self.alpha if self.form == "official" else 0.0
+
+    @property
+    def files_all(self) -> bool:
+        """As in FedLAW's code."""
+        return self.form == "fedlaw"
 
     def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
         """The gradient of the form chosen."""

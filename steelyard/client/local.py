@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from steelyard.client.augment import Augmentation, parse_augmentation
 from steelyard.client.schedule import Schedule, parse_schedule
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
+from steelyard.core.term import ClientTerm
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,18 @@ class Local:
         assert isinstance(self.schedule, Schedule)
         return self.lr * self.schedule.factor(round, rounds)
 
+    def check_terms(self, terms: Iterable[ClientTerm]) -> None:
+        """Refuses terms whose correction this optimizer would spoil."""
+        carried = self.persistent and self.momentum > 0
+        for term in terms:
+            if term.wants_sgd and (self.optimizer != "sgd" or carried):
+                found = "momentum that persists" if carried else f"optimizer={self.optimizer}"
+                cure = "persistent=false, or momentum=0" if carried else "optimizer=sgd"
+                raise SteelyardError(
+                    f"client={term.name} with {found}: its correction is (x_t - x) / (steps * lr), which is a mean "
+                    f"gradient only under SGD whose velocity starts at zero in each round: use {cure}"
+                )
+
     @property
     def slots(self) -> tuple[str, ...]:
         """Vectors the optimizer holds."""
@@ -120,8 +133,8 @@ class Local:
     ) -> None:
         """One step on `[C, d]`, in place.
 
-        `taken` `[C, 1]` counts each client's steps before this round, `step` those in it, this one included; `free`
-        `[d]` is 0 where nothing is learned.
+        `taken` `[C, 1]`, on the CPU, counts each client's steps before this round, `step` those in it, this one
+        included; `free` `[d]` is 0 where nothing is learned.
         """
         if self.weight_decay:
             grad.add_(x, alpha=self.weight_decay)
@@ -134,8 +147,8 @@ class Local:
             x.add_(grad, alpha=-lr)
             return
         first, second = self.betas
-        t = (taken + step).to(x.dtype)
+        t = taken.double() + step  # in float32, 1 - 0.999^t is off by 1e-5 of it
         m = held["m"].mul_(first).add_(grad, alpha=1 - first)
         v = held["v"].mul_(second).addcmul_(grad, grad, value=1 - second)
-        size = v.div(1 - second**t).sqrt_().add_(self.eps)
-        x.sub_(m.div(size).mul_(lr / (1 - first**t)))
+        size = v.div((1 - second**t).to(x)).sqrt_().add_(self.eps)
+        x.sub_(m.div(size).mul_((lr / (1 - first**t)).to(x)))

@@ -9,7 +9,8 @@ ICML 2020.
     server   c <- c + (1/N) sum_k (c_k' - c_k)                                                       (5)
 
 Option II is implemented. K is the number of steps for plain SGD; with local momentum, steps weigh more than once and K
-becomes FedNova's a_k, so that `(x_t - x) / (K eta)` stays a mean of gradients.
+becomes FedNova's a_k, so that `(x_t - x) / (K eta)` stays a mean of gradients. Momentum that persists from round to
+round would bring gradients of rounds before into it, and c_k would grow without end: it is refused, as is Adam.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Scaffold(ClientTerm):
     client_slots = ("control",)
     server_slots = ("control",)
     told_slots = ("control",)
+    wants_sgd = True
 
     def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
         """Equation (3)."""

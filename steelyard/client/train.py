@@ -46,28 +46,32 @@ def width(count: int, batch_size: int) -> int:
     return min(batch_size, -(-count // _STEP) * _STEP)
 
 
-def batches(index: Indices, local: Local, rng: np.random.Generator, at_least_two: bool = False) -> Batches:
-    """Cuts shuffled passes over a client's data into batches.
+def cuts(count: int, local: Local, at_least_two: bool = False) -> tuple[list[int], int]:
+    """Where the batches of a pass over so many samples begin, and where the last one ends.
 
     With `at_least_two`, a last batch of one sample joins the batch before it: BatchNorm has no variance of one sample.
     """
-    count, size = len(index), local.batch_size
-    cuts = list(range(0, count, size))
-    if len(cuts) > 1 and ((local.drop_last and count % size) or (at_least_two and count - cuts[-1] == 1)):
-        whole = count - count % size if local.drop_last else count
-        cuts = cuts[:-1]
-    else:
-        whole = count
-    per_pass = len(cuts)
+    size = local.batch_size
+    starts = list(range(0, count, size))
+    if len(starts) > 1 and ((local.drop_last and count % size) or (at_least_two and count - starts[-1] == 1)):
+        return starts[:-1], count - count % size if local.drop_last else count
+    return starts, count
+
+
+def batches(index: Indices, local: Local, rng: np.random.Generator, at_least_two: bool = False) -> Batches:
+    """Cuts shuffled passes over a client's data into batches; `at_least_two` is that of `cuts`."""
+    count = len(index)
+    starts, whole = cuts(count, local, at_least_two)
+    per_pass = len(starts)
     steps = local.steps if local.steps is not None else per_pass * (local.epochs or 1)
     orders, edges, taken = [], [0], 0
     while len(edges) - 1 < steps:
         orders.append(index[rng.permutation(count)[:whole]])
-        ends = [taken + stop for stop in [*cuts[1:], whole]]
+        ends = [taken + stop for stop in [*starts[1:], whole]]
         edges += ends[: steps - (len(edges) - 1)]
         taken += whole
     order = torch.from_numpy(np.concatenate(orders)[: edges[-1]])
-    return Batches(order, tuple(edges), steps / per_pass, width=width(count, size))
+    return Batches(order, tuple(edges), steps / per_pass, width=width(count, local.batch_size))
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class VRLSGD(ClientTerm):
     wants_average = True
     told_slots = ("delta",)
     writes_slots = True
+    wants_sgd = True
 
     def __post_init__(self) -> None:
         checks.number("scale", self.scale, 0.0)

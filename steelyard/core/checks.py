@@ -18,8 +18,9 @@ def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf
     """The option must be a finite number in `[low, high]` (`(low, high]` if `open_low`)."""
     fine = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not fine or not low <= value <= high or (open_low and value == low):
-        bracket = "(" if open_low else "["
-        raise SteelyardError(f"{name}={value!r}: use a number in {bracket}{low}, {high}]")
+        left = "(" if open_low or math.isinf(low) else "["
+        right = ")" if math.isinf(high) else "]"
+        raise SteelyardError(f"{name}={value!r}: use a number in {left}{low}, {high}{right}")
 
 
 def whole(name: str, value: Any, low: int = 0) -> None:

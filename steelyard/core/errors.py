@@ -5,6 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+NOT_FINITE = "NaN or infinity in its parameters"
+BAD_BASE = "the base model itself holds NaN or infinity: nothing can be aggregated onto it"
+NO_PROBE = "{rule} looks at proxy data and there is none: pass probe=steelyard.Probe(model, inputs, targets)"
+
 
 class SteelyardError(ValueError):
     """Base class of every error this library raises on purpose."""
@@ -39,6 +43,10 @@ class NonFiniteUpdate(SteelyardError):
     def __init__(self, rows: tuple[int, ...]) -> None:
         self.rows = rows
         super().__init__(f"rows {rows} hold NaN or infinity")
+
+
+class NonFiniteLoss(SteelyardError):
+    """The proxy loss is not finite where a rule tried it."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:

@@ -24,7 +24,7 @@ class Explanation:
 def explain(rule: Weighting, meaning: dict[str, str]) -> Explanation:
     """Explains a rule and everything inside it; `meaning` says what metrics are."""
     needs = rule.needs
-    leaves = _leaves(rule)
+    parts = _deciding(rule)
     disclosed = ["the trained model (or its update)"]
     disclosed += [f"{name}: {meaning.get(name, 'a number you name')}" for name in sorted(needs.metrics)]
     return Explanation(
@@ -33,17 +33,16 @@ def explain(rule: Weighting, meaning: dict[str, str]) -> Explanation:
         passes=_passes(needs),
         memory="in memory: K+1 models. From disk: one chunk of K+1 rows per thread, whatever the model's size"
         + ("; and the network, its gradient and its activations" if needs.probe else ""),
-        secure_aggregation=[f"{part.name}: {part.card.secagg}" for part in leaves],
-        differential_privacy=[f"{part.name}: {part.card.dp}" for part in leaves],
-        remarks=[f"{part.name}: {remark}" for part in leaves for remark in part.remarks],
+        secure_aggregation=[f"{part.name}: {part.card.secagg}" for part in parts],
+        differential_privacy=[f"{part.name}: {part.card.dp}" for part in parts],
+        remarks=[f"{part.name}: {remark}" for part in parts for remark in part.remarks],
     )
 
 
-def _leaves(rule: Weighting) -> list[Weighting]:
-    """The parts that decide, without the wrappers around them."""
-    if not rule.parts:
-        return [rule]
-    return [leaf for part in rule.parts for leaf in _leaves(part)]
+def _deciding(rule: Weighting) -> list[Weighting]:
+    """The parts that have a say of their own: without chains, and wrappers that leave it all to the rule inside."""
+    mute = rule.name == "chain" or rule.card.secagg == rule.card.dp == "as the rule inside"
+    return ([] if mute else [rule]) + [inner for part in rule.parts for inner in _deciding(part)]
 
 
 def _seen(needs: Needs) -> list[str]:

@@ -4,7 +4,8 @@ Leaves of a state dict are not all alike:
 
     param   in the Gram and in the mixture
     stat    BatchNorm running mean and variance: averaged with the weights, not in the Gram, never shrunk
-    count   `num_batches_tracked` and every integer or boolean leaf: the maximum over clients, in its own dtype
+    count   `num_batches_tracked` (the most of any client) and every other integer or boolean leaf (what half the
+            clients reach: one of them changes nothing), in its own dtype
 
 Parameters are thought of as one flat vector, in the order of their names, statistics as another: files and state
 dicts hold the same tensors in different orders, and the order of a sum is part of its bits.
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +28,20 @@ from steelyard.core.errors import SteelyardError
 Kind = Literal["param", "stat", "count"]
 Params = torch.Tensor | Mapping[str, torch.Tensor]
 Granularity = str | tuple[int, ...] | tuple[str, ...]
+T = TypeVar("T")
 
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}  # what leaves may be, by the names that safetensors has for them
 FLAT = "params"  # the name of the only leaf of a flat model
 
 
@@ -81,7 +95,11 @@ class Layout:
                 raise SteelyardError(
                     f"base must be a 1-D float tensor or a state dict, found {base.dtype} of shape {tuple(base.shape)}"
                 )
-            return Layout((Leaf(FLAT, "param", tuple(base.shape), base.dtype, 0, base.numel()),), flat=True)
+            return _filled(Layout((Leaf(FLAT, "param", tuple(base.shape), base.dtype, 0, base.numel()),), flat=True))
+        if not isinstance(base, Mapping):
+            raise SteelyardError(f"base is a {type(base).__name__}: pass a 1-D float tensor or a state dict")
+        if kinds is not None and not isinstance(kinds, Mapping):
+            raise SteelyardError(f"kinds={kinds!r}: pass a dict from name patterns to kinds")
         offsets: dict[Kind, int] = {"param": 0, "stat": 0, "count": 0}
         tied = _ties(base)
         leaves: dict[str, Leaf] = {}
@@ -91,7 +109,7 @@ class Layout:
             size = 0 if name in tied else tensor.numel()
             leaves[name] = Leaf(name, kind, tuple(tensor.shape), tensor.dtype, offsets[kind], size, tied.get(name))
             offsets[kind] += size
-        return Layout(tuple(leaves[name] for name in base), flat=False)
+        return _filled(Layout(tuple(leaves[name] for name in base), flat=False))
 
     @cached_property
     def params(self) -> tuple[Leaf, ...]:
@@ -128,6 +146,23 @@ class Layout:
         wide = any(leaf.dtype == torch.float64 for leaf in self.params)
         return torch.float64 if wide else torch.float32
 
+    def overlapping(self, start: int, stop: int) -> list[tuple[Leaf, int, int]]:
+        """The parameters that have coordinates in `start:stop`, and from where to where."""
+        return [
+            (leaf, max(start, leaf.start), min(stop, leaf.stop))
+            for leaf in self.params
+            if leaf.size and leaf.start < stop and leaf.stop > start
+        ]
+
+    def completed(self, leaves: Mapping[str, T]) -> Mapping[str, T]:
+        """A model that holds a tied weight under its other name alone, as files may, with the one looked for too."""
+        missing = {
+            leaf.tied: leaves[leaf.name]
+            for leaf in self.leaves
+            if leaf.tied is not None and leaf.tied not in leaves and leaf.name in leaves
+        }
+        return {**leaves, **missing} if missing else leaves
+
     def mismatch(self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> str | None:
         """Why a client of these shapes and dtypes does not fit, or None if it does. No broadcasting, no casting."""
         for leaf in self.leaves:
@@ -140,7 +175,7 @@ class Layout:
                 return f"{leaf.name!r} has shape {shape}, expected {leaf.shape}"
             if dtype != leaf.dtype:
                 return f"{leaf.name!r} is {dtype}, expected {leaf.dtype}"
-        extra = sorted(set(shapes) - {leaf.name for leaf in self.leaves})
+        extra = sorted(set(shapes) - {leaf.name for leaf in self.leaves}, key=str)
         return f"unexpected key {extra[0]!r}" if extra else None
 
     def layers(self, granularity: Granularity | None) -> Layers:
@@ -191,6 +226,12 @@ class Layout:
         return Layers(tuple(f"{start}:{stop}" for start, stop, _ in spans), spans)
 
 
+def _filled(layout: Layout) -> Layout:
+    if not layout.dim:
+        raise SteelyardError("base holds no float parameter: there is nothing to weigh")
+    return layout
+
+
 def _ties(base: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Leaves that share all their memory with one of an earlier name, and that name."""
     seen: dict[tuple[object, ...], str] = {}
@@ -203,6 +244,8 @@ def _ties(base: Mapping[str, torch.Tensor]) -> dict[str, str]:
             )
         if tensor.is_complex():
             raise SteelyardError(f"base[{name!r}] is {tensor.dtype}: store real and imaginary parts as two tensors")
+        if tensor.dtype not in DTYPES.values():
+            raise SteelyardError(f"base[{name!r}] is {tensor.dtype}, which cannot be added up: convert it first")
         # Tensors without memory (empty, or on the meta device) all have the address 0: they are not tied.
         first = (
             seen.setdefault((tensor.data_ptr(), tuple(tensor.shape), tensor.stride()), name)

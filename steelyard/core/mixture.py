@@ -80,6 +80,11 @@ class Mixture:
         return replace(self, rows=rows if self.rows is None else self.rows @ rows)
 
     @property
+    def finite(self) -> bool:
+        """Whether every coefficient is."""
+        return bool(np.isfinite(self.weights).all() and np.isfinite(self.base).all())
+
+    @property
     def client_weights(self) -> Array:
         """The weights on the clients' own updates `[g, K]`, also where they come through `rows`."""
         return self.weights if self.rows is None else self.weights @ self.rows

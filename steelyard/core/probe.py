@@ -26,9 +26,13 @@ Objective = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Session(Protocol):
-    """A network and its proxy samples, open for one round; vectors are in the layout's coordinates."""
+    """A network and its proxy samples, open for one round; vectors are in the layout's coordinates.
+
+    `free` is 0 where nothing is learned; None if everything is.
+    """
 
     params: torch.Tensor
+    free: torch.Tensor | None
     rng: np.random.Generator
 
     def epoch(self) -> Iterator[torch.Tensor]:

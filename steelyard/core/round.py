@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
 from steelyard import kernels
-from steelyard.core.errors import NonFiniteUpdate, NoValidClients, RefusedReports, SteelyardError
-from steelyard.core.gram import Array, Gram
-from steelyard.core.layout import Granularity, Layers, Layout
+from steelyard.core.errors import (
+    BAD_BASE,
+    NOT_FINITE,
+    NonFiniteLoss,
+    NonFiniteUpdate,
+    NoValidClients,
+    RefusedReports,
+    SteelyardError,
+)
+from steelyard.core.evidence import Evidence
+from steelyard.core.gram import Array
+from steelyard.core.layout import Layers, Layout, Leaf
 from steelyard.core.mixture import Mixture
 from steelyard.core.optimizer import ServerOptimizer
-from steelyard.core.probe import ProxyLoss, Session, Trial
+from steelyard.core.probe import ProxyLoss, Session
 from steelyard.core.refiner import Held, Refiner
 from steelyard.core.report import Report, describe
 from steelyard.core.sink import Sink
 from steelyard.core.store import UpdateStore
-from steelyard.core.sums import WeightedSum
+from steelyard.core.sums import WeightedSum, finite
 from steelyard.core.table import ClientId, State
-from steelyard.core.view import View
+from steelyard.core.text import to_text
 from steelyard.core.weighting import Weighting
-
-NOT_FINITE = "NaN or infinity in its parameters"
-NO_PROBE = "{rule} looks at proxy data and there is none: pass probe=steelyard.Probe(model, inputs, targets)"
 
 
 @dataclass(frozen=True)
@@ -80,39 +84,10 @@ def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
             return _attempt(rule, store, job, sink)
         except NonFiniteUpdate as found:
             if len(store.ids) in found.rows:
-                raise SteelyardError(
-                    "the base model itself holds NaN or infinity: nothing can be aggregated onto it"
-                ) from None
+                raise SteelyardError(BAD_BASE) from None
             store = store.without({store.ids[row]: NOT_FINITE for row in found.rows})
         except RefusedReports as found:
             store = store.without(found.refused)
-
-
-def in_need(rule: Weighting, refine: Refiner | None = None) -> str | None:
-    """The name of the part that looks at proxy data, if one does."""
-    if rule.needs.probe:
-        inner = next((part for part in rule.parts if part.needs.probe), None)
-        return rule.name if inner is None else in_need(inner)
-    return None if refine is None else refine.name
-
-
-def _keep_proxy(session: Session, layout: Layout, state: dict[str, Any], sink: Sink | None) -> None:
-    """Statistics as the passes over the proxy data left them, instead of the clients'; a flat model has none itself."""
-    buffers = session.buffers()
-    if buffers is None:
-        return
-    for leaf in (*layout.stats, *layout.counts) if sink is not None else ():
-        sink.put(leaf, buffers[leaf.name].to(leaf.dtype).view(leaf.shape))  # type: ignore[union-attr]
-    if layout.flat and buffers:
-        state["probe"] = buffers
-
-
-def _base_buffers(store: UpdateStore) -> dict[str, torch.Tensor]:
-    """Statistics and counters of the global model; none if it is one flat tensor."""
-    layout = store.layout
-    _, stats = store.stats()
-    found = {leaf.name: stats[leaf.start : leaf.stop].view(leaf.shape) for leaf in layout.stats}
-    return found | {leaf.name: store.base_counts()[leaf.name] for leaf in layout.counts}
 
 
 def nothing(store: UpdateStore, job: Round, reason: str) -> Outcome:
@@ -125,95 +100,63 @@ def nothing(store: UpdateStore, job: Round, reason: str) -> Outcome:
     )
 
 
-def inner_products(store: UpdateStore, layers: Granularity | None = None, chunk: int | None = None) -> Gram:
-    """The first pass: the Gram of a store's updates, whole or per layer."""
-    cut = store.layout.layers(layers)
-    spans = [(start, stop) for start, stop, _ in cut.spans]
-    blocks = kernels.gram(store, len(store.ids) + 1, spans, chunk)
-    bad = np.flatnonzero(~np.isfinite(np.diagonal(blocks.sum(axis=0))))
-    if bad.size:
-        raise NonFiniteUpdate(tuple(int(row) for row in bad))
-    gram = Gram.of_rows(blocks, np.array([stop - start for start, stop in spans], dtype=np.float64))
-    return gram.grouped(cut.index, len(cut.names))
-
-
 def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
-    layout, ids = store.layout, store.ids
-
-    @cache
-    def products(layers: Granularity | None) -> Gram:
-        return inner_products(store, layers, job.chunk)
-
-    @cache
-    def lengths() -> Array:
-        found = kernels.norms(store, len(ids), layout.dim, job.chunk)
-        bad = np.flatnonzero(~np.isfinite(found))
-        if bad.size:
-            raise NonFiniteUpdate(tuple(int(row) for row in bad))
-        return found
-
-    def grams(layers: Granularity | None) -> Gram:
-        if layers is None and rule.needs.per_layer is not None:
-            return products(rule.needs.per_layer).whole()  # no second pass over the updates
-        return products(layers)
-
-    metrics = {
-        name: np.array([job.metrics[name][client] for client in ids], dtype=np.float64) for name in rule.needs.metrics
-    }
-
-    @cache
-    def session() -> Session:
-        if job.probe is None:
-            raise SteelyardError(NO_PROBE.format(rule=in_need(rule, job.refine)))
-        return job.probe.open(layout, job.number, _base_buffers(store), job.state.get("probe", {}))
-
-    def trial() -> Trial:
-        return Trial(store, session(), job.chunk)
-
-    view = View(
-        ids,
-        job.number,
-        rule.needs,
-        metrics,
-        grams,
-        lambda layers: len(layout.layers(layers).names),
-        trial,
-        lengths,
-    )
-    start = Mixture.convex(np.ones((1, len(ids))))
-    mixture, after = rule.apply(start, view, job.state)
-    if mixture.layers is None and rule.needs.per_layer is not None:  # a layer-wise rule that is still warming up
-        mixture = mixture.in_layers(rule.needs.per_layer, len(layout.layers(rule.needs.per_layer).names))
-
-    cut = layout.layers(mixture.layers)
+    evidence = Evidence(rule, store, job)
+    try:
+        mixture, after = rule.apply(Mixture.convex(np.ones((1, len(store.ids)))), evidence.view(), job.state)
+    except NonFiniteLoss:  # if that is a client's doing, the round goes on without it
+        spans = [(0, store.layout.dim)]
+        kernels.combine(store, len(store.ids) + 1, spans, lambda _, rows: _refuse_non_finite(rows), job.chunk)
+        raise
+    cut = store.layout.layers(mixture.layers)
+    if not mixture.finite:
+        raise SteelyardError(
+            f"{to_text(rule)} gives NaN or infinity for a weight, and the base model stays as it was: "
+            "look at what clients report, or use if_finite(...) or guard(...)"
+        )
     if mixture.void is not None:
-        weights, base = np.zeros((len(cut.names), len(ids))), np.ones(len(cut.names))
+        weights, base = np.zeros((len(cut.names), len(store.ids))), np.ones(len(cut.names))
         return Outcome(store, weights, base, job.state, describe(store, mixture, weights, cut, None, job.number), True)
-    weights = mixture.client_weights
     state = dict(after)
-    tried = session.cache_info().currsize > 0  # the rule looked at the proxy data, and its passes left statistics
+    weights = _write(evidence, mixture, cut, state, sink)
+    gram, sizes = evidence.seen(mixture.layers), evidence.metrics.get("num_examples")
+    report = describe(store, mixture, weights, cut, gram, job.number, sizes)
+    return Outcome(store, weights, np.array(mixture.base), state, report, False)
+
+
+def _write(evidence: Evidence, mixture: Mixture, cut: Layers, state: dict[str, Any], sink: Sink) -> Array:
+    """The new model into the sink, refined if it is to be; returns the weights that clients turned out to have."""
+    store, job, layout = evidence.store, evidence.job, evidence.store.layout
+    tried = evidence.tried  # the rule looked at the proxy data, and its passes left statistics
     if tried and job.refine is None:
-        session().close()
-    held = None if job.refine is None else Held(session())
-    used = _combine(store, mixture, cut, job, state, held or sink)
+        evidence.session.close()
+    held = None if job.refine is None else Held(evidence.session)
+    target: Sink = held or sink
+    used = _combine(store, mixture, cut, job, state, target)
+    weights = mixture.client_weights
     if used is not None:
         share = used / used.sum()
         weights = mixture.weights.sum(axis=1, keepdims=True) * (share if mixture.rows is None else share @ mixture.rows)
-    _mix_stats(store, mixture, cut, held or sink)
-    counts = store.counts()
-    for leaf in layout.counts:
-        (held or sink).put(leaf, counts[leaf.name].to(leaf.dtype))
+    _mix_stats(store, mixture, cut, target)
+    _agree_on_counts(store, mixture, target)
     if tried:
-        _keep_proxy(session(), layout, state, held or sink)
+        for leaf, values in _left_behind(evidence.session, layout):
+            target.put(leaf, values)
     if held is not None and job.refine is not None:
         share = np.maximum(weights, 0.0).mean(axis=0)
         before = job.state.get("refine", {})
-        state["refine"] = held.refined(job.refine, trial(), share / share.sum(), before, sink)
-        _keep_proxy(session(), layout, state, None)
-    seen = products.cache_info().currsize > 0  # a closed gate never asked for the Gram, and is not made to pay for it
-    gram = grams(mixture.layers) if seen or job.diagnose else None
-    report = describe(store, mixture, weights, cut, gram, job.number, metrics.get("num_examples"))
-    return Outcome(store, weights, np.array(mixture.base), state, report, False)
+        state["refine"] = held.refined(job.refine, evidence.trial(), share / share.sum(), before, sink)
+    if evidence.tried and layout.flat and (buffers := evidence.session.buffers()):
+        state["probe"] = buffers  # a flat model has no place of its own for them
+    return weights
+
+
+def _left_behind(session: Session, layout: Layout) -> Iterator[tuple[Leaf, torch.Tensor]]:
+    """Statistics and counters as the passes over the proxy data left them, if they count instead of the clients'."""
+    buffers = session.buffers()
+    if buffers is not None:
+        for leaf in (*layout.stats, *layout.counts):
+            yield leaf, buffers[leaf.name].to(leaf.dtype).view(leaf.shape)
 
 
 def _combine(
@@ -242,11 +185,6 @@ def _combine(
     return None if reduction is None else reduction.used.numpy().astype(np.float64)
 
 
-def finite(values: torch.Tensor) -> bool:
-    """A sum of finite numbers may overflow, but NaN and infinity never leave it: only a bad sum needs a closer look."""
-    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
-
-
 def _refuse_non_finite(rows: torch.Tensor) -> None:
     bad = torch.nonzero(~torch.isfinite(rows).all(dim=1)).flatten().tolist()
     if bad:
@@ -261,6 +199,12 @@ class _ServerStep:
         if held and held.get("name") != optimizer.name:
             raise SteelyardError(
                 f"state is of server optimizer {held.get('name')!r}, not {optimizer.name!r}: start from state=None"
+            )
+        sizes = {held[name].numel() for name in optimizer.slots if name in held} - {layout.dim}
+        if sizes:
+            raise SteelyardError(
+                f"state of {optimizer.name} is of a model of {sizes.pop()} parameters, this one has {layout.dim}: "
+                "start from state=None"
             )
         self.optimizer = optimizer
         self.t = int(held.get("rounds", 0)) + 1
@@ -292,12 +236,27 @@ class _Reduction:
         del out
         if not finite(rows):  # sorting would trim NaN away instead of showing it
             _refuse_non_finite(rows)
-        updates = rows[:-1] if self.map is None else self.map @ rows[:-1]
+        updates = rows[:-1]
+        if self.map is not None:
+            with kernels.alone():
+                updates = self.map @ updates
         values, used = self.reduce(updates[self.chosen])
         with self.lock:
             self.used.index_add_(0, self.chosen, used)
         mixed: torch.Tensor = self.base[layer] * rows[-1] + self.total[layer] * values
         return mixed
+
+
+def _agree_on_counts(store: UpdateStore, mixture: Mixture, sink: Sink) -> None:
+    """Batches seen: the most of any client, clipped as statistics are. Anything else: what half the clients reach."""
+    counts = store.counts()
+    for leaf in store.layout.counts:
+        ranked = counts[leaf.name].sort(dim=0).values
+        agreed = ranked[(len(ranked) - 1) // 2]
+        if leaf.name.endswith("num_batches_tracked"):
+            limit = ranked[-1] if mixture.stat_clip is None else (mixture.stat_clip * agreed.double()).to(agreed.dtype)
+            agreed = torch.minimum(ranked[-1], limit)
+        sink.put(leaf, agreed.to(leaf.dtype))
 
 
 def _mix_stats(store: UpdateStore, mixture: Mixture, cut: Layers, sink: Sink) -> None:

@@ -49,7 +49,7 @@ class UpdateStore(Protocol):
         """Running statistics as float64: of the clients `[K, m]` and of the global model `[m]`."""
 
     def counts(self) -> Mapping[str, torch.Tensor]:
-        """Each counter's maximum over the clients."""
+        """The clients' counters, `[K, ...]` each."""
 
     def base_counts(self) -> Mapping[str, torch.Tensor]:
         """The global model's counters."""

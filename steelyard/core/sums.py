@@ -1,11 +1,15 @@
-"""The one weighted sum in the tree."""
+"""The one weighted sum in the tree, and what a plain sum gives away."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
 
 from steelyard.core.gram import Array
+
+ALIGNMENT = 64  # bytes: torch's own for fresh tensors
 
 
 class WeightedSum:
@@ -16,5 +20,13 @@ class WeightedSum:
         self.coefficients = list(table)
 
     def __call__(self, rows: torch.Tensor, layer: int, out: torch.Tensor | None) -> torch.Tensor:
-        """Of rows `[K+1, n]`, with the coefficients of a layer."""
-        return torch.mv(rows.T, self.coefficients[layer], out=out)
+        """Of rows `[K+1, n]`, with the coefficients of a layer, in `out` if there is one."""
+        if out is None or out.data_ptr() % ALIGNMENT == 0:
+            return torch.mv(rows.T, self.coefficients[layer], out=out)
+        # Elsewhere BLAS would begin with a few elements in another arithmetic: bits would depend on the place.
+        return out.copy_(torch.mv(rows.T, self.coefficients[layer]))
+
+
+def finite(values: torch.Tensor) -> bool:
+    """A sum of finite numbers may overflow, but NaN and infinity never leave it: only a bad sum needs a closer look."""
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())

@@ -19,6 +19,15 @@ Table = Mapping[ClientId, float | list[float]]
 State = Mapping[str, Any]
 
 
+def client_id(client: Any) -> ClientId:
+    """An id as text or as a plain number."""
+    if isinstance(client, np.integer):
+        return int(client)
+    if isinstance(client, (str, int)) and not isinstance(client, bool):
+        return client
+    raise SteelyardError(f"ids: {client!r} is a {type(client).__name__}; use text or whole numbers")
+
+
 def sort_key(client: ClientId) -> tuple[bool, int, str]:
     """A total order over ids: numbers first, by value, then text."""
     return (True, 0, client) if isinstance(client, str) else (False, client, "")

@@ -85,11 +85,15 @@ class ClientTerm(ABC):
         card: what the command line says of it.
         client_slots: vectors every client keeps from one participation to the next; they start at zero.
         server_slots: vectors the server keeps and sends with the parameters; they start at zero.
+        files_all: whether, where all train, clients outside the cohort keep what that changed, unknown to `settle`.
         proximal: the mu of a term `mu/2 |x - start|^2` inside this one, which FedNova's normaliser counts in.
         wants_average: whether it is sound only where the new model is what the rule made of the clients' models.
         moves_model: whether `settle` moves the new model away from that.
         told_slots: clients' vectors whose change `settle` looks at.
         writes_slots: whether `settle` changes clients' vectors: where they keep them themselves, it cannot.
+        wants_start: whether it is sound only where clients start from the global model itself.
+        wants_sgd: whether its correction is a mean of gradients: sound only for SGD whose velocity starts at zero in
+            each round.
     """
 
     name: str
@@ -100,11 +104,18 @@ class ClientTerm(ABC):
     moves_model: bool = False
     told_slots: tuple[str, ...] = ()
     writes_slots: bool = False
+    wants_start: bool = False
+    wants_sgd: bool = False
 
     @property
     def proximal(self) -> float:
         """None, by default."""
         return 0.0
+
+    @property
+    def files_all(self) -> bool:
+        """The cohort alone, by default."""
+        return False
 
     @property
     def needs(self) -> Needs:

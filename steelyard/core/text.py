@@ -2,7 +2,7 @@
 
 rule    part | part | ...                     a chain
 part    name(rule, ...):option=value,...      brackets and options may be left out; a bare value is the first option
-value   number, true, false, none, text, [value, value, ...]
+value   number, true, false, none, text, "text" that would read as something else, [value, value, ...]
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import Entry, Registry
 
-_TOKEN = re.compile(r"\s*([|():,=\[\]]|[^|():,=\[\]\s]+)")
+_WORD = r'[^|():,=\[\]\s"]+'
+_TOKEN = re.compile(rf'\s*("[^"]*"|[|():,=\[\]]|{_WORD})')
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 _DEPTH = 20
 
@@ -126,14 +127,19 @@ class _Parser:
             self.take("]")
             return tuple(items)
         word = self.take()
-        if word.lower() in _WORDS:
-            return _WORDS[word.lower()]
-        for number in (int, float):
-            try:
-                return number(word)
-            except ValueError:
-                continue
-        return word
+        return word[1:-1] if word.startswith('"') else _read(word)
+
+
+def _read(word: str) -> Any:
+    """What a bare word stands for."""
+    if word.lower() in _WORDS:
+        return _WORDS[word.lower()]
+    for number in (int, float):
+        try:
+            return number(word)
+        except ValueError:
+            continue
+    return word
 
 
 def to_text(part: Any) -> str:
@@ -141,29 +147,37 @@ def to_text(part: Any) -> str:
     fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     if part.name == "chain":
         return "|".join(to_text(rule) for rule in fields["rules"])
-    inner = [value for value in fields.values() if hasattr(value, "name") and dataclasses.is_dataclass(value)]
-    plain = _plain(part, fields)
-    options = {name: value for name, value in fields.items() if value not in inner and value != plain.get(name, part)}
+    inner = {name for name, value in fields.items() if hasattr(value, "name") and dataclasses.is_dataclass(value)}
+    options = {name: value for name, value in _said(part, fields).items() if name not in inner}
     text: str = part.name
     if inner:
-        text += "(" + ",".join(to_text(value) for value in inner) + ")"
+        text += "(" + ",".join(to_text(fields[name]) for name in fields if name in inner) + ")"
     return text + (":" + ",".join(f"{name}={_value(value)}" for name, value in options.items()) if options else "")
 
 
-def _plain(part: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    """The options this part would have if none but its preset had been given: no need to say them."""
-    declared = {field.name: field.default for field in dataclasses.fields(part)}
-    required = {name for name, default in declared.items() if default is dataclasses.MISSING}
-    bare = type(part)(**{name: fields[name] for name in fields if name in required or name == "preset"})
-    return {
-        name: default if name == "preset" else getattr(bare, name)
-        for name, default in declared.items()
-        if name not in required
-    }
+def _said(part: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    """The options without which the part would be another one: what a preset or another option implies is left out."""
+    said = dict(fields)
+    for field in dataclasses.fields(part):
+        if field.default is not dataclasses.MISSING:
+            rest = {name: value for name, value in said.items() if name != field.name}
+            said = rest if _same(part, rest) else said
+    return said
+
+
+def _same(part: Any, options: dict[str, Any]) -> bool:
+    try:
+        return bool(type(part)(**options) == part)
+    except SteelyardError:  # without the option the others make no sense
+        return False
 
 
 def _value(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ",".join(_value(item) for item in value) + "]"
+    if isinstance(value, str):
+        if '"' in value:
+            raise SteelyardError(f"{value!r} has no text form: a quotation mark cannot be written in one")
+        return value if re.fullmatch(_WORD, value) and _read(value) == value else f'"{value}"'
     words = {True: "true", False: "false", None: "none"}
     return words[value] if value is None or isinstance(value, bool) else str(value)

@@ -37,12 +37,16 @@ class Weighting(ABC):
     Attributes:
         name: the key in text form and in the state.
         modifies: True if the rule starts from the incoming mixture, False if it ignores it (a source).
+        scales: True if it only makes the aggregated model longer or shorter, whoever has what share of it.
+        final: True if nobody may divide the shares anew after it.
         card: what the command line says of it.
     """
 
     name: str
     card: Card
     modifies: bool
+    scales: bool = False
+    final: bool = False
 
     @property
     @abstractmethod

@@ -121,6 +121,7 @@ class ByGroup(Partition):
     name = "by_group"
     card = Card("one group of samples per client: a role, a domain", "Caldas et al. (LEAF), 2018")
     by_groups = True
+    whole = False
 
     def __post_init__(self) -> None:
         checks.whole("minimum", self.minimum, 1)

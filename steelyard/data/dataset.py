@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId
+from steelyard.core.table import ClientId, client_id
 from steelyard.core.text import parse
 from steelyard.data import convert, hugging_face
 from steelyard.data.hugging_face import Columns
@@ -136,6 +136,7 @@ class Federation:
     name: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", tuple(map(client_id, self.ids)))
         if len(self.ids) != len(self.index) or len(set(self.ids)) != len(self.ids) or not self.ids:
             raise SteelyardError(
                 f"{len(self.ids)} ids and {len(self.index)} index lists: give one list per distinct id"

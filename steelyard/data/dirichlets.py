@@ -63,6 +63,7 @@ class LongTail(Partition):
 
     name = "long_tail"
     card = Card("class sizes fall by a factor of rho, then Dirichlet(alpha)", "Li et al. (FedLAW), ICML 2023")
+    whole = False
 
     def __post_init__(self) -> None:
         checks.number("rho", self.rho, 1.0)
@@ -164,7 +165,7 @@ class BalancedDirichlet(Partition):
         out = []
         for client in range(clients):
             size = len(targets) // clients + (client < len(targets) % clients)
-            counts = _drawn(size, rng.dirichlet(prior), left, rng)
+            counts = _drawn(size, prior, left, rng)
             taken = [pool[at : at + count] for pool, at, count in zip(pools, used, counts, strict=True)]
             used, left = used + counts, left - counts
             positions = np.concatenate(taken).astype(np.int64)
@@ -173,14 +174,18 @@ class BalancedDirichlet(Partition):
         return out
 
 
-def _drawn(size: int, shares: NDArray[np.float64], left: Index, rng: np.random.Generator) -> Index:
-    """So many samples by class: those a class has no more of are drawn again from the others."""
-    counts = np.zeros_like(left)
+def _drawn(size: int, prior: NDArray[np.float64], left: Index, rng: np.random.Generator) -> Index:
+    """So many samples by class, in shares ~ Dir(prior): those a class has no more of are drawn from the others.
+
+    Shares scaled up to the classes that are left are Dir(prior) of these, so where a tiny alpha has rounded all of them
+    to zero they are drawn anew.
+    """
+    counts, shares = np.zeros_like(left), rng.dirichlet(prior)
     while counts.sum() < size:
         room = left - counts
         open_shares = np.where(room > 0, shares, 0.0)
-        if not open_shares.sum() > 0:  # all of the draw was with classes used up: by what is left, then
-            open_shares = room.astype(np.float64)
+        if not open_shares.sum() > 0:
+            open_shares[room > 0] = shares[room > 0] = rng.dirichlet(prior[room > 0])
         wanted = rng.multinomial(size - int(counts.sum()), open_shares / open_shares.sum())
         counts += np.minimum(wanted, room)
     return counts

@@ -32,11 +32,13 @@ class Partition(ABC):
         name: the key in text form.
         card: what the command line says of it.
         by_groups: whether it is called with the groups of samples instead of their labels.
+        whole: whether every sample goes to one client, and to no other.
     """
 
     name: str
     card: Card
     by_groups: bool = False
+    whole: bool = True
 
     @abstractmethod
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
@@ -115,6 +117,7 @@ class XClass(Partition):
 
     name = "x_class"
     card = Card("some clients draw from all classes, the others from x of them", "Wu & Wang, IEEE TCCN 2021")
+    whole = False
 
     def __post_init__(self) -> None:
         checks.whole("classes", self.classes, 1)

@@ -23,6 +23,7 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.report import coherence
 from steelyard.diagnostics.cohort import Updates, Weights, gram_of, shares_of
+from steelyard.diagnostics.recorded import Series
 
 
 @dataclass(frozen=True)
@@ -76,26 +77,26 @@ def group_coherence(updates: Updates, groups: Sequence[Hashable], weights: Weigh
     )
 
 
-def critical_point(series: Sequence[float], near: float = 0.05, hold: int = 1) -> int | None:
-    """The round, from 1, in which coherence falls from positive to near zero (Section 5.2); None if it does not.
+def critical_point(series: Series | Sequence[float], near: float = 0.05, hold: int = 1) -> int | None:
+    """The round in which coherence falls from positive to near zero (Section 5.2); None if it does not.
 
     Args:
-        series: coherence, round by round.
+        series: `series(run, "coherence")`, which knows its rounds, or coherence of rounds 1, 2, ...
         near: what counts as near zero, as a share of the highest value so far; 0 waits for zero or below.
         hold: rounds in a row that must be near zero; a single one may be chance.
     """
     checks.number("near", near, 0.0, 1.0)
     checks.whole("hold", hold, 1)
-    values = np.asarray(series, dtype=np.float64)
+    values = np.asarray(series.values if isinstance(series, Series) else series, dtype=np.float64)
     if values.ndim != 1 or not np.isfinite(values).all():
-        raise SteelyardError(f"series={list(series)}: give one finite number for each round")
+        raise SteelyardError(f"series={values.tolist()}: give one finite number for each round")
     if not values.size:
         return None
     peak = np.maximum.accumulate(values)
     low = (peak > 0) & (values <= near * peak)
     for start in range(len(values) - hold + 1):
         if low[start : start + hold].all():
-            return start + 1
+            return int(series.rounds[start]) if isinstance(series, Series) else start + 1
     return None
 
 

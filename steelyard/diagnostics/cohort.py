@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.evidence import inner_products
 from steelyard.core.gram import Array, Gram
-from steelyard.core.round import inner_products
 from steelyard.core.store import UpdateStore
 from steelyard.stores.memory import MemoryStore
 

@@ -61,6 +61,10 @@ def empirical_fisher_trace(
         raise SteelyardError(f"targets are {targets.dtype} {list(targets.shape)}: give {len(inputs)} class numbers")
     chosen = _drawn(inputs, n, seed)
     own, squares = _prepared(model, inputs[chosen])
+    classes = _logits(own, inputs[:1]).shape[1]
+    if targets.min() < 0 or targets.max() >= classes:
+        found = f"{int(targets.min())} to {int(targets.max())}"
+        raise SteelyardError(f"targets go from {found}: the model has {classes} classes: use 0 to {classes - 1}")
     parts = zip(torch.split(inputs[chosen], _batch(own)), torch.split(targets[chosen], _batch(own)), strict=True)
     return sum(float(squares(part, labels).double().sum()) for part, labels in parts) / len(chosen)
 

@@ -53,13 +53,19 @@ class Landscape:
     @property
     def optimum(self) -> Array:
         """The grid's weights of the smallest loss, `[3]`."""
-        best: Array = self.weights[np.nanargmin(self.loss)]
+        best: Array = self.weights[self._lowest]
         return best
 
     @property
     def optimum_loss(self) -> float:
         """The smallest loss on the grid."""
-        return float(np.nanmin(self.loss))
+        return float(self.loss[self._lowest])
+
+    @property
+    def _lowest(self) -> int:
+        if np.isnan(self.loss).all():
+            raise SteelyardError("the loss is NaN at all points: give models from before training diverged")
+        return int(np.nanargmin(self.loss))
 
     @property
     def plane(self) -> Array:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.core import checks
+from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.diagnostics.recorded import Rounds, Run, by_client, history_of, series
 from steelyard.lab import scores
@@ -52,6 +53,8 @@ class Periods:
 def detect(fgn: Sequence[float] | Array, detector: str | Detector = "eq6") -> Flags:
     """Which rounds of a series of FGN, from round 1 on, a detector calls critical."""
     rule = parse_detector(detector)
+    if not np.isfinite(np.asarray(fgn, dtype=np.float64)).all():
+        raise SteelyardError("fgn holds NaN or infinity: leave such rounds out")
     state: Any = {}
     flags = []
     for value in fgn:

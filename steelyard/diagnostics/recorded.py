@@ -42,6 +42,9 @@ MEANING = {
 }
 """Names of series and what they are; a rule may note others."""
 
+NOT_BY_CLIENT = ("timings", "client_evaluation")
+"""Tables of a round that have no row per client: seconds by stage; what Flower's clients found, together."""
+
 _CURES = {
     "fgn": _GRAD_NORM,
     "fgn_mean": _GRAD_NORM,
@@ -129,9 +132,15 @@ def names(run: Run) -> list[str]:
     """The series a run has."""
     history = history_of(run)
     plain = dict.fromkeys(name for record in history for name, value in record.items() if _is_number(value))
-    timings = dict.fromkeys(f"timings.{stage}" for record in history for stage in record.get("timings", {}))
+    inner = dict.fromkeys(
+        f"{part}.{name}"
+        for part in NOT_BY_CLIENT
+        for record in history
+        for name, value in record.get(part, {}).items()
+        if _is_number(value)
+    )
     derived = [name for name in _DERIVED if any(_number(record, name) is not None for record in history)]
-    return [*(name for name in plain if name != "round"), *derived, *timings]
+    return [*(name for name in plain if name != "round"), *derived, *inner]
 
 
 def client_names(run: Run) -> list[str]:
@@ -140,7 +149,7 @@ def client_names(run: Run) -> list[str]:
     for record in history_of(run):
         for name, value in record.items():
             inner = {f"{name}.{key}": item for key, item in value.items()} if name == "reported" else {name: value}
-            found |= dict.fromkeys(key for key, item in inner.items() if _is_table(item) and key != "timings")
+            found |= dict.fromkeys(key for key, item in inner.items() if _is_table(item) and key not in NOT_BY_CLIENT)
     return list(found)
 
 

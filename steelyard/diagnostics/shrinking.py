@@ -22,9 +22,9 @@ from torch import nn
 from steelyard.client.flat import Loss
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
+from steelyard.core.evidence import inner_products
 from steelyard.core.gram import Array
-from steelyard.core.layout import Layout, Params
-from steelyard.core.round import finite, inner_products
+from steelyard.core.layout import Params
 from steelyard.diagnostics.surface import Surface
 from steelyard.stores.memory import MemoryStore
 
@@ -64,6 +64,9 @@ def shrinking_terms(theta: Params, update: Params, gamma: float) -> Shrinking:
         gamma: the factor on the model.
     """
     checks.number("gamma", gamma, 0.0, open_low=True)
+    ours, theirs = _held(theta).layout.dim, _held(update).layout.dim
+    if ours != theirs:
+        raise SteelyardError(f"theta has {ours} parameters and update {theirs}: give both of one model")
     return Shrinking(gamma * parameter_norm(update), abs(1 - gamma) * parameter_norm(theta))
 
 
@@ -110,9 +113,7 @@ def rescaled_losses(
 
 def _held(params: Params) -> MemoryStore:
     """A store with no clients: its last row is the vector of parameters."""
-    if not Layout.of(params).dim:
-        raise SteelyardError("params are empty: give a model with parameters")
-    store = MemoryStore.of(params, {})
-    if not finite(store.matrix[-1]):
-        raise SteelyardError("params hold NaN or infinity: give the last model that is finite")
-    return store
+    try:
+        return MemoryStore.of(params, {})
+    except SteelyardError as error:
+        raise SteelyardError(f"params cannot be measured ({error}): give a model with parameters, all finite") from None

@@ -21,9 +21,9 @@ from torch import nn
 from steelyard.client.local import Local
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
+from steelyard.core.evidence import inner_products
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Params
-from steelyard.core.round import inner_products
 from steelyard.core.table import ClientId
 from steelyard.data import Federation
 from steelyard.diagnostics.recorded import Run, Series, by_client, history_of
@@ -37,6 +37,8 @@ Models = Mapping[ClientId, Params] | Sequence[Params] | torch.Tensor
 def effective_clients(weights: ArrayLike) -> Array:
     """`1 / sum of squared shares` along the last axis: K for equal weights, 1 if one client has all."""
     size = np.nan_to_num(np.abs(np.asarray(weights, dtype=np.float64)))
+    if not size.any(axis=-1).all():
+        raise SteelyardError("weights: a round has none but 0: leave it out")
     shares = size / size.sum(axis=-1, keepdims=True)
     count: Array = 1 / (shares**2).sum(axis=-1)
     return count
@@ -45,8 +47,11 @@ def effective_clients(weights: ArrayLike) -> Array:
 def similarity(weights: ArrayLike, vector: ArrayLike) -> Array:
     """Cosine between weights `[T, K]` or `[K]` and a vector `[K]`, over the clients that have a weight (not NaN)."""
     given = np.asarray(weights, dtype=np.float64)
+    other = np.asarray(vector, dtype=np.float64)
+    if other.shape != given.shape[-1:]:
+        raise SteelyardError(f"weights of {given.shape[-1]} clients and a vector {list(other.shape)}: give one of each")
     seen = ~np.isnan(given)
-    left, right = np.where(seen, given, 0.0), np.where(seen, np.asarray(vector, dtype=np.float64), 0.0)
+    left, right = np.where(seen, given, 0.0), np.where(seen, other, 0.0)
     lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
     cosine: Array = np.divide((left * right).sum(axis=-1), lengths, out=np.zeros_like(lengths), where=lengths > 0)
     return cosine
@@ -117,9 +122,15 @@ def pearson(a: ArrayLike, b: ArrayLike) -> float | None:
     x, y = (np.asarray(side, dtype=np.float64).ravel() for side in (a, b))
     if x.shape != y.shape:
         raise SteelyardError(f"{len(x)} and {len(y)} numbers: give equally many to correlate")
+    if _constant(x) or _constant(y):
+        return None
     x, y = x - x.mean(), y - y.mean()
-    length = float(np.linalg.norm(x) * np.linalg.norm(y))
-    return float(x @ y) / length if length > 0 else None
+    return float(x @ y) / float(np.linalg.norm(x) * np.linalg.norm(y))
+
+
+def _constant(values: Array) -> bool:
+    """Whether numbers differ by no more than rounding makes them, or cannot be compared."""
+    return not values.size or not np.ptp(values) > 1e-12 * np.abs(values).max()
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,7 @@ class _Job:
         if unknown:
             raise SteelyardError(f"the server asks for {unknown[0]!r}, which a steelyard client does not report")
         algorithm = Algorithm(client=want.client)
+        local.check_terms(algorithm.client)
         metrics = tuple(sorted(want.metrics))
         rounds = max(want.rounds, want.round)
         self.work = Work(algorithm, alone, network, local, rounds, want.seed, metrics, mean_examples=want.mean_examples)

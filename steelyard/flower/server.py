@@ -12,8 +12,10 @@ from steelyard import kernels
 from steelyard.algorithm import Algorithm
 from steelyard.core import round as rounds
 from steelyard.core.errors import NoValidClients, SteelyardError
+from steelyard.core.evidence import in_need
 from steelyard.core.layout import Layout
 from steelyard.core.settling import Settling
+from steelyard.core.sums import finite
 from steelyard.core.table import ClientId, sort_key
 from steelyard.core.term import ClientTerm
 from steelyard.metrics import MEANING, Table, refused_by_metrics
@@ -73,7 +75,7 @@ class Server:
                     f"client={term.name}: the server changes what clients keep, and on Flower they keep it "
                     "themselves: use client=scaffold"
                 )
-        wanting = rounds.in_need(algorithm.rule, algorithm.refine)
+        wanting = in_need(algorithm.rule, algorithm.refine)
         if wanting and probe is None:
             raise SteelyardError(
                 f"{wanting} looks at proxy data and there is none: pass proxy=steelyard.Probe(model, inputs, targets)"
@@ -230,7 +232,7 @@ def _sound(name: str, ids: Sequence[ClientId], told: Mapping[ClientId, Source], 
         for start in range(0, layout.dim, kernels.BLOCK):
             part = some[: min(kernels.BLOCK, layout.dim - start)]
             source.read(name, start, part)
-            if not rounds.finite(part):
+            if not finite(part):
                 break
         else:
             found[row] = source

@@ -65,7 +65,7 @@ class Child:
         if self.error is not None:
             return self.error
         if code == -signal.SIGKILL:
-            return "its process was killed (out of memory? use a smaller --parallel)"
+            return "its process was killed (out of memory? use fewer at a time, --parallel)"
         cause = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
         return f"its process was ended {cause}" + "".join(f": {line}" for line in last)
 

@@ -63,6 +63,8 @@ def compare(
         confidence: of intervals.
         against: the reference, as its label; by default plain FedAvg, or else the algorithm that comes first.
     """
+    if target is not None and not 0 < target <= 1:
+        raise SteelyardError(f"target={target:g}: use an accuracy in (0, 1], such as 0.9")
     sorted_runs = groups(runs)
     names = dict.fromkeys(algorithm for algorithms in sorted_runs.values() for algorithm in algorithms)
     base = reference(list(names), against)

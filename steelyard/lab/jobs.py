@@ -171,7 +171,8 @@ def _other(job: Job, path: Path, overwrite: bool) -> bool:
             differences.append(f"{done} rounds there, {job.config.rounds} here")
     if differences and not overwrite:
         raise SteelyardError(
-            f"{path}: holds another run ({'; '.join(differences)}): choose another --out, or use --overwrite"
+            f"{path}: holds another run ({'; '.join(differences)}): choose another directory (--out), "
+            "or overwrite it (--overwrite)"
         )
     return bool(differences)
 

@@ -16,6 +16,7 @@ from steelyard.lab.scores import Metric
 from steelyard.lab.scores import metric as find_metric
 from steelyard.lab.sweep import Sweep
 from steelyard.lab.tables import Table, csv_lines, long_head, long_row, markdown_text, overview, pivot
+from steelyard.sim.lock import locked
 
 RESULTS = "results.csv"
 
@@ -86,10 +87,15 @@ def write(sweep: Sweep, outcomes: Sequence[Outcome], summary: Summary, metric: M
         RESULTS: csv_lines([long_head(sweep.axes, sweep.target), *rows]),
     }
     for name, text in texts.items():
-        hidden = out / f".{name}.new"
-        hidden.write_text(text, encoding="utf-8")
-        os.replace(hidden, out / name)
+        write_text(out / name, text)
     return [out / name for name in texts]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file atomically."""
+    hidden = path.with_name(f".{path.name}.new")
+    hidden.write_text(text, encoding="utf-8")
+    os.replace(hidden, path)
 
 
 class _Ledger:
@@ -105,7 +111,6 @@ class _Ledger:
         rows: list[list[str | float | None]] = [] if self.begun else [[*long_head(self.sweep.axes, self.sweep.target)]]
         if outcome.history is not None:
             rows.append(long_row(outcome.job.name, self.sweep.axes, Run.of(outcome), self.sweep.target))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a" if self.begun else "w", encoding="utf-8") as file:
             file.write(csv_lines(rows))
         self.begun = True
@@ -127,7 +132,8 @@ def run_sweep(
         raise SteelyardError("metric 'rounds': no target is given: use target = 0.9 in the file")
     out = Path(out)
     ledger = _Ledger(sweep, out, watch or Silent())
-    outcomes = run_jobs(sweep.jobs, out, parallel=parallel, watch=ledger, overwrite=overwrite)
-    summary = summarise(sweep, outcomes, chosen)
-    write(sweep, outcomes, summary, chosen, out)
+    with locked(out, "sweep"):
+        outcomes = run_jobs(sweep.jobs, out, parallel=parallel, watch=ledger, overwrite=overwrite)
+        summary = summarise(sweep, outcomes, chosen)
+        write(sweep, outcomes, summary, chosen, out)
     return summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,7 +14,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.lab.jobs import Outcome, flat
 from steelyard.sim.callbacks import Until
 from steelyard.sim.history import History
-from steelyard.sim.rundir import COHORTS, CONFIG, read_config, read_log
+from steelyard.sim.rundir import COHORTS, CONFIG, ROUNDS, read_cohorts, read_config, read_log
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -116,7 +117,8 @@ def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tu
                 notes.append(f"{path}: unfinished ({done} of {planned} rounds)")
                 continue
             notes.append(
-                f"{path}: unfinished ({done} of {planned} rounds), left out: go on with steelyard resume {path}"
+                f"{path}: unfinished ({done} of {planned} rounds), left out: go on with "
+                f"steelyard resume {shlex.quote(str(path))}"
             )
             continue
         stored[path], histories[path] = config, history
@@ -131,7 +133,37 @@ def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tu
         algorithm = tuple(pair for pair in pairs if of_algorithm(pair[0]))
         setting = tuple(pair for pair in pairs if not of_algorithm(pair[0]))
         runs.append(Run(path, histories[path], algorithm, setting, one["seed"], open_runs.get(path)))
-    return runs, notes
+    runs, left_out = _once(runs)
+    unknown = [
+        f"{run.path / COHORTS}: cannot be read: whether its rounds asked the same clients as others' is not checked"
+        for run in runs
+        if len(runs) > 1 and read_cohorts(run.path) is None
+    ]
+    return runs, [*notes, *left_out, *unknown]
+
+
+def _once(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
+    """Each run once: of several the finished one, or else the newest; and notes on the others."""
+    kept: dict[tuple[Labels, Labels, str], Run] = {}
+    notes = []
+    for run in runs:
+        key = (run.setting, run.algorithm, run.seed)
+        other = kept.setdefault(key, run)
+        if other is run:
+            continue
+        what = _differences(other, run)
+        if what:
+            raise SteelyardError(
+                f"{run.path} and {other.path} are both {label(run.algorithm) or 'a run'}, seed {run.seed}, "
+                f"and did not start alike ({what}): give one of them"
+            )
+        older, kept[key] = sorted((other, run), key=_standing)
+        notes.append(f"{older.path}: the same run as {kept[key].path}, left out")
+    return list(kept.values()), notes
+
+
+def _standing(run: Run) -> tuple[bool, int]:
+    return run.planned is None, (run.path / ROUNDS).stat().st_mtime_ns
 
 
 def groups(runs: Iterable[Run]) -> dict[Labels, dict[Labels, dict[str, Run]]]:
@@ -169,21 +201,17 @@ def _differences(one: Run, other: Run) -> str:
     said = []
     if a.get("data", {}).get("fingerprint") != b.get("data", {}).get("fingerprint"):
         said.append("other data or another partition")
+    if a.get("proxy", {}).get("fingerprint") != b.get("proxy", {}).get("fingerprint"):
+        said.append("other proxy data")
     if a.get("model", {}).get("initial") != b.get("model", {}).get("initial"):
         said.append("another initial model")
-    asked = zip(_cohorts(one.path), _cohorts(other.path), strict=False)  # one of them may have been prolonged
+    asked = zip(
+        read_cohorts(one.path) or (), read_cohorts(other.path) or (), strict=False
+    )  # one of them may have been prolonged
     differs = next((number for number, (x, y) in enumerate(asked, 1) if x != y), None)
     if differs is not None:
         said.append(f"other cohorts from round {differs} on")
     return ", ".join(said)
-
-
-def _cohorts(path: Path) -> list[Any]:
-    try:
-        cohorts: list[Any] = json.loads((path / COHORTS).read_bytes())
-    except (OSError, ValueError) as error:
-        raise SteelyardError(f"{path / COHORTS}: cannot be read: {error}: run it again with --overwrite") from None
-    return cohorts
 
 
 def _found(directories: Iterable[Path]) -> list[Path]:
@@ -208,6 +236,10 @@ def _settings(stored: Mapping[Path, Mapping[str, Any]]) -> dict[Path, dict[str, 
 
 def _resolved(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Without hashes, which follow the seed, and metrics, which follow the algorithm: hashes are looked at by seed."""
-    plain = {key: value for key, value in resolved.items() if key not in ("algorithm", "data", "model", "metrics")}
-    data = {"name": resolved["data"]["name"], "clients": resolved["data"]["clients"]}
-    return flat(plain | dict(resolved["algorithm"]) | {"data": data, "model": resolved["model"]["parameters"]})
+    apart = ("algorithm", "data", "model", "metrics", "proxy")
+    plain = {key: value for key, value in resolved.items() if key not in apart}
+    plain["data"] = {"name": resolved["data"]["name"], "clients": resolved["data"]["clients"]}
+    if "proxy" in resolved:
+        options = resolved["proxy"].items()
+        plain["proxy"] = {key: value for key, value in options if key not in ("fingerprint", "samples")}
+    return flat(plain | dict(resolved["algorithm"]) | {"model": resolved["model"]["parameters"]})

@@ -64,7 +64,7 @@ def saved(history: History, reference: History, accuracy: float | None = None) -
 
 def seconds(history: History) -> float | None:
     """Wall time of all rounds together."""
-    times = [record["timings"]["total"] for record in history.records if "timings" in record]
+    times = [record["timings"]["total"] for record in history if "total" in record.get("timings", {})]
     return sum(times) if times else None
 
 

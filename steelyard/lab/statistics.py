@@ -111,7 +111,7 @@ def difference(
     confidence: float = 0.95,
 ) -> Difference:
     """Pairs two algorithms' values by seed. None is a value that a run does not have: that seed is left out."""
-    if not 0 < confidence < 1:
+    if not 0 < confidence < (1 + confidence) / 2 < 1:  # a number next to 1 has no quantile
         raise SteelyardError(f"confidence={confidence}: use a number between 0 and 1, such as 0.95")
     by_seed, left_out = {}, {}
     for seed in dict.fromkeys([*ours, *theirs]):

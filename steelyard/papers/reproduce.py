@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from steelyard.lab.jobs import Job, Outcome
+from steelyard.lab.scores import Metric, metric
+from steelyard.lab.tables import csv_lines, markdown_text
 from steelyard.papers.cost import duration
+from steelyard.papers.subset import subset
 from steelyard.papers.table import METRICS, Cell, Number, Table
-from steelyard.sim.history import History
 
 POINTS, SHARE = 2.0, 0.25  # gaps beyond these ask for a cause: points of accuracy, share of rounds
 
@@ -24,19 +24,23 @@ class Result:
 
     Attributes:
         cell: what was run.
+        metric: what was measured.
         rounds: how many were planned.
         values: by seed, rounds to the target or accuracy in percent; None where the target was not reached.
         best: by seed, the highest accuracy in percent.
         seconds: of all seeds together, as their rounds recorded them.
         errors: by seed, why a run has no result.
+        subset: what there was of the data set, if it was not the whole: the paper's number is then of something else.
     """
 
     cell: Cell
+    metric: Metric
     rounds: int
     values: Mapping[int, float | None]
     best: Mapping[int, float]
     seconds: float
     errors: Mapping[int, str]
+    subset: str | None = None
 
     @property
     def reached(self) -> bool:
@@ -66,47 +70,33 @@ def jobs(table: Table, seeds: Sequence[int]) -> list[Job]:
 
 def results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
     """The numbers of each cell."""
-    measure = _MEASURES[table.metric]
+    measure = metric(table.metric)
     found = []
     for cell in table.cells:
         mine = [outcome for outcome in outcomes if outcome.job.labels["cell"] == cell.name]
         runs = {outcome.job.config.seed: outcome.history for outcome in mine if outcome.history is not None}
+        values = {seed: measure.of(history, mine[0].job.config.target) for seed, history in runs.items()}
+        parts = [subset(outcome.job.config, outcome.path) for outcome in mine if outcome.history is not None]
         found.append(
             Result(
                 cell,
+                measure,
                 mine[0].job.config.rounds if mine else 0,
-                {seed: measure(history, cell.target) for seed, history in runs.items()},
+                {seed: None if value is None else measure.shown(value) for seed, value in values.items()},
                 {seed: 100 * (history.best or 0.0) for seed, history in runs.items()},
                 sum(record["timings"]["total"] for history in runs.values() for record in history.records),
                 {outcome.job.config.seed: outcome.error for outcome in mine if outcome.error is not None},
+                next(filter(None, parts), None),
             )
         )
     return found
-
-
-def last10(history: History) -> float | None:
-    """FedLAW's metric: the mean accuracy of the last ten rounds."""
-    accuracies = history.column("accuracy")[-10:]
-    return statistics.mean(accuracies) if accuracies else None
-
-
-_MEASURES: dict[str, Callable[[History, float | None], float | None]] = {
-    "rounds": lambda history, target: None if target is None else history.rounds_to(target),
-    "last10": lambda history, _: _percent(last10(history)),
-    "best": lambda history, _: _percent(history.best),
-    "final": lambda history, _: _percent(history.accuracy),
-}
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
 
 
 def ours(result: Result) -> str:
     """Mean and deviation as text; where a target was not reached, how often, and the best accuracy."""
     if not result.values:
         return "failed" if result.errors else "-"
-    digits = 0 if result.cell.target is not None else 2
+    digits = _digits(result)
     if result.mean is None:
         missed = sum(value is None for value in result.values.values())
         best = statistics.mean(result.best.values())
@@ -117,15 +107,21 @@ def ours(result: Result) -> str:
 
 def by_seed(result: Result) -> str:
     """The number of each seed."""
-    digits = 0 if result.cell.target is not None else 2
+    digits = _digits(result)
     return ", ".join("N/A" if value is None else f"{value:.{digits}f}" for value in result.values.values())
 
 
+def _digits(result: Result) -> int:
+    return 2 if result.metric.percent else 0
+
+
 def gap(result: Result) -> str:
-    """Ours less the paper's: in points, or in percent of the paper's rounds."""
+    """Ours less the paper's: in points, or in percent of the paper's rounds; nothing if the data is not the same."""
+    if result.subset is not None:
+        return ""
     if result.mean is None or result.cell.number.value is None:
         return "" if (result.mean is None) != (result.cell.number.value is None) else "both N/A"
-    if result.cell.target is not None:
+    if not result.metric.percent:
         return f"{result.mean / result.cell.number.value - 1:+.0%}"
     return f"{result.mean - result.cell.number.value:+.2f}"
 
@@ -133,9 +129,11 @@ def gap(result: Result) -> str:
 def beyond(result: Result) -> bool:
     """Whether the gap asks for a cause."""
     paper = result.cell.number.value
+    if result.subset is not None:
+        return False
     if result.mean is None or paper is None:
         return (result.mean is None) != (paper is None) and not _silent(result.cell.number)
-    if result.cell.target is not None:
+    if not result.metric.percent:
         return abs(result.mean / paper - 1) > SHARE
     return abs(result.mean - paper) > POINTS
 
@@ -165,34 +163,39 @@ def markdown(table: Table, found: Sequence[Result], command: Sequence[str], envi
     short = {result.rounds for result in found if result.rounds < table.rounds}
     if short:
         lines += [f"**Reduced: {_either(short)} rounds instead of the paper's {table.rounds}.** Gaps say little.", ""]
+    if any(result.subset for result in found):
+        lines += ["**Some cells had only a subset of their data set.** They cannot be compared with the paper's.", ""]
     lines += ["| setting | algorithm | paper | ours | by seed | gap | |", "|---|---|---|---|---|---|---|"]
     for result in found:
         cell = result.cell
-        flag = "reduced" if result.rounds < table.rounds else "beyond" if beyond(result) else ""
+        flag = result.subset or ("reduced" if result.rounds < table.rounds else "beyond" if beyond(result) else "")
         fields = [cell.column, cell.row, str(cell.number), ours(result), by_seed(result), gap(result), flag]
-        lines.append("| " + " | ".join(field.replace("|", "\\|") for field in fields) + " |")
+        lines.append(f"| {' | '.join(map(markdown_text, fields))} |")
     limits = f"{SHARE:.0%} of rounds" if table.metric == "rounds" else f"{POINTS:g} points"
     lines += ["", f"*beyond*: further than {limits} from the paper.", ""]
     errors = [(result.cell.name, seed, error) for result in found for seed, error in result.errors.items()]
     if errors:
-        lines += ["Failed:", "", *(f"- {name}, seed {seed}: {error}" for name, seed, error in errors), ""]
-    lines += ["Known deviations:", "", *(f"- {text}" for text in table.deviations), ""]
+        lines += ["Failed:", "", *(f"- {name}, seed {seed}: {markdown_text(text)}" for name, seed, text in errors), ""]
+    lines += ["Known deviations:", ""]
+    changed = [setting for setting in table.settings if not setting.startswith("data.dir=")]
+    if changed:
+        lines.append(f"- **Changed on the command line**, whatever is said below: `{'`, `'.join(changed)}`.")
+    lines += [*(f"- {text}" for text in table.deviations), ""]
     return "\n".join(lines)
 
 
 def comma_separated(found: Sequence[Result]) -> str:
     """One line per cell and seed."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["cell", "setting", "algorithm", "seed", "rounds_planned", "paper", "ours", "best_accuracy"])
+    head = ["cell", "setting", "algorithm", "seed", "rounds_planned", "paper", "ours", "best_accuracy", "remark"]
+    rows: list[list[str | float | None]] = [[*head]]
     for result in found:
         cell = result.cell
         for seed, value in result.values.items():
             paper = "" if cell.number.value is None else f"{cell.number.value:g}"
             mine = "" if value is None else f"{value:g}"
             best = f"{result.best[seed]:.4f}"
-            writer.writerow([cell.name, cell.column, cell.row, seed, result.rounds, paper, mine, best])
-    return out.getvalue()
+            rows.append([cell.name, cell.column, cell.row, seed, result.rounds, paper, mine, best, result.subset])
+    return csv_lines(rows)
 
 
 def _portable(command: Sequence[str]) -> list[str]:

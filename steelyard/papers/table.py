@@ -57,7 +57,6 @@ class Cell:
         column: label of its column.
         raw: the run, as plain configuration without a seed.
         number: what the paper says.
-        target: the accuracy to reach, for tables of rounds.
     """
 
     name: str
@@ -65,7 +64,6 @@ class Cell:
     column: str
     raw: Mapping[str, Any]
     number: Number
-    target: float | None
 
     def config(self, seed: int) -> Config:
         """The run with this seed."""
@@ -85,6 +83,7 @@ class Table:
         rounds: how many the paper trains.
         deviations: what is known to differ from the paper or its code.
         cells: row by row.
+        settings: what the user has put on top of every cell, as `key=value`.
     """
 
     name: str
@@ -95,6 +94,7 @@ class Table:
     rounds: int
     deviations: tuple[str, ...]
     cells: tuple[Cell, ...]
+    settings: tuple[str, ...] = ()
 
     def chosen(self, patterns: Sequence[str]) -> Table:
         """The table with only the cells whose name matches one of these patterns, e.g. `mnist-*/fedavg`."""
@@ -112,8 +112,10 @@ class Table:
             raw = _copy(cell.raw)
             for setting in settings:
                 put(raw, setting)
+            if self.metric == "rounds" and raw.get("target") is None:
+                raise SteelyardError("--set target=none: this table counts rounds to a target: use one in (0, 1]")
             cells.append(replace(cell, raw=raw))
-        return replace(self, cells=tuple(cells))
+        return replace(self, cells=tuple(cells), settings=(*self.settings, *settings))
 
 
 def names() -> list[str]:
@@ -149,11 +151,10 @@ def parsed(name: str, raw: Mapping[str, Any]) -> Table:
             for pattern, more in row.get("where", {}).items():
                 if fnmatchcase(column["id"], pattern):
                     run = merged(run, more)
-            target = column.get("target")
             if metric == "rounds":
-                run["target"] = target
+                run["target"] = column["target"]
             cell = f"{column['id']}/{row['id']}"
-            cells.append(Cell(cell, row["label"], column["label"], run, _number(number), target))
+            cells.append(Cell(cell, row["label"], column["label"], run, _number(number)))
     return Table(
         name,
         raw["title"],

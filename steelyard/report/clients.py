@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.diagnostics.recorded import NOT_BY_CLIENT
 from steelyard.lab.statistics import mean
 from steelyard.report.figures import Bars, Figure, Heat, Row, Section, Table, Value
 from steelyard.report.series import Series, as_number
@@ -19,6 +20,7 @@ from steelyard.sim.rundir import read_clients
 MOST_ROWS = 300  # of a heat map: about one per two pixels
 MOST_CELLS = 80_000  # of a panel; beyond it a column is the mean of several rounds
 MOST_PANELS = 8
+MOST_BARS = 40  # clients side by side
 STAGES = ("train", "aggregate", "evaluate")
 
 
@@ -57,7 +59,7 @@ _KNOWN = {
         "Accuracy by client", "accuracy", "The global model on each client's own data.", "Clients and data"
     ),
 }
-_DROPPED = {"timings", "quarantined", "norms", "layer_weights"}  # norms are shown as a mean
+_DROPPED = {*NOT_BY_CLIENT, "quarantined", "norms", "layer_weights"}  # norms are shown as a mean
 
 
 def heats(series: Sequence[Series], sections: Sequence[Section]) -> list[Figure]:
@@ -91,7 +93,7 @@ def over_clients(series: Sequence[Series], name: str, about: ByClient) -> Figure
 
 
 def _panel(one: Series, name: str) -> tuple[Heat, list[Row], list[str]]:
-    records, notes = one.first.history.records, []
+    records = one.first.history.records
     ids = list(dict.fromkeys(str(client) for record in records for client in record.get(name) or ()))
     held = read_clients(one.first.path)
     if held is not None and len(held["ids"]) <= MOST_ROWS:  # clients never asked have a row, too
@@ -103,10 +105,7 @@ def _panel(one: Series, name: str) -> tuple[Heat, list[Row], list[str]]:
             found = as_number(value)
             if found is not None:
                 cells[place[str(client)], column] = found
-    kept, count = np.arange(len(ids)), (~np.isnan(cells)).sum(axis=1)
-    if len(ids) > MOST_ROWS:
-        kept = np.sort(np.argsort(-count, kind="stable")[:MOST_ROWS])
-        notes.append(f"{MOST_ROWS} of {len(ids):,} clients are shown, those that took part most often.")
+    kept, notes = _kept((~np.isnan(cells)).sum(axis=1))
     rows: list[Row] = []
     for row in kept:
         values = cells[row][~np.isnan(cells[row])]
@@ -117,6 +116,14 @@ def _panel(one: Series, name: str) -> tuple[Heat, list[Row], list[str]]:
     if few > 1:
         notes.append(f"A column is the mean of {few} rounds.")
     return Heat(one.name, tuple(ids[row] for row in kept), tuple(columns), _blocks(cells[kept], few)), rows, notes
+
+
+def _kept(rounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[str]]:
+    """Which clients are shown, given how often each took part, and a note if that is not all."""
+    if len(rounds) <= MOST_ROWS:
+        return np.arange(len(rounds)), []
+    kept = np.sort(np.argsort(-rounds, kind="stable")[:MOST_ROWS])
+    return kept, [f"{MOST_ROWS} of {len(rounds):,} clients are shown, those that took part most often."]
 
 
 def _blocks(cells: NDArray[np.float64], few: int) -> tuple[tuple[float | None, ...], ...]:
@@ -132,9 +139,13 @@ def _names(series: Sequence[Series]) -> list[str]:
     """What is on record by client: the known ones first."""
     found: dict[str, None] = {}
     for one in series:
-        for record in (one.first.history.records[0], one.first.history.records[-1]):
+        for record in one.first.history:
             for name, value in record.items():
-                if isinstance(value, Mapping) and any(as_number(item) is not None for item in value.values()):
+                if (
+                    name not in found
+                    and isinstance(value, Mapping)
+                    and any(as_number(item) is not None for item in value.values())
+                ):
                     found[name] = None
     free = [name for name in found if name not in _DROPPED]
     return [name for name in _KNOWN if name in free] + sorted(name for name in free if name not in _KNOWN)
@@ -172,11 +183,18 @@ def partition(series: Sequence[Series]) -> Figure | None:
     """Clients x classes, a panel for every partition there is among first seeds; None if none is on record."""
     panels: dict[str, Heat] = {}
     rows: list[Row] = []
+    said = [
+        "Samples of each class that clients hold: empty cells are classes that a client never sees.",
+        "The seed draws it.",
+    ]
     for one in series:
         held = read_clients(one.first.path)
         if held is None or "counts" not in held or repr(held) in panels:
             continue
-        counts, ids = held["counts"][:MOST_ROWS], tuple(map(str, held["ids"]))[:MOST_ROWS]
+        asked = Counter(str(client) for record in one.first.history for client in record.get("weights") or ())
+        kept, notes = _kept(np.array([asked[str(client)] for client in held["ids"]]))
+        said += [note for note in notes if note not in said]
+        counts, ids = [held["counts"][row] for row in kept], tuple(str(held["ids"][row]) for row in kept)
         name = f"as {one.name} has it, seed {one.first.seed}" if panels else f"seed {one.first.seed}"
         classes = tuple(map(str, range(len(counts[0]))))
         values = tuple(tuple(count or None for count in row) for row in counts)
@@ -191,7 +209,7 @@ def partition(series: Sequence[Series]) -> Figure | None:
     return Figure(
         "partition",
         "The partition",
-        "Samples of each class that clients hold: empty cells are classes that a client never sees. The seed draws it.",
+        " ".join(said),
         "Clients and data",
         "class",
         "client",
@@ -211,9 +229,11 @@ def quarantined(series: Sequence[Series]) -> Figure | None:
                 for client, reason in (record.get("quarantined") or {}).items():
                     counts[place][str(client)] += 1
                     reasons.setdefault((place, str(client)), Counter())[str(reason)] += 1
-    clients = tuple(client for client, _ in sum(counts, Counter()).most_common(40))
+    everyone = sum(counts, Counter()).most_common()
+    clients = tuple(client for client, _ in everyone[:MOST_BARS])
     if not clients:
         return None
+    cut = f" {MOST_BARS} of {len(everyone):,} clients are shown, those left out most often; the table has all."
     rows = tuple(
         (series[place].name, client, said.total(), "; ".join(f"{reason} ({n}x)" for reason, n in said.most_common(3)))
         for (place, client), said in reasons.items()
@@ -226,7 +246,7 @@ def quarantined(series: Sequence[Series]) -> Figure | None:
     return Figure(
         "quarantined", "Quarantined clients",
         "Rounds, over all seeds, in which a client's update was left out: of NaN, of a wrong shape, or as an outlier; "
-        "the reasons are in the table.",
+        "the reasons are in the table." + cut * (len(everyone) > MOST_BARS),
         "Clients and data", "client", "rounds", Table(("series", "client", "rounds", "reasons"), rows),
         bars=bars, categories=clients,
     )  # fmt: skip
@@ -236,8 +256,9 @@ def timings(series: Sequence[Series]) -> Figure | None:
     """Mean seconds of a round by stage, a bar per series."""
     found: list[dict[str, float]] = []
     for one in series:
-        times = [record["timings"] for run in one.runs for record in run.history if "timings" in record]
-        found.append({stage: mean([t[stage] for t in times]) for stage in (*STAGES, "total")} if times else {})
+        times = [record.get("timings", {}) for run in one.runs for record in run.history]
+        known = {stage: [t[stage] for t in times if stage in t] for stage in (*STAGES, "total")}
+        found.append({stage: mean(values) for stage, values in known.items() if values})
     if not any(found):
         return None
     bars = tuple(Bars(stage, number, tuple(times.get(stage) for times in found)) for number, stage in enumerate(STAGES))

@@ -55,7 +55,9 @@ _KNOWN = {
     ),
     "moved": Curve("Mean length of clients' updates", "norm", "How far clients move from the model they are sent."),
     "spread": Curve("Spread of local models", "distance", "Mean distance between local models: client drift."),
-    "divergence": Curve("Divergence of the updates", "divergence", "How far clients' updates are from the global one."),
+    "divergence": Curve(
+        "Divergence of the updates", "divergence", "How far clients' updates are from their mean by size."
+    ),
     "shrinking": Curve("Shrinking", "norm", "Length of the step that gamma makes towards zero.", _LEARNED),
     "shrinking_ratio": Curve(
         "Global step over shrinking", "r", "FedLAW's r: the step over the pull to zero.", _LEARNED
@@ -207,7 +209,7 @@ def _numbers(series: Sequence[Series]) -> list[str]:
         name: None
         for one in series
         for run in one.runs
-        for record in (run.history.records[0], run.history.records[-1])
+        for record in run.history
         for name, value in record.items()
         if as_number(value) is not None
     }

@@ -115,7 +115,6 @@ class Figure:
         table: its numbers; of a heat map, a summary by row, and the cells are in the download.
         categories: of bars.
         stacked: bars are parts of a whole.
-        log: the y axis is logarithmic.
         palette: of a heat map; a diverging one is centred at zero.
         zero: the colours of a heat map begin at zero.
     """
@@ -135,7 +134,6 @@ class Figure:
     heats: tuple[Heat, ...] = ()
     spans: tuple[Span, ...] = ()
     marks: tuple[Mark, ...] = ()
-    log: bool = False
     palette: Literal["sequential", "diverging"] = "sequential"
     zero: bool = True
 

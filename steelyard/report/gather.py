@@ -181,10 +181,10 @@ def _environment(paths: Iterable[Path]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for path in paths:
         try:
-            stored = json.loads((path / ENVIRONMENT).read_bytes())
-        except (OSError, ValueError):  # worth knowing, not worth failing for
+            stored = json.loads((path / ENVIRONMENT).read_bytes()).items()
+        except (OSError, ValueError, AttributeError):  # worth knowing, not worth failing for
             continue
-        for name, value in stored.items():
+        for name, value in stored:
             if name != "promise":
                 found.setdefault(name, []).append(shlex.join(value) if isinstance(value, list) else str(value))
     made = {name: _listed(list(dict.fromkeys(values)), 3) for name, values in found.items()}

@@ -89,8 +89,8 @@ async function copy(text, button) {
 
 function table(name, data, title) {
   const box = make("div", { class: "table" }), texts = data.heads.map((_, at) => data.rows.some((row) => typeof row[at] === "string"));
-  const fill = () => {
-    const order = kept.sort.get(name), all = kept.all.has(name) || data.rows.length <= ROWS + 10;
+  const fill = (whole = false) => {
+    const order = kept.sort.get(name), all = whole || kept.all.has(name) || data.rows.length <= ROWS + 10;
     const rows = sorted(data.rows, order);
     const heads = data.heads.map((head, at) => {
       const state = order && order.column === at ? (order.up ? "ascending" : "descending") : "none";
@@ -108,10 +108,11 @@ function table(name, data, title) {
       return make("td", { class: texts[at] ? "text" : "", title: long }, short(text, 60));
     }))));
     const more = make("button", { type: "button", class: "more", onclick: () => { kept.all.add(name); fill(); } }, `Show all ${data.rows.length} rows`);
-    const whole = make("table", { "aria-label": title }, make("thead", {}, make("tr", {}, ...heads)), body);
-    box.replaceChildren(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, whole), ...(all ? [] : [more]));
+    const filled = make("table", { "aria-label": title }, make("thead", {}, make("tr", {}, ...heads)), body);
+    box.replaceChildren(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, filled), ...(all ? [] : [more]));
   };
   fill();
+  box.print = (on) => { if (data.rows.length > ROWS + 10 && !kept.all.has(name)) fill(on); };
   return box;
 }
 
@@ -262,9 +263,11 @@ function printing(on) {
   for (const details of document.querySelectorAll("details")) {
     if (on) { details.dataset.was = details.open ? "yes" : ""; details.open = true; } else details.open = details.dataset.was === "yes";
   }
+  for (const box of document.querySelectorAll(".table")) box.print(on);
   for (const entry of shown.values()) {
-    if (on) { entry.near = true; if (!entry.drawn) paint(entry); }
-    if (entry.drawn) Plotly.relayout(entry.plot, on ? { width: 690, autosize: false } : { width: null, autosize: true });
+    if (on) entry.near = true;
+    if (!on || !entry.drawn) paint(entry);
+    if (on) Plotly.relayout(entry.plot, { width: 690, autosize: false });
   }
 }
 

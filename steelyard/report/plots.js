@@ -92,7 +92,7 @@ function drawLines(figure, look, hidden, narrow) {
   const wide = high - low || 1;
   const layout = base(narrow, {
     height: narrow ? 300 : 360, hovermode: "x unified", shapes, annotations,
-    xaxis: axis(figure.x, { range: [low - 0.02 * wide, high + 0.02 * wide] }), yaxis: axis(figure.y, { type: figure.log ? "log" : "linear" }),
+    xaxis: axis(figure.x, { range: [low - 0.02 * wide, high + 0.02 * wide] }), yaxis: axis(figure.y, { type: "linear" }),
   });
   return { data, layout };
 }

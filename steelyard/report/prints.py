@@ -116,8 +116,6 @@ def _lines(axes: Axes, figure: Figure) -> None:
         )  # fmt: skip
     for mark in figure.marks:
         axes.plot([mark.x], [mark.y], "o", markersize=8, markerfacecolor="none", color=look(mark.style)[0])
-    if figure.log:
-        axes.set_yscale("log")
     axes.margins(x=0.02)
     axes.set_xlabel(_said(figure.x), parse_math=False)
     axes.set_ylabel(_said(figure.y), parse_math=False)

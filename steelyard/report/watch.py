@@ -62,6 +62,8 @@ class Source:
             report = gather(self.directories, self.target)
         except (SteelyardError, OSError, ValueError) as error:  # of a run that has just begun, or is being written
             return {"state": f"Waiting: {error}"}
+        except Exception as error:  # a page that hears nothing takes the server for ended
+            return {"state": f"These runs cannot be shown ({type(error).__name__}: {error}): this page tries on."}
         return {"state": _state(report), "report": report.plain()}
 
 
@@ -89,7 +91,7 @@ class Watch(ThreadingHTTPServer):
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or error
-            raise SteelyardError(f"port {port}: cannot be used: {why}: choose another with --port") from None
+            raise SteelyardError(f"port {port}: cannot be used: {why}: choose another port (--port)") from None
 
     @property
     def address(self) -> str:

@@ -134,6 +134,7 @@ class ProbeSession:
         self.targets = probe.targets.to(self.network.device)
         turned = self.network.channels_last  # then the network's own vector is not in the clients' order
         self.params = torch.empty_like(self.network.params[0]) if turned else self.network.params[0]
+        self.free = self.network.free  # alike over a leaf, so in any order
         named = dict(self.network.module.named_parameters())
         free = {leaf.name: leaf for leaf in self.network.layout.params if leaf.name in named}
         self.learned = [(leaf, named[name]) for name, leaf in free.items() if named[name].requires_grad]

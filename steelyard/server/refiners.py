@@ -31,12 +31,12 @@ from torch.nn import functional
 from steelyard.client.local import Local
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
+from steelyard.core.presets import UNSET, fill
 from steelyard.core.refiner import AtRefine, Refiner
 from steelyard.core.registry import REFINERS
 from steelyard.core.table import State
 from steelyard.core.weighting import Card
 
-_UNSET: Any = "preset"
 _SGD = {"optimizer": "sgd", "lr": 0.08, "momentum": 0.9, "weight_decay": 5e-4, "persistent": True}
 _ADAM = {"optimizer": "adam", "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "persistent": False}
 _PRESETS: dict[str, dict[str, Any]] = {"paper": _ADAM, "official": _SGD}
@@ -61,21 +61,19 @@ class Trained(Refiner):
     """
 
     preset: str = "paper"
-    epochs: int = _UNSET
-    lr: float = _UNSET
-    optimizer: str = _UNSET
-    momentum: float = _UNSET
-    weight_decay: float = _UNSET
-    persistent: bool = _UNSET
+    epochs: int = UNSET
+    lr: float = UNSET
+    optimizer: str = UNSET
+    momentum: float = UNSET
+    weight_decay: float = UNSET
+    persistent: bool = UNSET
 
     paper_epochs: ClassVar[int]
 
     def __post_init__(self) -> None:
         checks.one_of("preset", self.preset, *_PRESETS)
         epochs = self.paper_epochs if self.preset == "paper" else 20
-        for option, value in (_PRESETS[self.preset] | {"epochs": epochs}).items():
-            if getattr(self, option) is _UNSET:
-                object.__setattr__(self, option, value)
+        fill(self, _PRESETS[self.preset] | {"epochs": epochs})
         checks.whole("epochs", self.epochs, 1)
         _ = self._local  # checks its options
 
@@ -100,7 +98,7 @@ class Trained(Refiner):
             for batch in at.session.epoch():
                 step += 1
                 at.session.backward(batch, objective)
-                local.update(x, at.session.gradient()[None], held, self.lr, taken, step)
+                local.update(x, at.session.gradient()[None], held, self.lr, taken, step, at.session.free)
                 if swa is not None and step >= swa[0] and (step - swa[0]) % swa[1] == 0:
                     seen += 1
                     mean += (x - mean) / seen

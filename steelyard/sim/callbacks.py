@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,10 +26,13 @@ class Callback:
         """After each round; return True to end the run here."""
 
     def warn(self, message: str) -> None:
-        """Something the user should know, such as a damaged checkpoint."""
+        """Something the user should know, such as a damaged checkpoint; where nobody listens, a Python warning."""
 
     def end(self, simulation: Simulation) -> None:
         """After the last round."""
+
+    def failed(self, simulation: Simulation, error: BaseException) -> None:
+        """Instead of `end`, when an error ends the run, or an interrupt."""
 
 
 class Until(Callback):
@@ -46,3 +50,12 @@ class Until(Callback):
         """Whether the model of this round has the accuracy; never, if none is asked for."""
         accuracy = record.get("accuracy")
         return target is not None and accuracy is not None and accuracy >= target
+
+
+def warn(callbacks: Sequence[Callback], message: str) -> None:
+    """Tells those who listen to warnings; where nobody does, Python's own warn."""
+    listening = [callback for callback in callbacks if type(callback).warn is not Callback.warn]
+    for callback in listening:
+        callback.warn(message)
+    if not listening:
+        warnings.warn(message, RuntimeWarning, stacklevel=3)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from steelyard.core.errors import SteelyardError
@@ -75,9 +76,9 @@ class Checkpoints:
                 shutil.rmtree(hidden, ignore_errors=True)
             self._link("best" if snapshot.state is None else "last", name)
             self._prune()
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"checkpoint of round {snapshot.round} in {self.path}: {error.strerror or error}; "
+                f"checkpoint of round {snapshot.round} in {self.path}: {getattr(error, 'strerror', None) or error}; "
                 "earlier checkpoints are intact: make room, then resume"
             ) from error
 

@@ -21,8 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple, Protocol
 
-import torch
-
+from steelyard import kernels
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.buffers import Buffers
 from steelyard.sim.group import train_group
@@ -91,13 +90,8 @@ def one_thread() -> Iterator[None]:
         from threadpoolctl import threadpool_limits
     except ModuleNotFoundError:
         raise SteelyardError("the simulator needs threadpoolctl: pip install 'steelyard[sim]'") from None
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    with kernels.alone(), threadpool_limits(1, user_api="blas"):
+        yield
 
 
 class Serial:

@@ -12,7 +12,8 @@ import torch
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.train import Batches, Training, train
-from steelyard.core.round import NOT_FINITE, finite
+from steelyard.core.errors import NOT_FINITE
+from steelyard.core.sums import finite
 from steelyard.core.term import AtClient, ClientTerm
 from steelyard.sim.buffers import Buffers
 from steelyard.sim.streams import number
@@ -117,9 +118,9 @@ class _Group:
         local, like = self.work.local, self.params
         if not local.persistent:
             fresh = {slot: torch.zeros_like(like) for slot in local.slots}
-            return fresh, torch.zeros(len(like), 1, device=like.device)
+            return fresh, torch.zeros(len(like), 1)
         held = {slot: self.buffers.tables[f"local.{slot}"][self.clients].to(like.device) for slot in local.slots}
-        return held, self.buffers.steps_taken[self.clients].to(like.device, torch.float32).unsqueeze(1)
+        return held, self.buffers.steps_taken[self.clients].unsqueeze(1)
 
     def _terms(self) -> list[tuple[ClientTerm, AtClient]]:
         """Each term with what it sees; the clients' own vectors are copies."""

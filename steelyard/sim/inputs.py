@@ -14,7 +14,7 @@ from torch import nn
 
 from steelyard.algorithm import Algorithm
 from steelyard.core.errors import SteelyardError
-from steelyard.core.round import in_need
+from steelyard.core.evidence import in_need
 from steelyard.data import Dataset, Federation, load
 from steelyard.data.proxy import Proxy
 from steelyard.models import build

@@ -24,6 +24,7 @@ from steelyard.sim.callbacks import Callback
 if TYPE_CHECKING:
     from steelyard.sim.simulator import Simulation
 
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 WRITTEN = ("accuracy", "loss", "effective_clients", "gamma", "coherence")
 
 
@@ -31,7 +32,7 @@ class Logger(Callback, ABC):
     """What all loggers share. `open`, `write` and `close` may raise what they like."""
 
     title: str
-    quiet = False
+    quiet = True  # but between start and end
 
     @abstractmethod
     def open(self, run: Simulation, config: Mapping[str, Any]) -> None:
@@ -42,11 +43,12 @@ class Logger(Callback, ABC):
         """One round."""
 
     @abstractmethod
-    def close(self) -> None:
-        """The run has ended."""
+    def close(self, failed: bool) -> None:
+        """The run has ended, by an error or as planned."""
 
     def start(self, simulation: Simulation) -> None:
         """Here and no earlier: workers are forked by now, and inherit no open connection."""
+        self.quiet = False
         self._try(lambda: self.open(simulation, described(simulation)))
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
@@ -55,7 +57,15 @@ class Logger(Callback, ABC):
 
     def end(self, simulation: Simulation) -> None:
         """Closes."""
-        self._try(self.close)
+        self._close(failed=False)
+
+    def failed(self, simulation: Simulation, error: BaseException) -> None:
+        """Closes, and says that the run failed."""
+        self._close(failed=True)
+
+    def _close(self, failed: bool) -> None:
+        self._try(lambda: self.close(failed))
+        self.quiet = True
 
     def _try(self, action: Callable[[], None]) -> None:
         if self.quiet:
@@ -97,7 +107,7 @@ class TensorBoard(Logger):
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Closes the file."""
         self.writer.close()
 
@@ -105,19 +115,27 @@ class TensorBoard(Logger):
 class MLflow(Logger):
     """Writes to the MLflow server or store at `uri`, into `experiment`; MLflow's own default if `uri` is None.
 
-    A run directory is one MLflow run: a resumed run goes on in it.
+    A run directory is one MLflow run: a resumed run goes on in it. MLflow's default may be a database on this machine,
+    which takes packages that the extra does not bring.
     """
 
     title = "MLflow"
 
     def __init__(self, uri: str | None = None, experiment: str = "steelyard") -> None:
         self.package = _package("mlflow", "mlflow", self.title)
+        place = uri or self.package.get_tracking_uri()
+        if place.startswith(_DATABASES) and not all(map(_installed, ("sqlalchemy", "alembic"))):
+            raise SteelyardError(
+                f"MLflow keeps runs in a database here ({place}): give the address of a tracking server, such as "
+                "MLflow('http://127.0.0.1:5000'), or pip install sqlalchemy alembic"
+            )
         self.uri, self.experiment = uri, experiment
         self.client: Any = None
         self.run_id, self.done = "", 0
 
     def open(self, run: Simulation, config: Mapping[str, Any]) -> None:
         """Finds the experiment, and the run to go on with."""
+        self.done = 0
         self.client = self.package.MlflowClient(tracking_uri=self.uri)
         found = self.client.get_experiment_by_name(self.experiment)
         place = self.client.create_experiment(self.experiment) if found is None else found.experiment_id
@@ -144,9 +162,9 @@ class MLflow(Logger):
         metrics = [entities.Metric(name, value, now, step) for name, value in numbers.items()]
         self.client.log_batch(self.run_id, metrics=metrics)
 
-    def close(self) -> None:
-        """Marks the run as finished."""
-        self.client.set_terminated(self.run_id)
+    def close(self, failed: bool) -> None:
+        """Marks the run as finished or failed."""
+        self.client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
 
 
 class WandB(Logger):
@@ -169,9 +187,9 @@ class WandB(Logger):
         """One step; W&B passes over those it has."""
         self.run.log(dict(numbers), step=step)
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Uploads what is left."""
-        self.run.finish()
+        self.run.finish(exit_code=int(failed))
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -213,6 +231,14 @@ def _key(run: Simulation) -> str | None:
     if run.directory is None:
         return None
     return hashlib.sha256(f"{run.identity} {run.directory.path.resolve()}".encode()).hexdigest()[:16]
+
+
+def _installed(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def _package(module: str, extra: str, title: str) -> Any:

@@ -52,11 +52,13 @@ class Participation:
 
     def size(self, clients: int) -> int:
         """How many clients are asked: `int(share * clients)`, as the authors do, but at least one."""
-        if self.count is None:
-            return max(1, math.floor(self.share * clients + 1e-9))
-        if self.count > clients:
-            raise SteelyardError(f"participation.count={self.count}: there are only {clients} clients")
-        return self.count
+        size = max(1, math.floor(self.share * clients + 1e-9)) if self.count is None else self.count
+        if size > clients:
+            raise SteelyardError(f"participation.count={size}: there are only {clients} clients")
+        if self.quorum > size:
+            asked = f"only {size} of {clients} clients are asked"
+            raise SteelyardError(f"participation.quorum={self.quorum}: {asked} in a round: use at most {size}")
+        return size
 
     def draw(self, seed: int, clients: int, rounds: int) -> list[list[int]]:
         """The cohorts of all rounds, sorted: a function of seed and round alone, the same for every algorithm."""

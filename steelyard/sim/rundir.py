@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,34 +19,20 @@ import torch
 from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.checkpoint import Checkpoints
+from steelyard.sim.lock import LOCK, lock
 
-CONFIG, ENVIRONMENT, COHORTS, ROUNDS, LOCK = "config.json", "environment.json", "cohorts.json", "rounds.jsonl", "lock"
+CONFIG, ENVIRONMENT, COHORTS, ROUNDS = "config.json", "environment.json", "cohorts.json", "rounds.jsonl"
 CLIENTS = "clients.json"
 _OWN = (CONFIG, ENVIRONMENT, CLIENTS, COHORTS, ROUNDS)
+_RESOLVED = {"algorithm", "seed", "rounds", "data", "model"}  # what a configuration says of any run
 
 
 class RunDirectory:
     """An open run directory. Only one process has it open at a time."""
 
     def __init__(self, path: Path, keep: int = 2) -> None:
-        import fcntl  # not on Windows, where the rest of the package works
-
         self.path, self.ours = path, not path.exists()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self.lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise SteelyardError(f"{path}: cannot be a run directory: {error.strerror}") from error
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(self.lock, 200, 0).decode(errors="replace").strip() or "another process"
-            os.close(self.lock)
-            raise SteelyardError(
-                f"{path}: this run is in use by {owner}: wait for it, or choose another --out"
-            ) from None
-        os.ftruncate(self.lock, 0)
-        os.pwrite(self.lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        self.lock = lock(path, "run")
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
         self.log: int | None = None
 
@@ -94,7 +79,8 @@ class RunDirectory:
         assert self.log is not None
         data = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
-            os.write(self.log, data)
+            while data:  # the last bytes of a disk are taken without an error
+                data = data[os.write(self.log, data) :]
         except OSError as error:
             raise SteelyardError(f"{self.path / ROUNDS}: {error.strerror}: make room, then resume") from error
 
@@ -125,19 +111,33 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((path / CONFIG).read_bytes())
     except ValueError as error:
-        raise SteelyardError(f"{path / CONFIG}: not JSON: {error}") from None
+        raise SteelyardError(f"{path / CONFIG}: not JSON: {error}: leave this directory out, or remove it") from None
+    known = isinstance(config, dict) and isinstance(config.get("resolved"), dict) and config["resolved"].keys()
+    if not known or not known >= _RESOLVED:
+        raise SteelyardError(f"{path / CONFIG}: does not say what was run: leave this directory out, or remove it")
     return config
 
 
 def read_clients(path: Path) -> dict[str, Any] | None:
     """Who holds what in a run; None for a run from before this was written down."""
     try:
-        clients: dict[str, Any] = json.loads((path / CLIENTS).read_bytes())
+        clients = json.loads((path / CLIENTS).read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise SteelyardError(f"{path / CLIENTS}: not JSON: {error}: resume the run to write it anew") from None
+    if not isinstance(clients, dict) or not isinstance(clients.get("ids"), list):
+        raise SteelyardError(f"{path / CLIENTS}: names no clients: resume the run to write it anew")
     return clients
+
+
+def read_cohorts(path: Path) -> list[Any] | None:
+    """Whom each round asked; None if that cannot be read."""
+    try:
+        cohorts = json.loads((path / COHORTS).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return cohorts if isinstance(cohorts, list) else None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -146,11 +146,14 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
-            records.append(json.loads(line))
+            record, why = json.loads(line), "not the record of a round"
         except ValueError as error:
+            record, why = None, f"not JSON: {error}"
+        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
             raise SteelyardError(
-                f"{path / ROUNDS}, line {number}: not JSON: {error}: resume the run, to go on from its last checkpoint"
-            ) from None
+                f"{path / ROUNDS}, line {number}: {why}: resume the run, to go on from its last checkpoint"
+            )
+        records.append(record)
     return records
 
 

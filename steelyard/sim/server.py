@@ -161,8 +161,10 @@ class Server:
         for leaf in work.model.layout.counts:
             buffers.counts[leaf.start : leaf.stop].copy_(sink.others[leaf.name].reshape(-1))
         filed = [seat for seat in seats if seat.row < 0] + cohort
+        settled = [term for term in work.algorithm.client if not term.files_all]
+        alone = {f"{term.name}.{slot}" for term in settled for slot in term.client_slots}
         for name, table in buffers.tables.items():
-            for seat in filed:
+            for seat in cohort if name in alone else filed:
                 table[seat.client].copy_(buffers.staged[name][seat.place])
         if buffers.tables:
             self.known.update(seat.client for seat in filed)

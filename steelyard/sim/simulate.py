@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
+import operator
+import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ from steelyard.algorithm import Algorithm
 from steelyard.client.augment import Augmentation
 from steelyard.client.flat import FlatModel, Loss
 from steelyard.client.local import Local
+from steelyard.core import checks
 from steelyard.core.errors import SteelyardError, unknown
-from steelyard.core.table import ClientId
-from steelyard.core.text import to_text
 from steelyard.data import Federation
 from steelyard.data.proxy import Proxy
 from steelyard.metrics import MEANING
 from steelyard.server.probe import Probe
-from steelyard.sim.callbacks import Callback, Until
+from steelyard.sim.callbacks import Callback, Until, warn
 from steelyard.sim.history import History
+from steelyard.sim.identity import check_done, check_same, described, identity, named
 from steelyard.sim.inputs import device_of, federated, module_of, with_proxy
 from steelyard.sim.participation import Participation
 from steelyard.sim.rundir import RunDirectory, read_config
@@ -104,7 +104,7 @@ def simulate(
     training: Local = _options("local", Local, local)
     asked: Participation = _options("participation", Participation, participation)
     server_data: Proxy = _options("proxy", Proxy, proxy)
-    _check(algorithm, training, rounds, options)
+    _check(algorithm, training, rounds, options, keep)
     with RunDirectory(Path(out), keep) if out is not None else nullcontext() as directory:  # first: it may be taken
         federation = federated(data, clients, partition, data_dir, test, seed).arranged()
         federation, samples, warning = with_proxy(federation, server_data, algorithm, seed)
@@ -115,15 +115,15 @@ def simulate(
         probe = None if samples is None else Probe.within(flat, samples, server_data, seed)
         reported = _reported(algorithm, metrics, federation)
         work = Work(algorithm, federation, flat, training, rounds, seed, reported, probe)
-        drawn = list(cohorts) if cohorts is not None else asked.draw(seed, len(federation.ids), rounds)
-        _check_cohorts(drawn, rounds, len(federation.ids))
-        described = _described(work, asked, server_data)
+        population = len(federation.ids)
+        drawn = asked.draw(seed, population, rounds) if cohorts is None else _numbers(cohorts, rounds, population)
+        about = described(work, asked, server_data)
         watching = [*callbacks, Until(target)] if target is not None else callbacks
-        for callback in callbacks if warning is not None else ():
-            callback.warn(str(warning))
-        simulation = Simulation(work, asked, options, drawn, directory, watching, _identity(described))
+        if warning is not None:
+            warn(callbacks, warning)
+        simulation = Simulation(work, asked, options, drawn, directory, watching, identity(about))
         if directory is not None:
-            _enter(directory, simulation, {**(config or {}), "resolved": described}, resume, overwrite)
+            _enter(directory, simulation, {**(config or {}), "resolved": about}, resume, overwrite)
         if not any(Until.reached(record, target) for record in simulation.records):  # it may be done already
             simulation.run()
         path = None if directory is None else directory.path
@@ -134,6 +134,8 @@ def _options(place: str, kind: type[Any], given: Any) -> Any:
     """Options as an object, from the object itself or a dict."""
     if isinstance(given, kind):
         return given
+    if given is not None and not isinstance(given, Mapping):
+        raise SteelyardError(f"{place}={given!r}: use a {kind.__name__}, or its options as a dict")
     known = [field.name for field in dataclasses.fields(kind)]
     for name in given or {}:
         if name not in known:
@@ -141,36 +143,26 @@ def _options(place: str, kind: type[Any], given: Any) -> Any:
     return kind(**(given or {}))
 
 
-def _identity(described: Mapping[str, Any]) -> str:
-    """What a checkpoint must share with the run that goes on from it: everything but its length."""
-    fixed = {name: value for name, value in described.items() if name != "rounds"}
-    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
-
-
 def _enter(
     directory: RunDirectory, simulation: Simulation, config: Mapping[str, Any], resume: bool, overwrite: bool
 ) -> None:
     """Starts a run in a directory, or goes on with the one in it."""
     if resume and directory.used:
-        _check_same(directory.path, read_config(directory.path).get("resolved", {}), config["resolved"])
-        for refused in simulation.resume():
-            for callback in simulation.callbacks:
-                callback.warn(f"checkpoint passed over, the one before it is used: {refused}")
-        directory.begin(config, _named(simulation), _held(simulation))  # it may have been prolonged
+        check_same(directory.path, read_config(directory.path).get("resolved", {}), config["resolved"])
+        refused = simulation.resume()
+        if refused:
+            then = "the one before is used" if simulation.records else "none is left: the run starts over at round 1"
+            warn(simulation.callbacks, f"checkpoint passed over ({'; '.join(refused)}), {then}")
+        check_done(directory.path, simulation)
+        directory.begin(config, named(simulation), _held(simulation))  # it may have been prolonged
         return
     if directory.used and not overwrite:
         raise SteelyardError(
-            f"{directory.path}: holds a run: go on with it (steelyard resume {directory.path}), "
-            "choose another --out, or start afresh with --overwrite"
+            f"{directory.path}: holds a run: go on with it (steelyard resume {shlex.quote(str(directory.path))}), "
+            "choose another directory (out, --out), or start afresh (overwrite=True, --overwrite)"
         )
     directory.clear()
-    directory.begin(config, _named(simulation), _held(simulation))
-
-
-def _named(simulation: Simulation) -> list[list[ClientId]]:
-    """The cohorts by client id."""
-    ids = simulation.work.federation.ids
-    return [[ids[client] for client in cohort] for cohort in simulation.cohorts]
+    directory.begin(config, named(simulation), _held(simulation))
 
 
 def _held(simulation: Simulation) -> dict[str, Any]:
@@ -182,16 +174,6 @@ def _held(simulation: Simulation) -> dict[str, Any]:
     if data.train.groups is not None:
         held["groups"] = data.group_counts().tolist()
     return held
-
-
-def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A run is resumed as what it was; only its length may change, unless learning rates depend on it."""
-    changed = [name for name, value in now.items() if before.get(name) != value]
-    if changed == ["rounds"] and not now["local"]["schedule"].startswith("cosine"):
-        return
-    if changed:
-        differences = "; ".join(f"{name}: {before.get(name)!r} then, {now[name]!r} now" for name in changed)
-        raise SteelyardError(f"{path}: the run in it is another one ({differences}): choose another --out")
 
 
 def _reported(algorithm: Algorithm, metrics: Sequence[str], federation: Federation) -> tuple[str, ...]:
@@ -208,65 +190,30 @@ def _reported(algorithm: Algorithm, metrics: Sequence[str], federation: Federati
     return tuple(sorted(wanted))
 
 
-def _check(algorithm: Algorithm, local: Local, rounds: int, options: Options) -> None:
-    if rounds < 1:
-        raise SteelyardError(f"rounds={rounds}: use at least 1")
+def _check(algorithm: Algorithm, local: Local, rounds: int, options: Options, keep: int) -> None:
+    checks.whole("rounds", rounds, 1)
     if options.executor not in ("auto", "serial", "process"):
         raise SteelyardError(f"executor={options.executor!r}: use auto, serial or process")
-    if not 0 < options.checkpoint_pace <= 1:
-        raise SteelyardError(f"checkpoint_pace={options.checkpoint_pace}: use a share in (0, 1]")
-    if options.workers is not None and options.workers < 1:
-        raise SteelyardError(f"workers={options.workers}: use at least 1")
-    if local.optimizer == "adam":
-        for term in algorithm.client:
-            if term.name in ("scaffold", "vrlsgd"):
-                raise SteelyardError(
-                    f"client={term.name} with optimizer=adam: its correction is (x_t - x) / (steps * lr), which is a "
-                    "mean gradient only under SGD: use optimizer=sgd"
-                )
+    if options.workers is not None:
+        checks.whole("workers", options.workers, 1)
+    checks.whole("evaluate_every", options.evaluate_every)
+    checks.whole("evaluate_clients", options.evaluate_clients)
+    checks.whole("checkpoint_every", options.checkpoint_every, 1)
+    checks.number("checkpoint_pace", options.checkpoint_pace, 0.0, 1.0, open_low=True)
+    checks.whole("keep", keep, 1)
+    local.check_terms(algorithm.client)
 
 
-def _check_cohorts(cohorts: Sequence[Sequence[int]], rounds: int, clients: int) -> None:
+def _numbers(cohorts: Sequence[Sequence[int]], rounds: int, clients: int) -> list[list[int]]:
+    """Given cohorts as plain numbers, one list for each round at least."""
     if len(cohorts) < rounds:
         raise SteelyardError(f"cohorts: {len(cohorts)} of them for {rounds} rounds")
-    for number, cohort in enumerate(cohorts, 1):
-        if len(set(cohort)) < len(cohort) or not all(0 <= client < clients for client in cohort):
-            raise SteelyardError(f"cohorts: round {number} has {list(cohort)}: use distinct numbers below {clients}")
+    return [_distinct(number, cohort, clients) for number, cohort in enumerate(cohorts, 1)]
 
 
-def _described(work: Work, participation: Participation, proxy: Proxy) -> dict[str, Any]:
-    """What a run is, as plain data: two runs with the same description have the same bits."""
-    local = dataclasses.asdict(work.local) | {"schedule": to_text(work.local.schedule)}
-    if local.pop("augment") is not None:  # said only where it is: runs from before there was any can be resumed
-        local["augment"] = to_text(work.local.augment)
-    loss = work.model.loss
-    leaves = [[leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype)] for leaf in work.model.layout.leaves]
-    digest = hashlib.sha256()
-    digest.update(json.dumps(leaves).encode())
-    params, stats, _ = work.model.vectors(work.model.module.state_dict())
-    digest.update(params.numpy().tobytes())
-    digest.update(stats.numpy().tobytes())
-    described = {
-        "algorithm": {name: text for name, text in work.algorithm.texts.items() if text},
-        "local": json.loads(json.dumps(local)),
-        "participation": dataclasses.asdict(participation),
-        "seed": work.seed,
-        "rounds": work.rounds,
-        "loss": f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', type(loss).__name__)}",
-        "metrics": list(work.metrics),
-        "data": {
-            "name": work.federation.name,
-            "clients": len(work.federation.ids),
-            "fingerprint": work.federation.fingerprint(),
-        },
-        "model": {"parameters": work.model.layout.dim, "initial": digest.hexdigest()},
-        "device": work.model.device.type,
-    }
-    if work.probe is not None:
-        options = {
-            name: value
-            for name, value in dataclasses.asdict(dataclasses.replace(proxy, data=None)).items()
-            if name != "data"
-        }
-        described["proxy"] = {**options, "samples": len(work.probe.inputs), "fingerprint": work.probe.fingerprint()}
-    return described
+def _distinct(number: int, cohort: Sequence[int], clients: int) -> list[int]:
+    with suppress(TypeError):
+        row = [operator.index(client) for client in cohort]
+        if len(set(row)) == len(row) and all(0 <= client < clients for client in row):
+            return row
+    raise SteelyardError(f"cohorts: round {number} has {cohort!r}: use distinct whole numbers below {clients}")

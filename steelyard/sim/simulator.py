@@ -122,6 +122,10 @@ class Simulation:
             if writer is not None and self.records:
                 self._checkpoint(writer)
                 writer.flush()
+        except BaseException as error:
+            for callback in self.callbacks:
+                callback.failed(self, error)
+            raise
         finally:
             executor.close()
             if writer is not None:
@@ -220,7 +224,8 @@ class Simulation:
             str(ids[seat.client]): REASONS[int(self.buffers.status[seat.place])] for seat in cohort if seat not in valid
         }
         shown = "; ".join(f"client {name}: {reason}" for name, reason in list(refused.items())[:3])
-        reason = "no client took part" if not cohort else f"{len(valid)} of {len(cohort)} clients were valid"
+        few = f"{len(valid)} of {len(cohort)} clients were valid, fewer than the quorum of {self.participation.quorum}"
+        reason = few if cohort else "no client took part"
         return {
             "round": number,
             "weights": {},

@@ -13,11 +13,8 @@ import numpy as np
 
 from steelyard.core.table import ClientId
 
-Purpose = Literal[
-    "partition", "cohort", "dropout", "speed", "delay", "batches", "split", "module", "broadcast", "model", "augment"
-]
-_CODES: dict[str, int] = {
-    "partition": 1,
+Purpose = Literal["cohort", "dropout", "speed", "delay", "batches", "split", "module", "broadcast", "augment"]
+_CODES: dict[str, int] = {  # part of every run's bits: a number is never given to another purpose
     "cohort": 2,
     "dropout": 3,
     "speed": 4,
@@ -26,7 +23,6 @@ _CODES: dict[str, int] = {
     "split": 7,
     "module": 8,
     "broadcast": 9,
-    "model": 10,
     "augment": 11,
 }
 

@@ -20,7 +20,7 @@ from steelyard.client.augment import Augmentation
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.local import Local
-from steelyard.client.train import Batches, batches, width
+from steelyard.client.train import Batches, batches, cuts, width
 from steelyard.data.dataset import Federation
 from steelyard.server.probe import Probe
 from steelyard.sim.buffers import SHARD, Buffers, Sizes
@@ -76,11 +76,11 @@ class Work:
 
     @cached_property
     def dense(self) -> DenseModels | None:
-        """The stacked closed form, if the network has one and images stay as they are."""
+        """The stacked closed form, if the network and its targets have one and images stay as they are."""
         if self.local.augment is not None:
             return None
-        model, inputs = self.model, self.federation.train.inputs
-        fits = DenseModels.fits(model.module, model.layout, model.loss, model.device, inputs)
+        model, data = self.model, self.federation.train
+        fits = DenseModels.fits(model.module, model.layout, model.loss, model.device, data.inputs, data.targets)
         return DenseModels(model.module, model.layout) if fits else None
 
     @cached_property
@@ -163,7 +163,8 @@ class Work:
         """How many steps a client takes in a round, without drawing its batches."""
         if self.local.steps is not None:
             return self.local.steps
-        return -(-self.num_samples(client) // self.local.batch_size) * (self.local.epochs or 1)
+        starts, _ = cuts(self.num_samples(client), self.local, self.model.has_batch_norm)
+        return len(starts) * (self.local.epochs or 1)
 
     def num_samples(self, client: int) -> int:
         """How many samples a client trains on."""

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import BAD_BASE, NOT_FINITE, SteelyardError
 from steelyard.core.layout import FLAT, Kind, Layout, Leaf, Params
-from steelyard.core.round import NOT_FINITE, finite
+from steelyard.core.sums import ALIGNMENT, finite
 from steelyard.core.table import ClientId, sort_key
 
 
@@ -50,7 +50,8 @@ class MemoryStore:
         leaves: dict[ClientId, Mapping[str, torch.Tensor]] = {}
         for client in sorted(clients, key=sort_key):
             if client not in quarantined:
-                leaves[client] = _leaves(clients[client])
+                found = _leaves(clients[client])
+                leaves[client] = layout.completed(found) if isinstance(found, Mapping) else found
                 reason = _unfit(layout, leaves[client])
                 if reason is not None:
                     quarantined[client] = reason
@@ -60,13 +61,16 @@ class MemoryStore:
         stats = torch.empty(len(fit) + 1, layout.stat_dim, dtype=torch.float64)
         _flatten(layout.params, _leaves(base), matrix[-1])
         _flatten(layout.stats, _leaves(base), stats[-1])
+        if not (finite(matrix[-1]) and finite(stats[-1])):
+            raise SteelyardError(BAD_BASE)
+        floats = [leaf for leaf in layout.counts if leaf.dtype.is_floating_point]
         kept: list[ClientId] = []
         for client in fit:
             row, stat = matrix[len(kept)], stats[len(kept)]
             _flatten(layout.params, leaves[client], row)
             _flatten(layout.stats, leaves[client], stat)
             row.sub_(matrix[-1])
-            if finite(row) and finite(stat):
+            if finite(row) and finite(stat) and all(finite(leaves[client][leaf.name]) for leaf in floats):
                 kept.append(client)
             else:
                 quarantined[client] = NOT_FINITE
@@ -102,8 +106,8 @@ class MemoryStore:
         return self.client_stats, self.base_stats
 
     def counts(self) -> Mapping[str, torch.Tensor]:
-        """Each counter's maximum over the clients."""
-        return {name: stacked.amax(dim=0) for name, stacked in self.client_counts.items()}
+        """The clients' counters."""
+        return self.client_counts
 
     def base_counts(self) -> Mapping[str, torch.Tensor]:
         """The global model's counters."""
@@ -171,7 +175,14 @@ def narrowed(values: torch.Tensor, leaf: Leaf) -> torch.Tensor:
 
 def allocate(size: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor whose memory numpy takes from the system: it asks for huge pages, which torch does not."""
-    return torch.from_numpy(np.empty(size * dtype.itemsize, dtype=np.uint8)).view(dtype)
+    return torch.from_numpy(_memory(size * dtype.itemsize)).view(dtype) if size else torch.empty(0, dtype=dtype)
+
+
+def _memory(count: int) -> NDArray[np.uint8]:
+    """So many bytes, aligned as torch's are."""
+    room = np.empty(count + ALIGNMENT, dtype=np.uint8)
+    first = -room.ctypes.data % ALIGNMENT
+    return room[first : first + count]
 
 
 _spare: list[NDArray[np.uint8]] = []
@@ -183,12 +194,14 @@ def recycled(size: int, dtype: torch.dtype) -> torch.Tensor:
 
     Rounds allocate a model each and drop one each; fresh pages for it, zeroed by the system, cost a fifth of FedAvg.
     """
+    if not size:
+        return torch.empty(0, dtype=dtype)
     try:
         memory = _spare.pop()
     except IndexError:
         memory = None
     if memory is None or memory.nbytes != size * dtype.itemsize:
-        memory = np.empty(size * dtype.itemsize, dtype=np.uint8)
+        memory = _memory(size * dtype.itemsize)
     handle = memory[:]  # lives exactly as long as torch's storage does
     if memory.nbytes <= _RECYCLE:
         weakref.finalize(handle, _keep, memory).atexit = False
@@ -210,6 +223,8 @@ def _unfit(layout: Layout, leaves: object) -> str | None:
     for name, tensor in leaves.items():
         if not isinstance(tensor, torch.Tensor):
             return f"{name!r} is a {type(tensor).__name__}, expected a tensor"
+        if tensor.is_meta or tensor.layout != torch.strided:
+            return f"{name!r} is a sparse tensor or one without values"
         shapes[name] = (tuple(tensor.shape), tensor.dtype)
     reason = layout.mismatch(shapes)
     if reason is None:

@@ -7,6 +7,7 @@ bytes of length, that much JSON, then raw tensors); no other format is read, not
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -19,22 +20,10 @@ from typing import Any
 import torch
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.layout import Kind
+from steelyard.core.layout import DTYPES, Kind
 from steelyard.core.table import ClientId
 from steelyard.stores.slices import SliceStore
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 100_000_000
 
@@ -59,7 +48,7 @@ class Checkpoint:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.files = _files(self.path)
+        self.files, listed = _files(self.path)
         self.metadata: dict[str, str] = {}
         self.entries: dict[str, Entry] = {}
         self._handles: list[int] = []
@@ -74,6 +63,9 @@ class Checkpoint:
                 raise SteelyardError(f"{self.path}: {min(twice)!r} is in more than one shard")
             self.entries.update(entries)
             self.metadata.update(metadata)
+        for name, shard in listed.items():
+            if name not in self.entries or self.files[self.entries[name].file].name != shard:
+                raise SteelyardError(f"{self.path}: the index lists {name!r} in {shard!r}, and it is not there")
 
     @property
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -135,7 +127,11 @@ class SafetensorsStore:
             if client not in quarantined:
                 try:
                     opened[client] = Checkpoint(clients[client])
-                except (SteelyardError, OSError) as error:
+                except (ValueError, OSError) as error:  # a SteelyardError is a ValueError
+                    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                        raise SteelyardError(
+                            f"{clients[client]}: too many open files for {len(clients)} clients: allow more (ulimit -n)"
+                        ) from error
                     quarantined[client] = str(error)
         return replace(SliceStore.of(source, opened, quarantined, kinds), given=tuple(clients))
 
@@ -145,11 +141,12 @@ def _close(handles: list[int]) -> None:
         os.close(handle)
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path) -> tuple[list[Path], Mapping[str, str]]:
+    """The files of a model, and which shard holds which tensor, if there is an index that says so."""
     if not path.exists():
         raise SteelyardError(f"{path}: no such file or directory")
     if path.is_file():
-        return _shards(path) if path.name.endswith(".json") else [path]
+        return _shards(path) if path.name.endswith(".json") else ([path], {})
     index = path / INDEX
     if index.exists():
         return _shards(index)
@@ -158,18 +155,19 @@ def _files(path: Path) -> list[Path]:
         raise SteelyardError(
             f"{path}: expected one .safetensors file or {INDEX}, found {len(files)} files and no index"
         )
-    return files
+    return files, {}
 
 
-def _shards(index: Path) -> list[Path]:
+def _shards(index: Path) -> tuple[list[Path], Mapping[str, str]]:
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        listed = dict(json.loads(index.read_bytes())["weight_map"])
+        names = sorted(set(listed.values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SteelyardError(f"{index}: not an index of shards ({error})") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
             raise SteelyardError(f"{index}: shard {name!r} is not a plain file name")
-    return [index.parent / name for name in names]
+    return [index.parent / name for name in names], listed
 
 
 def _header(file: Path, handle: int, number: int) -> tuple[dict[str, Entry], dict[str, str]]:

@@ -5,7 +5,7 @@ No row is ever whole in memory: the kernels ask for a stretch of coordinates, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.core.errors import BAD_BASE, NOT_FINITE, SteelyardError
 from steelyard.core.layout import Kind, Layout, Leaf
-from steelyard.core.round import NOT_FINITE
+from steelyard.core.sums import finite
 from steelyard.core.table import ClientId, sort_key
 
 
@@ -80,8 +81,14 @@ class SliceStore(Generic[S]):
             else:
                 quarantined[client] = reason
         store = SliceStore(layout, source, given, tuple(fit), quarantined, fit)
-        statistics, _ = store.stats()
-        wrong = torch.nonzero(~torch.isfinite(statistics).all(dim=1)).flatten().tolist()
+        statistics, own = store.stats()
+        if not finite(own):
+            raise SteelyardError(BAD_BASE)
+        bad = ~torch.isfinite(statistics).all(dim=1)
+        for leaf in layout.counts:
+            if leaf.dtype.is_floating_point:
+                bad |= torch.tensor([not finite(store._count(client, leaf)) for client in fit], dtype=torch.bool)
+        wrong = torch.nonzero(bad).flatten().tolist()
         return store.without({store.ids[row]: NOT_FINITE for row in wrong})
 
     @cached_property
@@ -100,7 +107,7 @@ class SliceStore(Generic[S]):
         length = stop - start
         buffer = scratch.numpy()
         room = buffer.data.cast("B")  # sliced without a torch call per read: there are many
-        parts = _overlapping(self.layout.params, start, stop)
+        parts = self.layout.overlapping(start, stop)
 
         def read(one: S, leaf: Leaf, left: int, right: int, row: int) -> None:
             if leaf.dtype == scratch.dtype:
@@ -146,14 +153,14 @@ class SliceStore(Generic[S]):
         return out
 
     def counts(self) -> Mapping[str, torch.Tensor]:
-        """Each counter's maximum over the clients."""
-        return {leaf.name: self._most(leaf) for leaf in self.layout.counts}
+        """The clients' counters."""
+        return {
+            leaf.name: torch.stack([self._count(client, leaf) for client in self.ids]) for leaf in self.layout.counts
+        }
 
-    def _most(self, leaf: Leaf) -> torch.Tensor:
-        there = [self.clients[client].peek(leaf.name) for client in self.ids]
-        if any(one is None for one in there):
-            return torch.stack([self.clients[client].load(leaf.name) for client in self.ids]).amax(dim=0)
-        return torch.from_numpy(np.max(there, axis=0)).view(leaf.shape)  # type: ignore[arg-type]
+    def _count(self, client: ClientId, leaf: Leaf) -> torch.Tensor:
+        there = self.clients[client].peek(leaf.name)
+        return self.clients[client].load(leaf.name) if there is None else torch.tensor(there).view(leaf.shape)
 
     def base_counts(self) -> Mapping[str, torch.Tensor]:
         """The global model's counters."""
@@ -173,11 +180,3 @@ def layout_of(source: Source, kinds: Mapping[str, Kind] | None = None) -> Layout
     return Layout.of(
         {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in source.shapes.items()}, kinds
     )
-
-
-def _overlapping(leaves: Sequence[Leaf], start: int, stop: int) -> list[tuple[Leaf, int, int]]:
-    return [
-        (leaf, max(start, leaf.start), min(stop, leaf.stop))
-        for leaf in leaves
-        if leaf.size and leaf.start < stop and leaf.stop > start
-    ]

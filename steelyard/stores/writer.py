@@ -12,9 +12,9 @@ from types import TracebackType
 import torch
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.layout import Layout, Leaf
+from steelyard.core.layout import DTYPES, Layout, Leaf
 from steelyard.stores.memory import narrowed
-from steelyard.stores.safetensors import DTYPES, INDEX, Checkpoint
+from steelyard.stores.safetensors import INDEX, Checkpoint
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -40,10 +40,13 @@ class FileSink:
                 f"{path}: the base model has {len(like.files)} shards; name a directory to hold as many"
             )
         self.directory = sharded or path.suffix != ".safetensors"
+        self.names = [file.name if self.directory else path.name for file in like.files]
+        others = sorted({file.name for file in path.iterdir()} - {*self.names, INDEX}) if path.is_dir() else []
+        if others:
+            raise SteelyardError(f"{path} holds {others[0]!r} too, which would be lost: name another directory")
         self.hidden = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         self.where: dict[str, tuple[int, int]] = {}  # name: (handle, first byte)
         self.handles: list[int] = []
-        self.names = [file.name if self.directory else path.name for file in like.files]
         for number, name in enumerate(self.names):
             self._begin(name, [key for key, entry in like.entries.items() if entry.file == number], like, metadata)
         if sharded:
@@ -79,11 +82,8 @@ class FileSink:
 
     def write(self, start: int, values: torch.Tensor) -> None:
         """Cuts the chunk into the leaves it belongs to."""
-        stop = start + values.numel()
-        for leaf in self.layout.params:
-            if leaf.size and leaf.start < stop and leaf.stop > start:
-                left, right = max(start, leaf.start), min(stop, leaf.stop)
-                self._bytes(leaf, left - leaf.start, narrowed(values[left - start : right - start], leaf))
+        for leaf, left, right in self.layout.overlapping(start, start + values.numel()):
+            self._bytes(leaf, left - leaf.start, narrowed(values[left - start : right - start], leaf))
 
     def put(self, leaf: Leaf, values: torch.Tensor) -> None:
         """Writes a statistic or a counter."""
@@ -121,7 +121,13 @@ class FileSink:
         if self.path.exists():
             old = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.path.name}.old."))
             os.rename(self.path, old / "old")
-        os.rename(self.hidden, self.path)
+        try:
+            os.rename(self.hidden, self.path)
+        except OSError:
+            if old is not None:
+                os.rename(old / "old", self.path)
+                old.rmdir()
+            raise
         self.path.chmod(0o755)
         if old is not None:
             shutil.rmtree(old)

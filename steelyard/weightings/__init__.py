@@ -24,7 +24,6 @@ from steelyard.weightings import (
     ldawa,
     modifiers,
     nnm,
-    optim,
     pa3fed,
     per_layer,
 )
@@ -50,7 +49,6 @@ __all__ = [
     "ldawa",
     "modifiers",
     "nnm",
-    "optim",
     "pa3fed",
     "per_layer",
 ]

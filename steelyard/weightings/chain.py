@@ -36,12 +36,16 @@ class Chain(Weighting):
                     f"{rule.name} ignores what comes before it in a chain: put it first, or leave out what is before it"
                 )
         layered: Weighting | None = None
-        reducing: Weighting | None = None
+        settled: Weighting | None = None
         for rule in self.rules:
-            if reducing is not None and rule.needs.probe:
+            if settled is not None and not rule.scales:
                 raise SteelyardError(
-                    f"{rule.name} learns the weights of a sum, and {reducing.name} before it makes none: "
-                    "leave one of them out"
+                    f"{rule.name} divides weights, and after {settled.name} it would "
+                    + (
+                        f"undo what that bounds: put it inside, {settled.name}(...|{rule.name})"
+                        if settled.final
+                        else "change nothing, as that makes no weighted sum: leave one of them out"
+                    )
                 )
             whole = (rule.needs.gram or rule.needs.probe) and rule.needs.per_layer is None
             if layered is not None and whole:
@@ -50,7 +54,7 @@ class Chain(Weighting):
                     f"{rule.name} looks at the whole model after {layered.name} weighed it layer by layer: {cure}"
                 )
             layered = layered if rule.needs.per_layer is None else rule
-            reducing = rule if rule.needs.coordinates else reducing
+            settled = rule if rule.final or rule.needs.coordinates else settled
         _ = self.needs  # raises if two rules cut the model into different layers
         object.__setattr__(self, "modifies", self.rules[0].modifies)
 
@@ -69,6 +73,9 @@ class Chain(Weighting):
         after: dict[str, Any] = {}
         for key, rule in zip(keys(self.rules), self.rules, strict=True):
             prior, kept = rule.apply(prior, view.restricted(rule.needs), state.get(key, {}))
+            layers = rule.needs.per_layer
+            if layers is not None and prior.layers is None:  # still warming up, or its gate is closed
+                prior = prior.in_layers(layers, view.layered(layers).layer_count)
             if kept:
                 after[key] = kept
         return prior, after

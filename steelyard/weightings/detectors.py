@@ -94,6 +94,7 @@ class Eq6(Detector):
     def __post_init__(self) -> None:
         checks.number("delta", self.delta)
         checks.one_of("average", self.average, "weighted", "mean", "median")
+        checks.one_of("first", self.first, True, False)
 
     def check(self, fgn: float, state: State) -> tuple[bool, State]:
         """Equation (6); a rise from zero is a rise."""

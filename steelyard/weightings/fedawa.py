@@ -42,6 +42,7 @@ from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Granularity
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
+from steelyard.core.presets import UNSET, fill
 from steelyard.core.registry import RULES
 from steelyard.core.table import State, gather, known, scatter
 from steelyard.core.view import View
@@ -60,7 +61,6 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "travel": None,
     },
 }
-_UNSET: Any = "preset"
 _EPS = 1e-8  # torch's floor under the norms of a cosine
 
 _CARD = Card(
@@ -77,14 +77,14 @@ class FedAWA(Weighting):
 
     preset: str = "paper"
     steps: int = 1
-    lr: float = _UNSET
+    lr: float = UNSET
     optimizer: str = "adam"
     distance: str = "cos"
-    init: str = _UNSET
-    penalty: str = _UNSET
-    euclidean: str = _UNSET
-    weights: str = _UNSET
-    travel: float | None = _UNSET
+    init: str = UNSET
+    penalty: str = UNSET
+    euclidean: str = UNSET
+    weights: str = UNSET
+    travel: float | None = UNSET
     gamma: float = 1.0
 
     name = "fedawa"
@@ -94,9 +94,7 @@ class FedAWA(Weighting):
     def __post_init__(self) -> None:
         checks.one_of("preset", self.preset, *_PRESETS)
         defaults = {**_PRESETS[self.preset], "lr": 0.001 if self.optimizer == "adam" else 0.01}
-        for option, value in defaults.items():
-            if getattr(self, option) is _UNSET:
-                object.__setattr__(self, option, value)
+        fill(self, defaults)
         checks.whole("steps", self.steps, 1)
         checks.number("lr", self.lr, 0.0, open_low=True)
         checks.one_of("optimizer", self.optimizer, "adam", "sgd")

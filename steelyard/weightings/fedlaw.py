@@ -37,11 +37,11 @@ from typing import Any
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import NonFiniteLoss, SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
-from steelyard.core.probe import Trial
+from steelyard.core.presets import UNSET, fill
 from steelyard.core.registry import RULES
 from steelyard.core.report import coherence
 from steelyard.core.table import State
@@ -52,7 +52,6 @@ from steelyard.weightings.optim import Step, adam, sgd, softmax
 
 BETAS = (0.5, 0.999)
 EPOCHS = {"paper": 100, "official": 20}
-_UNSET: Any = "preset"
 _PAPER = "Li et al., ICML 2023"
 _SECAGG = "yes in principle: each step needs two secure sums of vectors"
 
@@ -79,12 +78,12 @@ class FedLAW(Weighting):
     """
 
     preset: str = "paper"
-    epochs: int = _UNSET
+    epochs: int = UNSET
     lr: float = 0.01
     optimizer: str = "adam"
     betas: tuple[float, float] = BETAS
     function: str = "exp"
-    init: str = _UNSET
+    init: str = UNSET
     halve: int = 20
     learn: str = "both"
     critical: float | None = None
@@ -99,9 +98,7 @@ class FedLAW(Weighting):
         checks.one_of("preset", self.preset, *EPOCHS)
         checks.one_of("function", self.function, "exp", "quad")
         uniform = self.preset == "official" and self.function == "quad"
-        for option, value in {"epochs": EPOCHS[self.preset], "init": "uniform" if uniform else "prior"}.items():
-            if getattr(self, option) is _UNSET:
-                object.__setattr__(self, option, value)
+        fill(self, {"epochs": EPOCHS[self.preset], "init": "uniform" if uniform else "prior"})
         checks.whole("epochs", self.epochs, 1)
         checks.number("lr", self.lr, 0.0, open_low=True)
         check_optimizer(self.optimizer, self.betas)
@@ -143,7 +140,7 @@ class FedLAW(Weighting):
         learn_lambda, learn_gamma = self.learn != "gamma", self.learn != "lambda"
         curves = Curves()
         point = learned(
-            view.probe,
+            view,
             point,
             self.epochs,
             lambda epoch: rate(self.lr, epoch, self.halve),
@@ -219,7 +216,7 @@ class Point:
 
 
 def learned(
-    trial: Trial,
+    view: View,
     point: Point,
     epochs: int,
     rates: Callable[[int], float],
@@ -232,6 +229,7 @@ def learned(
 
     `after` hears every epoch's end: its number, the point reached, and the mean loss of its batches before their steps.
     """
+    trial = view.probe
     used = np.append(np.full(len(point.x), learn_lambda), learn_gamma)
     for epoch in range(epochs):
         losses = []
@@ -240,6 +238,11 @@ def learned(
             slopes = trial.slopes(gamma * shares, gamma, batch)
             losses.append(slopes.loss)
             models = slopes.weights + slopes.base  # <grad, theta_k>
+            if not (math.isfinite(slopes.loss) and np.isfinite(models).all()):
+                raise NonFiniteLoss(
+                    f"the proxy loss is NaN or infinite at the clients' mixture in round {view.round}: lower the "
+                    "clients' learning rate (local.lr) or the rule's, or let the weights before it pass: if_finite(...)"
+                )
             gradient = point.gradient(gamma * models, float(shares @ models))
             vector = np.append(point.x, point.g)
             vector[used] = step(vector[used], gradient[used], rates(epoch))

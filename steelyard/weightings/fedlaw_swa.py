@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
+from steelyard.core.presets import UNSET, fill
 from steelyard.core.registry import RULES
 from steelyard.core.table import State
 from steelyard.core.view import View
@@ -46,7 +46,6 @@ from steelyard.weightings.fedlaw import (
 FIRST = 6  # the epoch after which the first snapshot is taken
 _ANNEAL, _RISE = 100, 10  # epochs
 _ORDERS = {"paper": "gamma_first", "official": "lambda_first"}
-_UNSET: Any = "preset"
 
 
 @RULES.register
@@ -71,13 +70,13 @@ class FedLAWSWA(Weighting):
     """
 
     preset: str = "paper"
-    epochs: int = _UNSET
+    epochs: int = UNSET
     lr: float = 0.01
     swa_lr: float = 0.05
     optimizer: str = "adam"
     betas: tuple[float, float] = BETAS
     function: str = "exp"
-    order: str = _UNSET
+    order: str = UNSET
     halve: int = 20
     snapshots: str = "required"
     average: str = "logits"
@@ -94,9 +93,7 @@ class FedLAWSWA(Weighting):
 
     def __post_init__(self) -> None:
         checks.one_of("preset", self.preset, *_ORDERS)
-        for option, value in {"epochs": EPOCHS[self.preset], "order": _ORDERS[self.preset]}.items():
-            if getattr(self, option) is _UNSET:
-                object.__setattr__(self, option, value)
+        fill(self, {"epochs": EPOCHS[self.preset], "order": _ORDERS[self.preset]})
         checks.whole("epochs", self.epochs, 2)
         checks.number("lr", self.lr, 0.0, open_low=True)
         checks.number("swa_lr", self.swa_lr, 0.0, open_low=True)
@@ -148,7 +145,7 @@ class FedLAWSWA(Weighting):
                 taken.append(now.x)
 
         start, rates = point, lambda epoch: swa_rate(self.lr, self.swa_lr, epoch)
-        learned(view.probe, point, self.epochs // 2, rates, optimizer(self.optimizer, self.betas), True, False, after)
+        learned(view, point, self.epochs // 2, rates, optimizer(self.optimizer, self.betas), True, False, after)
         if not taken:
             return start
         if self.average == "logits":
@@ -162,7 +159,7 @@ class FedLAWSWA(Weighting):
 
         rates = lambda epoch: rate(self.lr, epoch, self.halve)  # noqa: E731
         step = optimizer(self.optimizer, self.betas)
-        return learned(view.probe, point, self.epochs // 2, rates, step, False, True, after)
+        return learned(view, point, self.epochs // 2, rates, step, False, True, after)
 
 
 def swa_rate(lr: float, swa_lr: float, epoch: int) -> float:

@@ -3,11 +3,11 @@
 The adaptive rules amplify attacks as published: one client of 20 that sends a 100-fold update gets 57 % of FedAdp's
 weight. The guard wraps any rule with ordered checks (the stores do the first, structure and finiteness, for everyone):
 
-    G1  a zero update, a negative loss or gradient norm: the client is set aside for the round, named in the report
+    G1  a zero update, a negative loss, accuracy or gradient norm: the client is set aside, named in the report
     G2  updates are clipped to `clip` medians of the norms; with fewer than 3 clients, of past rounds' medians
     G3  reported numbers are capped at `metric_cap` medians (sizes, losses, gradient norms), work also from below
     G4  a non-finite weight: the round falls back to weights by size, and says so
-    G5  no weight above `weight_cap / K` (water-filling)
+    G5  no weight above `weight_cap / K` (water-filling among those the rule weighs)
     G6  an aggregate that is not finite or longer than `clip` medians voids the round: model and state stay as they were
 
 All of it happens in Gram space. G2 and G5 bound a client's direct contribution by (weight_cap / K) x clip x median. The
@@ -18,12 +18,14 @@ collusion: wrap the rule in `nnm` for that.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from steelyard.core import checks
+from steelyard.core.errors import NonFiniteLoss
 from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
@@ -50,10 +52,11 @@ class Guard(Weighting):
 
     name = "guard"
     modifies = False  # sizes must be capped before they become a prior, so the whole chain goes inside
+    final = True
     card = Card(
         "bounds what one client can do to any rule",
         "",
-        "as the rule inside, with weights capped at the client",
+        "only if clients disclose their norms: then each clips and caps its own update",
     )
 
     def __post_init__(self) -> None:
@@ -129,29 +132,31 @@ class Guard(Weighting):
 
     def _weigh(self, rule: Weighting, view: View, state: State) -> tuple[Mixture, State, str]:
         start = Mixture.convex(np.ones((1, len(view.ids))))
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), suppress(NonFiniteLoss):
             mixture, kept = rule.apply(start, view.restricted(rule.needs), state)
-        if np.isfinite(mixture.weights).all() and np.isfinite(mixture.base).all():
-            return mixture, kept, ""
+            if mixture.finite:
+                return mixture, kept, ""
         sizes: Mapping[str, Array] = view.metrics
         weights = sizes.get("num_examples", np.ones(len(view.ids)))[None, :]
         return Mixture.convex(weights), state, "non-finite weights: fell back to weights by size"
 
     def _cap(self, mixture: Mixture, clients: int) -> tuple[Mixture, list[int]]:
-        limit = self.weight_cap / clients  # with few accepted clients the rest of the weight stays at the global model
+        limit = self.weight_cap / clients  # where few have a weight, the rest of it stays at the global model
         over = [int(k) for k in np.flatnonzero((np.abs(mixture.weights) > limit * (1 + 1e-12)).any(axis=0))]
         if not over or mixture.reduce is not None:
             return mixture, []
         total = mixture.weights.sum(axis=1, keepdims=True)
         if (mixture.weights < 0).any() or (total <= 0).any():
             return replace(mixture, weights=np.clip(mixture.weights, -limit, limit)), over
-        filled = np.stack(
-            [water_fill(w[None] / t, limit / t[0])[0] * t for w, t in zip(mixture.weights, total, strict=True)]
-        )
+        filled = np.zeros_like(mixture.weights)
+        for row, weights, sum_ in zip(filled, mixture.weights, total[:, 0], strict=True):
+            chosen = weights > 0  # what the rule refused to weigh gets nothing of what others lose
+            row[chosen] = water_fill(weights[None, chosen] / sum_, limit / sum_)[0] * sum_
         return replace(mixture, weights=np.minimum(filled, limit)), over
 
     def _sound(self, mixture: Mixture, view: View, median: float) -> bool:
-        gram = view.whole_gram if mixture.layers is None else view.layered(mixture.layers).gram
+        layers = mixture.layers or (view.layers if len(mixture.weights) > 1 else None)
+        gram = view.whole_gram if layers is None else view.layered(layers).gram
         length = float(np.sqrt(gram.mixture_sq_norm(mixture.weights).sum()))
         return bool(length <= self.clip * median * (1 + 1e-9))
 

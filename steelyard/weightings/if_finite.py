@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
+from steelyard.core.errors import NonFiniteLoss
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
@@ -41,8 +43,8 @@ class IfFinite(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Falls back, and says so in the report."""
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), suppress(NonFiniteLoss):
             mixture, kept = self.rule.apply(prior, view, state.get(self.rule.name, {}))
-        if np.isfinite(mixture.weights).all() and np.isfinite(mixture.base).all():
-            return mixture, ({self.rule.name: kept} if kept else {})
+            if mixture.finite:
+                return mixture, ({self.rule.name: kept} if kept else {})
         return prior.noted(fallback=f"{self.rule.name} gave non-finite weights"), state

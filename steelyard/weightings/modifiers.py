@@ -32,6 +32,7 @@ class Shrink(Weighting):
 
     name = "shrink"
     modifies = True
+    scales = True
     card = Card("multiplies the aggregated model by gamma", "Li et al., ICML 2023", _AS_INPUT, _AS_INPUT)
 
     def __post_init__(self) -> None:

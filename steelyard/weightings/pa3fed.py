@@ -83,7 +83,8 @@ class PA3Fed(Weighting):
         score = (-reported if self.score == "neg_loss" else reported)[None, :]  # [1, K]
         critical, detected = self._detector.critical(view.restricted(self._detector.needs), state.get("period", {}))
         last = gather(state.get("scores", {}), view.ids, score)
-        alpha = np.exp(-self.beta * (last - score)) if critical else np.ones_like(score)
+        power = -self.beta * (last - score) if critical else np.zeros_like(score)
+        alpha = np.exp(power - max(float(power.max()) - 700.0, 0.0))  # shares are relative: a common factor is free
         after: dict[str, Any] = {
             "period": detected,
             "scores": scatter(state.get("scores", {}), view.ids, score),

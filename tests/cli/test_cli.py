@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import steelyard
@@ -46,6 +47,61 @@ def test_help_teaches():
         assert command in result.output
     assert "streaming" in steelyard_command("merge", "--help").output
     assert steelyard_command("--version").output.strip() == steelyard.__version__
+
+
+def commands(group, *names):
+    """Every command with its name, those of groups too."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *names, name)
+        else:
+            yield (*names, name), command
+
+
+def test_help_tells_what_every_argument_is():
+    found = {}
+    for names, command in commands(get_command(app)):
+        for param in command.params:
+            if param.param_type_name == "argument":
+                found[names] = param.help
+                assert param.help
+                assert param.help in " ".join(steelyard_command(*names, "--help").output.split())
+    assert found["sweep",] == "A TOML file, as above."
+    assert found["partitions", "show"].startswith("A partition as text")
+    assert len(found) == 12
+
+
+def test_text_of_the_users_is_no_markup(files, monkeypatch):
+    monkeypatch.chdir(files[2])
+    out = "a [/x] [bold]y"
+    (files[2] / "a [").mkdir()
+    made = merge(files[2], out=out + ".safetensors")
+    assert made.exit_code == 0, made.output
+    assert out in made.output
+    made = steelyard_command("run", "--set", "rounds=1", "--out", out)
+    assert made.exit_code == 0, made.output
+    assert f"run: {out}\n" in made.output
+    made = steelyard_command("resume", out)
+    assert made.exit_code == 0, made.output
+    assert f"run: {out}\n" in made.output
+
+
+INTERRUPTED = """
+import builtins
+from steelyard.cli import main
+real = builtins.__import__
+def importing(name, *rest, **more):
+    if name == "steelyard.cli.app":
+        raise KeyboardInterrupt
+    return real(name, *rest, **more)
+builtins.__import__ = importing
+main()
+"""
+
+
+def test_ctrl_c_while_modules_load_is_no_traceback():
+    made = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (made.returncode, made.stdout, made.stderr) == (130, "", "")
 
 
 def test_rules_lists_every_rule_with_paper_needs_and_options():
@@ -218,3 +274,22 @@ def test_without_the_extra_the_command_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 1
     assert "pip install 'steelyard[cli]'" in done.stderr
+
+
+def test_merge_into_a_directory_of_others_loses_nothing(files):
+    *_, folder = files
+    arguments = ["merge", "--base", folder / "base.safetensors", "--client", folder / "client-0.safetensors"]
+    refused = steelyard_command(*arguments, "--rule", "uniform", "--out", folder, "--force")
+    assert refused.exit_code == 2
+    assert "which would be lost: name another directory" in refused.output
+    assert (folder / "client-0.safetensors").exists()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_merge_takes_every_client_once(files):
+    *_, folder = files
+    one = folder / "client-0.safetensors"
+    arguments = ["merge", "--base", folder / "base.safetensors", "--client", one, one, "--rule", "uniform"]
+    refused = steelyard_command(*arguments, "--out", folder / "merged.safetensors")
+    assert refused.exit_code == 2
+    assert "is given twice" in refused.output

@@ -68,10 +68,13 @@ def test_fetch_then_load(tmp_path, monkeypatch):
 def test_the_directory_may_come_from_the_environment(tmp_path, monkeypatch):
     files.write_mnist(tmp_path / "there" / "mnist")
     assert "name one with --dir, or set STEELYARD_DATA" in call("fetch", "mnist").output
-    monkeypatch.setenv("STEELYARD_DATA", str(tmp_path / "data"))
+    place = tmp_path / "my [bold]data [/x]"  # which is no markup
+    monkeypatch.setenv("STEELYARD_DATA", str(place))
     with serving({}) as server:
         monkeypatch.setitem(HOMES, "mnist", served(server, tmp_path / "there"))
-        assert call("fetch", "mnist").exit_code == 0
+        made = call("fetch", "mnist")
+    assert made.exit_code == 0
+    assert f"mnist is in {place}\n" in made.output
     assert len(load("mnist")[0]) == 7
 
 
@@ -94,6 +97,8 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch):
     made = call("fetch", "mnist", "--dir", tmp_path)
     assert made.exit_code == 130
     assert f"interrupted; go on with: steelyard data fetch mnist --dir {tmp_path}" in made.output
+    made = call("fetch", "mnist", "--dir", tmp_path / "my data")
+    assert f"steelyard data fetch mnist --dir '{tmp_path}/my data'" in made.output
 
 
 def test_a_run_takes_options_in_the_name_of_its_data(tmp_path, monkeypatch):

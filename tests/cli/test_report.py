@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 def test_a_report_is_written_and_its_path_printed(folder, tmp_path):
     made = steelyard_command("report", folder, "-o", tmp_path / "report.html", "--target", 0.5)
     assert made.exit_code == 0, made.output
-    assert f"{tmp_path / 'report.html'}: 16 figures, 2." in made.output
+    assert f"{tmp_path / 'report.html'}: 15 figures, 2." in made.output
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert "3 algorithms on digits" in text

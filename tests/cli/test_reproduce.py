@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
-from steelyard.papers import table
+from steelyard.papers import cost, table
 
 RUNS = """
 title = "Two rules on digits"
@@ -64,6 +64,13 @@ def test_cells_are_listed():
     assert "in all" in result.output
 
 
+@pytest.mark.parametrize("columns", ["80", "40"])
+def test_names_of_cells_are_whole_on_a_narrow_terminal(columns):
+    result = CliRunner().invoke(app, ["reproduce", "fedlaw-table3", "--list"], env={"COLUMNS": columns})
+    words = result.output.split()
+    assert [cell.name for cell in table.read("fedlaw-table3").cells if cell.name not in words] == []
+
+
 def test_a_table_is_run_reused_and_written(small):
     result = call("small", "--out", small / "out", "--rounds", 2, "--seeds", "1")
     assert result.exit_code == 0, result.output
@@ -73,6 +80,14 @@ def test_a_table_is_run_reused_and_written(small):
     assert (small / "out" / "table.csv").read_text().count("\n") == 3
     again = call("small", "--out", small / "out", "--rounds", 2, "--seeds", "1")
     assert again.output.count("reused    iid") == 2
+
+
+def test_a_subset_is_told_from_the_whole(small, monkeypatch):
+    monkeypatch.setitem(cost.SIZES, "digits", (100_000, 10_000, (1, 8, 8), 200))
+    result = call("small", "--out", small / "out", "--cells", "*/fedavg", "--seeds", "1")
+    assert result.exit_code == 0, result.output
+    assert "subset: 1,437 samples, 10 classes" in result.output
+    assert "|  | subset: 1,437 samples, 10 classes |" in (small / "out" / "table.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -177,21 +177,21 @@ def test_the_command_killed_and_resumed(tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    out = str(tmp_path / "run")
+    out = tmp_path / "my run"
     process = subprocess.Popen(
-        [*STEELYARD, "run", "--set", "rounds=100000", "--out", out],
+        [*STEELYARD, "run", "--set", "rounds=100000", "--out", str(out)],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     deadline = time.monotonic() + 60
-    while not (tmp_path / "run" / "checkpoints" / "last").exists():
+    while not (out / "checkpoints" / "last").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted; go on with: steelyard resume" in errors
+    assert f"interrupted; go on with: steelyard resume '{out}'" in errors
     assert "Traceback" not in errors
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,10 +14,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
-from steelyard.cli.sweep import Board
+from steelyard.cli.sweep import Board, print_table
 from steelyard.lab import jobs as module
 from steelyard.lab.jobs import Outcome
+from steelyard.lab.tables import Cell, Table
 from steelyard.sim.history import History
+from steelyard.sim.lock import locked
 from tests.cli.test_run import STEELYARD
 from tests.lab.jobs import Here, job
 
@@ -63,7 +66,7 @@ def test_a_sweep_prints_lines_a_table_and_sentences(original):
     assert "95 % interval" in output
     assert "Traceback" not in output
     assert {path.name for path in (home / "out").iterdir()} == {
-        "fedavg", "fedadp", "results.md", "results.csv", "results.tex", "table.csv",
+        "fedavg", "fedadp", "lock", "results.md", "results.csv", "results.tex", "table.csv",
     }  # fmt: skip
 
 
@@ -88,6 +91,27 @@ def test_finished_runs_are_listed_reused_and_not_overwritten_by_others(swept):
     assert "holds another run (local.lr = 0.1 there, 0.5 here)" in output
     assert call("sweep", file, "--out", out, "--overwrite", "--quiet") == (0, "")
     assert json.loads((out / "fedavg" / "seed-1" / "config.json").read_text())["config"]["local"]["lr"] == 0.5
+
+
+def test_a_second_sweep_in_the_same_place_is_refused_and_changes_nothing(swept):
+    file, out = swept / "small.toml", swept / "out"
+    before = {path: path.read_bytes() for path in out.glob("*.*")}
+    with locked(out, "sweep"):
+        code, output = call("sweep", file, "--out", out)
+    assert code == 2
+    assert "this sweep is in use by pid" in output
+    assert {path: path.read_bytes() for path in out.glob("*.*")} == before
+
+
+def test_a_place_that_cannot_be_written_to_is_one_sentence(tmp_path):
+    (tmp_path / "s.toml").write_text(FILE)
+    (tmp_path / "file").touch()
+    code, output = call("sweep", tmp_path / "s.toml", "--out", tmp_path / "file" / "out")
+    assert code == 2
+    assert output.endswith("cannot be a sweep directory: Not a directory: choose another directory (out, --out)")
+    code, output = call("reproduce", "fedadp-table1", "--out", tmp_path / "file" / "out")
+    assert code == 2
+    assert output.endswith("cannot be a reproduction directory: Not a directory: choose another directory (out, --out)")
 
 
 def test_a_failed_run_is_named_and_is_the_exit_code(tmp_path, monkeypatch):
@@ -141,6 +165,20 @@ def test_compare_says_what_may_be_said(swept):
     assert "fedavg" in output
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--metric", "rounds", "--target", 5], "target=5: use an accuracy in (0, 1], such as 0.9"),
+        (["--target", "nan"], "target=nan: use an accuracy"),
+        (["--confidence", "0.99999999999999994"], "use a number between 0 and 1, such as 0.95"),
+    ],
+)
+def test_compare_refuses_odd_numbers(options, message, swept):
+    code, output = call("compare", swept / "out", *options)
+    assert code == 2
+    assert message in output
+
+
 def test_compare_refuses_what_did_not_start_alike(swept):
     path = swept / "out" / "fedadp" / "seed-2" / "config.json"
     stored = json.loads(path.read_text())
@@ -179,6 +217,47 @@ def test_compare_needs_two_algorithms_and_runs(swept, tmp_path):
     for log in (swept / "out").glob("*/*/rounds.jsonl"):
         log.write_text(log.read_text().splitlines(keepends=True)[0])
     assert "no finished run to compare" in call("compare", swept / "out")[1]
+
+
+LONG = "weighting-of-a-very-long-name-that-nobody-would-type-twice-but-must-once"
+
+
+def table():
+    cell = Cell(71.234, 0.456, 3, 3)
+    heads = tuple(f"dirichlet:alpha={n},share=0.25" for n in range(8))
+    return Table("a title", "algorithm", heads, ((LONG, (cell,) * 8),))
+
+
+def test_a_table_in_a_pipe_is_as_wide_as_it_must_be():
+    console = Console(file=io.StringIO(), width=80)
+    print_table(table(), console)
+    lines = console.file.getvalue().splitlines()
+    (row,) = (line for line in lines if LONG in line)
+    assert row.count("71.23 ± 0.46") == 8
+    assert all(head in " ".join(lines) for head in table().heads)
+    assert "…" not in " ".join(lines)
+
+
+def test_a_table_on_a_terminal_is_folded_and_not_cut():
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    print_table(table(), console)
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
+    assert "".join(rows) == LONG
+
+
+def test_a_terminal_without_the_sign_gets_another(original):
+    made = subprocess.run(
+        [*STEELYARD, "compare", str(original[0] / "out")],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    assert "mean ? deviation over 2 seeds" in " ".join(made.stdout.split())
 
 
 def test_help_teaches():

@@ -84,6 +84,20 @@ def test_the_loop_is_torchs_optimizer_on_the_same_batches(name, clip):
         assert_near(parameter.detach(), expected.detach(), 1e-9)
 
 
+def test_adam_in_float32_corrects_its_bias_as_exactly_as_torchs():
+    g = torch.Generator().manual_seed(0)
+    local = Local(lr=0.01, optimizer="adam")
+    theirs = nn.Parameter(torch.zeros(1, 500))
+    optimizer = torch.optim.Adam([theirs], lr=0.01)
+    ours, held = torch.zeros(1, 500), {slot: torch.zeros(1, 500) for slot in local.slots}
+    for step in range(1, 31):
+        grad = torch.randn(1, 500, generator=g)
+        theirs.grad = grad.clone()
+        optimizer.step()
+        local.update(ours, grad, held, 0.01, torch.full((1, 1), 7.0), step - 7)
+        assert_near(ours, theirs.detach(), 1e-7)
+
+
 NOVA = {
     "sgd": ({}, ""),
     "mom0.9": ({"momentum": 0.9}, ""),
@@ -172,7 +186,7 @@ def test_the_closed_form_is_autograds(lengths, local, bias):
     g = torch.Generator().manual_seed(1)
     inputs, targets = torch.randn(60, 3, 4, generator=g), torch.randint(0, 4, (60,), generator=g)
     reference = flat(dense_module(bias=bias), inputs)
-    assert DenseModels.fits(reference.module, reference.layout, nn.functional.cross_entropy, CPU, inputs)
+    assert DenseModels.fits(reference.module, reference.layout, nn.functional.cross_entropy, CPU, inputs, targets)
     stacked = DenseModels(reference.module, reference.layout)
     start = reference.params.clone()
     drawn = []
@@ -191,7 +205,8 @@ def test_the_closed_form_is_used_only_where_it_holds():
     inputs = torch.randn(4, 3, 4)
 
     def fits(module, loss=nn.functional.cross_entropy, inputs=inputs):
-        return DenseModels.fits(module, flat(module, inputs).layout, loss, CPU, inputs)
+        targets = torch.arange(len(inputs)) % 2
+        return DenseModels.fits(module, flat(module, inputs).layout, loss, CPU, inputs, targets)
 
     assert fits(dense_module())
     assert not fits(dense_module(), nn.functional.mse_loss)
@@ -203,6 +218,9 @@ def test_the_closed_form_is_used_only_where_it_holds():
     frozen = dense_module()
     frozen[1].weight.requires_grad_(False)
     assert not fits(frozen)
+    hooked = dense_module()
+    hooked[1].weight.register_hook(lambda grad: 2 * grad)
+    assert not fits(hooked)
 
 
 def test_batches_cover_every_pass_and_cut_steps():

@@ -119,3 +119,26 @@ def test_a_bare_value_is_the_first_option():
     )
     with pytest.raises(steelyard.SteelyardError, match="uniform has no option '3'"):
         steelyard.parse_rule("uniform:3")
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        steelyard.parse_rule("fedawa:optimizer=sgd,lr=0.001"),  # a default elsewhere, but not with this optimizer
+        steelyard.parse_rule("fedawa:preset=official,lr=0.02"),
+        steelyard.parse_rule("law:critical=0"),  # without learn=lambda it would be refused
+        steelyard.fedavg(by="my metric"),
+        steelyard.fedavg(by="1"),
+        steelyard.fedavg(by="none"),
+        steelyard.per_layer("fedadp", layers=("layer[12].*", "a:b")),
+        steelyard.per_layer("fedadp", layers=("0.weight", "1")),
+    ],
+    ids=repr,
+)
+def test_text_builds_the_same_rule_again(rule):
+    assert steelyard.parse_rule(to_text(rule)) == rule
+
+
+def test_what_cannot_be_written_says_so():
+    with pytest.raises(steelyard.SteelyardError, match="has no text form"):
+        to_text(steelyard.fedavg(by='a"b'))

@@ -91,6 +91,16 @@ def test_balanced_sizes_are_equal_and_labels_are_not():
     assert np.abs(even[:4] - 20).max() < 15  # the last client gets what is left
 
 
+def test_balanced_labels_are_the_more_skewed_the_smaller_alpha_is():
+    labels = np.repeat(np.arange(10), 200)
+    tops = []
+    for alpha in (1, 0.1, 0.01, 1e-3, 1e-6, 1e-300):
+        made = [label_counts(partition(f"dirichlet_balanced:{alpha}", labels, 20, seed), labels) for seed in range(5)]
+        tops.append(np.mean([counts.max(axis=1) for counts in made]) / 100)
+    assert tops == sorted(tops)
+    assert tops[-2:] == [1.0, 1.0]  # a class makes two clients whole
+
+
 def test_balanced_proportions_follow_those_of_the_data():
     labels = np.repeat([0, 1], [900, 100])
     groups = partition("dirichlet_balanced:alpha=1000", labels, 10, seed=0)
@@ -188,6 +198,8 @@ def test_for_any_labels(part, labels, clients, seed):
         ("dirichlet_capped", 101, "minimum=10: 101 clients would need 1010 samples and there are 1000, use at most 9"),
         ("dirichlet_capped:alpha=1e-4", 50, "alpha=0.0001: in 1000 draws some client always had fewer"),
         ("dirichlet_balanced:0", 4, "alpha=0"),
+        ("dirichlet_balanced:inf", 4, r"alpha=inf: use a number in \(0.0, inf\)$"),
+        ("long_tail:rho=inf", 4, r"rho=inf: use a number in \[1.0, inf\)$"),
         ("shards:0", 4, "per_client=0: use a whole number >= 1"),
         ("shards:3", 400, "per_client=3: 400 clients need 1200 shards and there are 1000 samples, use at most 2"),
         ("sorted:1.5", 4, r"share_iid=1.5: use a number in \[0.0, 1.0\]"),

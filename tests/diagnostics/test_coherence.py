@@ -6,14 +6,16 @@ import torch
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.core.round import inner_products
+from steelyard.core.evidence import inner_products
 from steelyard.diagnostics import (
     cohort_alignment,
     critical_point,
     gradient_coherence,
     group_coherence,
     heterogeneity_coherence,
+    series,
 )
+from steelyard.sim.history import History
 
 WEIGHTS = [5, 1, 2, 8, 4]
 
@@ -98,6 +100,14 @@ def test_two_groups_add_up_to_the_whole(updates):
 )
 def test_critical_point(series, options, expected):
     assert critical_point(series, **options) == expected
+
+
+def test_the_critical_point_of_a_record_with_gaps_is_a_round():
+    void = {"round": 2, "void": "nobody"}
+    coherent = [{"round": number, "coherence": value} for number, value in ((1, 0.3), (3, 0.2), (4, 0.0))]
+    history = History("h", [coherent[0], void, *coherent[1:]])
+    assert critical_point(series(history, "coherence")) == 4
+    assert critical_point(series(history, "coherence"), hold=2) is None
 
 
 def test_definition_5_2():

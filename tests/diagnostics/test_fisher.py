@@ -142,6 +142,14 @@ def test_equation_3():
             lambda: empirical_fisher_trace(nn.Linear(6, 3), torch.ones(2, 6), torch.ones(3).long()),
             "give 2 class numbers",
         ),
+        (
+            lambda: empirical_fisher_trace(nn.Linear(6, 3), torch.ones(2, 6), torch.tensor([0, 3])),
+            "targets go from 0 to 3: the model has 3 classes: use 0 to 2",
+        ),
+        (
+            lambda: empirical_fisher_trace(nn.Linear(6, 3), torch.ones(2, 6), torch.tensor([-1, 2])),
+            "targets go from -1 to 2",
+        ),
         (lambda: federated_fisher_trace([1.0], [1, 2]), "each of the 1 clients"),
     ],
 )

@@ -94,6 +94,8 @@ def test_a_surface_keeps_the_networks_own_statistics_for_vectors():
         (lambda: weight_landscape(lambda _: 0.0, [CLIENTS[0], CLIENTS[1], CLIENTS[2, :2]]), "number 2 is refused"),
         (lambda: weight_landscape(lambda _: 0.0, CLIENTS, sizes=[1, 2]), "each of the 3 clients"),
         (lambda: simplex_grid(1), "points=1"),
+        (lambda: weight_landscape(lambda _: np.nan, CLIENTS, points=2).optimum, "NaN at all points: give models"),
+        (lambda: weight_landscape(lambda _: np.nan, CLIENTS, points=2).optimum_loss, "NaN at all points: give models"),
         (lambda: Surface(network(0), torch.ones(3, 4), torch.zeros(3).long())(torch.ones(2)), r"vector \[63\]"),
         (lambda: Surface(network(0), torch.ones(3, 4), torch.zeros(3).long())({}), "missing key"),
     ],

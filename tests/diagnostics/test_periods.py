@@ -85,6 +85,8 @@ def test_errors_are_one_sentence():
         critical_periods(history)
     with pytest.raises(SteelyardError, match="detector='fedavg': not a detector: use criticalfl_window or eq6"):
         critical_periods(history, "fedavg")
+    with pytest.raises(SteelyardError, match="NaN or infinity: leave such rounds out"):
+        detect([1, np.nan, 2])
     with pytest.raises(SteelyardError, match="over='time'"):
         loss_deviation(history, over="time")
     with pytest.raises(SteelyardError, match=r"'reported.loss': not on record"):

@@ -62,6 +62,13 @@ def test_by_client(run):
     assert "timings" not in client_names(run)
 
 
+def test_what_clients_found_together_is_a_series_and_no_table_by_client():
+    history = History("h", [{"round": 1, "weights": {"a": 1.0}, "client_evaluation": {"accuracy": 0.5, "loss": 2.0}}])
+    assert client_names(history) == ["weights"]
+    assert names(history) == ["client_evaluation.accuracy", "client_evaluation.loss"]
+    assert series(history, "client_evaluation.accuracy").values.tolist() == [0.5]
+
+
 def test_clients_are_in_the_order_of_their_numbers():
     history = History("h", [{"round": 1, "weights": {"10": 0.1, "b.1": 0.2, "9": 0.3, "a": 0.4}}])
     table = by_client(history, "weights")

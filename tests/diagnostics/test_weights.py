@@ -29,6 +29,9 @@ COUNTS = np.array([[5, 5, 2], [20, 0, 0], [3, 3, 2], [1, 9, 2]])
 def test_effective_clients():
     weights = np.array([[0.25, 0.25, 0.25, 0.25], [1.0, 0, 0, 0], [0.5, 0.5, np.nan, np.nan], [2, 2, 0, 0]])
     assert effective_clients(weights) == pytest.approx([4, 1, 2, 2])
+    for nothing in ([0, 0], [[1, 1], [np.nan, 0]]):
+        with pytest.raises(SteelyardError, match="a round has none but 0: leave it out"):
+            effective_clients(nothing)
     history = simulate("fedadp", rounds=2)
     table = np.array([list(record["weights"].values()) for record in history])
     assert effective_clients(table) == pytest.approx(series(history, "effective_clients").values)
@@ -38,6 +41,8 @@ def test_similarity():
     assert similarity([1.0, 0.0], [1.0, 1.0]) == pytest.approx(np.sqrt(0.5))
     assert similarity([[3.0, 4.0, np.nan], [np.nan, 1.0, 1.0]], [6.0, 8.0, 1.0]) == pytest.approx([1, 9 / np.sqrt(130)])
     assert similarity([0.0, 0.0], [1.0, 1.0]) == 0
+    with pytest.raises(SteelyardError, match=r"weights of 3 clients and a vector \[2\]"):
+        similarity([1.0, 2.0, 3.0], [1.0, 2.0])
 
 
 def test_heterogeneity_is_one_over_the_variance_of_shares():
@@ -62,6 +67,12 @@ def test_correlations_of_accumulated_weights():
     assert found.heterogeneity == pytest.approx(np.corrcoef(total, degree)[0, 1])
     assert found.product == pytest.approx(np.corrcoef(total, sizes * degree)[0, 1])
     assert weight_correlations(weights, [5, 5, 5, 5], COUNTS).size is None
+
+
+def test_what_is_constant_but_for_rounding_has_no_correlation():
+    assert pearson([0.1, 0.2, 0.7], [100.1, 100.1, 100.1]) is None
+    assert pearson([0.1 + 0.2, 0.3, 0.3], [1, 2, 3]) is None
+    assert pearson([1.0, 1.0 + 1e-9, 1.0 + 2e-9], [1, 2, 3]) == pytest.approx(1)
 
 
 def test_pearson_wants_equally_many():

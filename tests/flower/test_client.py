@@ -53,6 +53,15 @@ def test_another_model_than_the_servers_is_named(tmp_path):
     assert "the model received is not the one model_fn makes" in next(iter(failed.values()))
 
 
+@pytest.mark.parametrize("local", [{"optimizer": "adam"}, {"momentum": 0.9, "persistent": True}])
+def test_an_optimizer_that_a_term_cannot_bear_is_named(local, tmp_path):
+    made = runs.strategy(steelyard.Algorithm("fedavg", client="scaffold"), out=tmp_path, patience=1)
+    with pytest.raises(Exception, match="void"):
+        runs.start(made, LocalGrid(runs.app(local=local), runs.COUNT), rounds=1)
+    failed = read_log(tmp_path)[0]["failed"]
+    assert "a mean gradient only under SGD whose velocity starts at zero" in next(iter(failed.values()))
+
+
 def test_evaluation_is_on_the_test_data():
     inputs, targets = runs.data(seed=7)[0]
     app = runs.app(test_fn=lambda context: (inputs, targets))

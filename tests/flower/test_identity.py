@@ -20,7 +20,8 @@ CASES = {
     "ldawa": ("ldawa", "images"),
     "fedcos": (steelyard.Algorithm("uniform", client="fedcos:mu=0.005+fedprox:mu=0.01", server="adam"), "cnn"),
     "scaffold": (steelyard.Algorithm("fedavg", client="scaffold", server="momentum"), "images"),
-    "feddyn": (steelyard.Algorithm("uniform", client="feddyn:form=fedlaw", broadcast="fedmut:radius=0.5"), "mlp"),
+    "feddyn": (steelyard.Algorithm("uniform", client="feddyn:form=fedlaw"), "mlp"),
+    "fedmut": (steelyard.Algorithm("uniform", client="scaffold", broadcast="fedmut:radius=0.5"), "mlp"),
 }
 
 

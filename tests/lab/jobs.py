@@ -50,7 +50,8 @@ class Here(Child):
 def fake(path, config, rounds):
     """A run directory without the run."""
     path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps({"config": config.stored()}))
+    resolved = {"algorithm": {}, "seed": config.seed, "rounds": config.rounds, "data": {}, "model": {}}
+    (path / "config.json").write_text(json.dumps({"config": config.stored(), "resolved": resolved}))
     (path / "rounds.jsonl").write_text(
         "".join(json.dumps({"round": n, "accuracy": 0.1 * n, "loss": 1.0}) + "\n" for n in range(1, rounds + 1))
     )

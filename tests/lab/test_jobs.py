@@ -230,7 +230,7 @@ class Killer(Diary):
 def test_a_killed_process_is_a_failed_job(tmp_path):
     (outcome,) = run_jobs([job(name="long", **LONG)], tmp_path, watch=Killer())
     assert outcome.history is None
-    assert outcome.error == "its process was killed (out of memory? use a smaller --parallel)"
+    assert outcome.error == "its process was killed (out of memory? use fewer at a time, --parallel)"
 
 
 class Interrupt(Diary):

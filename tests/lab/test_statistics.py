@@ -116,7 +116,7 @@ def test_seeds_of_one_side_and_targets_not_reached_are_left_out_by_name():
 
 
 def test_bad_arguments():
-    for confidence in (0.0, 1.0, 95.0):
+    for confidence in (0.0, 1.0, 95.0, 0.99999999999999994, math.nan):
         with pytest.raises(SteelyardError, match="use a number between 0 and 1"):
             difference("a", "b", {}, {}, confidence)
     with pytest.raises(SteelyardError, match="t_quantile"):

@@ -8,7 +8,7 @@ import pytest
 from steelyard.core.errors import SteelyardError
 from steelyard.lab import jobs as module
 from steelyard.lab.results import run_sweep
-from steelyard.lab.runs import Run, label, read_runs, unlike
+from steelyard.lab.runs import Run, label, read_runs
 from steelyard.lab.sweep import plan, read_sweep
 from tests.lab.jobs import Diary, Here
 
@@ -231,9 +231,16 @@ def test_runs_are_read_back_from_directories(swept):
     runs, notes = read_runs([out])
     assert len(runs) == 3
     assert "unfinished (1 of 2 rounds), left out" in notes[0]
-    shutil.copytree(out / "fedadp" / "seed-1", out / "copy")
-    with pytest.raises(SteelyardError, match=r"the same run as .* give one of them"):
-        unlike(read_runs([out])[0])
+    again = shutil.copytree(out / "fedadp" / "seed-1", out / "copy")
+    (again / "rounds.jsonl").touch()
+    runs, (_, note) = read_runs([out])
+    assert [run.path for run in runs if label(run.algorithm) == "fedadp"] == [again, out / "fedadp" / "seed-2"]
+    assert note == f"{out / 'fedadp' / 'seed-1'}: the same run as {again}, left out"
+    shutil.copyfile(out / "fedadp" / "seed-2" / "cohorts.json", again / "cohorts.json")
+    with pytest.raises(
+        SteelyardError, match=r"both fedadp, seed 1, and did not start alike \(other cohorts .* give one"
+    ):
+        read_runs([out])
     with pytest.raises(SteelyardError, match="holds no run"):
         read_runs([out / "nowhere"])
 

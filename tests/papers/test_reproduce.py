@@ -2,15 +2,19 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
 
 from steelyard.core.errors import SteelyardError
 from steelyard.lab.jobs import Outcome
-from steelyard.papers import reproduce, table
+from steelyard.lab.scores import METRICS
+from steelyard.papers import table
 from steelyard.papers.reproduce import beyond, by_seed, comma_separated, gap, jobs, markdown, ours, results
+from steelyard.papers.subset import subset
 from steelyard.papers.table import parsed
+from steelyard.sim.config import read
 from steelyard.sim.history import History
 
 ENVIRONMENT = {"steelyard": "1", "python": "3", "torch": "2", "numpy": "2", "cores": 2}
@@ -37,11 +41,11 @@ def made(metric="rounds", numbers=(10,), rounds=20):
     return parsed("test", raw)
 
 
-def outcome(job, accuracies, error=None):
+def outcome(job, accuracies, error=None, path=Path("x")):
     records = [
         {"round": i, "accuracy": value, "timings": {"total": 2.0}} for i, value in enumerate(accuracies, start=1)
     ]
-    return Outcome(job, Path("x"), None if error else History("x", records), error)
+    return Outcome(job, path, None if error else History("x", records), error)
 
 
 def found(plan, *curves):
@@ -140,4 +144,63 @@ def test_an_unknown_metric_is_refused():
 
 
 def test_modules_speak_of_the_same_metrics():
-    assert set(reproduce._MEASURES) == set(table.METRICS)
+    assert set(table.METRICS) <= set(METRICS)
+
+
+def test_a_target_of_the_users_is_what_is_scored():
+    plan = made().changed(["target=0.2"])
+    (result,) = found(plan, [0.1, 0.2, 0.6], [0.1, 0.5])
+    assert result.values == {1: 2, 2: 2}
+    with pytest.raises(SteelyardError, match="this table counts rounds to a target"):
+        made().changed(["target=none"])
+    (result,) = found(made("final", numbers=(69.0,)).changed(["target=0.9"]), [0.7], [0.8])
+    assert (ours(result), gap(result)) == ("75.00 ± 7.07", "+6.00")
+
+
+def test_what_was_changed_is_said_before_the_deviations():
+    plan = made("final", numbers=(69.0,)).changed(["model=resnet20", "data.dir=/home/me", "local.lr=0.5"])
+    text = markdown(plan, found(plan, [0.7], [0.8]), ["steelyard"], ENVIRONMENT)
+    first = "- **Changed on the command line**, whatever is said below: `model=resnet20`, `local.lr=0.5`."
+    assert f"Known deviations:\n\n{first}\n- Another network." in text
+
+
+def clients(path, samples, classes):
+    path.mkdir(exist_ok=True)
+    held = {"ids": [0, 1], "sizes": [samples - 1, 1], "counts": [[0] * classes, [0] * classes]}
+    (path / "clients.json").write_text(json.dumps(held))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "partition", "samples", "classes", "said"),
+    [
+        ("tiny-imagenet", "dirichlet:alpha=0.1", 100_000, 200, None),
+        ("tiny-imagenet", "dirichlet:alpha=0.1", 2000, 20, "subset: 2,000 samples, 20 classes"),
+        ("cifar10:scale=standard", "iid", 50_000, 10, None),
+        ("cifar10:scale=standard", "iid", 5000, 10, "subset: 5,000 samples, 10 classes"),
+        ("mnist", "x_class:samples=600", 6000, 10, None),  # the partition leaves samples out
+        ("cifar10", "long_tail", 20_431, 10, None),
+        ("cifar10", "long_tail", 2000, 9, "subset: 2,000 samples, 9 classes"),
+        ("svhn", "iid", 5, 2, None),  # whose size is not known here
+    ],
+)
+def test_what_clients_held_tells_a_subset(name, partition, samples, classes, said, tmp_path):
+    config = read(None, [f"data.name={name}", f"data.partition={partition}"])
+    assert subset(config, clients(tmp_path / "run", samples, classes)) == said
+    assert subset(config, tmp_path / "from before this was written down") is None
+
+
+def test_a_subset_is_marked_and_has_no_gap(tmp_path):
+    plan = made("final", numbers=(69.0, 75.0))
+    part, whole = clients(tmp_path / "part", 200, 4), clients(tmp_path / "whole", 1437, 10)
+    places = {"c0": part, "c1": whole}
+    outcomes = [outcome(job, [0.7], path=places[job.name[:2]]) for job in jobs(plan, plan.seeds)]
+    first, second = results(plan, outcomes)
+    assert (first.subset, gap(first), beyond(first)) == ("subset: 200 samples, 4 classes", "", False)
+    assert (second.subset, gap(second), beyond(second)) == (None, "-5.00", True)
+    text = markdown(plan, [first, second], ["steelyard"], ENVIRONMENT)
+    assert "**Some cells had only a subset of their data set.**" in text
+    assert "| 70.00, 70.00 |  | subset: 200 samples, 4 classes |" in text
+    assert "| -5.00 | beyond |" in text
+    rows = list(csv.DictReader(io.StringIO(comma_separated([first, second]))))
+    assert [row["remark"] for row in rows] == 2 * ["subset: 200 samples, 4 classes"] + 2 * [""]

@@ -76,6 +76,15 @@ def test_settings_go_on_top_of_every_cell_and_leave_the_table_alone():
     assert {cell.config(1).rounds for cell in table.cells} == {300}
 
 
+def test_the_paper_has_another_network_for_tiny_imagenet():
+    (network,) = [text for text in read("fedawa-table1").deviations if "Another network" in text]
+    for cells, setting in (("cifar*", "model=resnet20"), ("tiny-*", "model=resnet18:max_pool=true")):
+        assert f"--cells '{cells}' --set {setting}" in network
+        for cell in read("fedawa-table1").chosen([cells]).changed([setting]).cells:
+            assert cell.config(8).model == setting.removeprefix("model=")
+    assert "parameters" not in network
+
+
 def test_an_unknown_table_is_answered_with_the_nearest():
     with pytest.raises(SteelyardError, match="unknown table 'fedadp-tabel1': did you mean 'fedadp-table1'"):
         read("fedadp-tabel1")

@@ -192,10 +192,31 @@ def test_print_draws_all_figures_and_opens_the_tables(page_file, report, opened,
     assert page.evaluate("window.seen") == [len(report.figures), 0, 690]
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
     assert page.locator("figure details[open]").count() == 0  # as it was
+    names = draw_all(page)
+    heights = [
+        page.locator(f"#{name} .plot").evaluate("p => [p.clientHeight, p.querySelector('.main-svg').clientHeight]")
+        for name in names
+    ]
+    assert all(box == drawn for box, drawn in heights), dict(zip(names, heights, strict=True))
+    wide = page.locator("#figure-accuracy .plot").evaluate("p => [p.clientWidth, p.layout.autosize]")
+    assert wide == [page.locator("#figure-accuracy").evaluate("f => f.clientWidth"), True]
     page.set_viewport_size({"width": 718, "height": 1000})
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     screenshot(page, "report-print")
+
+
+def test_a_long_table_is_whole_on_paper_and_short_again_after(tmp_path, opened):
+    report = gather([write_run(tmp_path / "run", rounds=60)])
+    page = opened(write(report, tmp_path / "long.html"))
+    count = "() => [...document.querySelectorAll('.table')].map(box => box.querySelectorAll('tbody tr').length)"
+    before = page.evaluate(count)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(count) == [len(report.summary.rows), *(len(figure.table.rows) for figure in report.figures)]
+    assert page.locator(".more").count() == 0
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(count) == before
+    assert max(before) == 30
 
 
 def test_a_large_comparison_is_small_and_quick(tmp_path, browser, opened, screenshot):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 
 import pytest
@@ -12,7 +13,7 @@ from steelyard.report.gather import find, gather
 from steelyard.report.page import html, write
 from steelyard.report.series import stretches
 from steelyard.sim.history import History
-from steelyard.sim.rundir import CLIENTS, CONFIG, ROUNDS
+from steelyard.sim.rundir import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
 from tests.report.runs import comparison, write_run
 from tests.sim.runs import simulate
 
@@ -35,7 +36,7 @@ def edit(path, change):
 def test_every_figure_the_page_promises_is_there(report):
     assert [figure.name for figure in report.figures] == [
         "accuracy", "loss", "rounds", "weights", "effective_clients", "gamma", "critical", "angles", "coherence",
-        "update_norm", "norms", "mean_cosines", "cosines", "partition", "quarantined", "timings",
+        "update_norm", "mean_cosines", "cosines", "partition", "quarantined", "timings",
     ]  # fmt: skip
     for figure in report.figures:
         assert figure.table.rows, figure.name
@@ -159,6 +160,31 @@ def test_many_clients_are_cut_and_many_rounds_averaged(tmp_path, monkeypatch):
     assert "A column is the mean of 2 rounds." in figure.caption
 
 
+def test_the_partition_shows_those_who_took_part_most_and_says_so(tmp_path, monkeypatch):
+    from steelyard.report import clients
+
+    monkeypatch.setattr(clients, "MOST_ROWS", 3)
+    run = write_run(tmp_path / "run", ids=tuple("abcde"))
+    edit(run, lambda r: r | {"weights": {k: 0.2 for k in "abcde" if k != "a" or r["round"] < 5}})
+    figure = find(gather([run]), "partition")
+    assert figure.heats[0].rows == ("b", "c", "d")
+    held = json.loads((run / CLIENTS).read_text())["counts"]
+    assert [row[3:] for row in figure.table.rows] == [tuple(row) for row in held[1:4]]
+    assert "3 of 5 clients are shown, those that took part most often." in figure.caption
+
+
+def test_many_quarantined_clients_are_cut_and_that_is_said(tmp_path, monkeypatch):
+    from steelyard.report import clients
+
+    monkeypatch.setattr(clients, "MOST_BARS", 2)
+    run = write_run(tmp_path / "run")
+    edit(run, lambda r: r | {"quarantined": dict.fromkeys("abcd"[: r["round"] % 4], "holds NaN")})
+    figure = find(gather([run]), "quarantined")
+    assert figure.categories == ("a", "b")
+    assert len(figure.table.rows) == 3
+    assert figure.caption.endswith("2 of 3 clients are shown, those left out most often; the table has all.")
+
+
 def test_the_partition_is_the_one_that_was_run(tmp_path):
     simulate("fedavg", out=tmp_path / "run", rounds=2)
     held = json.loads((tmp_path / "run" / CLIENTS).read_text())
@@ -196,10 +222,61 @@ def test_what_a_rule_notes_is_drawn_without_being_known(tmp_path):
     assert not {"words", "flag"} & {figure.name for figure in report.figures}
 
 
+def test_figures_stay_when_the_first_and_the_last_round_are_void(tmp_path):
+    whole = write_run(tmp_path / "whole", gamma=True, angles=True)
+    names = [figure.name for figure in gather([whole]).figures]
+    edit(whole, lambda r: {"round": r["round"], "weights": {}, "void": "nobody"} if r["round"] in (1, 20) else r)
+    assert [figure.name for figure in gather([whole]).figures] == names
+
+
+def test_what_clients_found_together_is_no_map_of_clients(tmp_path):
+    run = write_run(tmp_path / "run")
+    before = [figure.name for figure in gather([run]).figures]
+    edit(run, lambda r: r | {"client_evaluation": {"accuracy": 0.5, "loss": 1.2}})
+    assert [figure.name for figure in gather([run]).figures] == before
+
+
 def test_void_rounds_are_told(tmp_path):
     run = write_run(tmp_path / "run")
     edit(run, lambda r: {"round": 4, "weights": {}, "void": "no client took part"} if r["round"] == 4 else r)
     assert gather([run]).notes == ("fedavg: 1 rounds were void, the last because: no client took part",)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        (CONFIG, "[]", "does not say what was run: leave this directory out"),
+        (CONFIG, "{}", "does not say what was run: leave this directory out"),
+        (CONFIG, '{"resolved": {"seed": 0}}', "does not say what was run: leave this directory out"),
+        (CONFIG, "{", "not JSON: .* leave this directory out"),
+        (CLIENTS, "{}", "names no clients: resume"),
+        (CLIENTS, "[]", "names no clients: resume"),
+        (ROUNDS, '{"accuracy": 0.1}\n', "line 1: not the record of a round: resume"),
+        (ROUNDS, "[]\n", "line 1: not the record of a round: resume"),
+        (ROUNDS, '{"round": 1, "acc\n', "line 1: not JSON: .* resume"),
+    ],
+)
+def test_a_damaged_file_is_named_with_a_cure(tmp_path, name, text, why):
+    run = write_run(tmp_path / "run")
+    (run / name).write_text(text)
+    with pytest.raises(SteelyardError, match=f"{re.escape(str(run / name))}.*{why}"):
+        gather([tmp_path])
+
+
+def test_what_is_only_good_to_know_may_be_missing(tmp_path):
+    for rule in ("fedavg", "fedadp"):
+        write_run(tmp_path / rule, rule=rule)
+    (tmp_path / "fedavg" / COHORTS).unlink()
+    (tmp_path / "fedavg" / ENVIRONMENT).write_text("[]")
+    edit(tmp_path / "fedavg", lambda r: r | {"timings": {"train": 1.0}} if r["round"] == 3 else r)
+    report = gather([tmp_path])
+    assert report.notes == (
+        f"{tmp_path / 'fedavg' / COHORTS}: cannot be read: whether its rounds asked the same clients as others' is not "
+        "checked",
+    )
+    rows = {row[0]: row for row in find(report, "timings").table.rows}
+    assert rows["fedavg"][1:3] == pytest.approx(((19 * 0.5 + 1.0) / 20, 0.01))
+    assert report.summary.rows[1][-1] == pytest.approx(19 * 0.61)
 
 
 def test_runs_that_did_not_start_alike_are_told(tmp_path):

@@ -87,6 +87,16 @@ def test_a_run_without_rounds_is_waited_for_and_a_half_line_is_left_out(tmp_path
         assert json.loads(get(f"{server.address}data")[1])["report"]["summary"]["rows"][0][2] == 1
 
 
+def test_a_page_is_told_of_what_nobody_thought_of(tmp_path):
+    run = write_run(tmp_path / "run", done=5)
+    lines = (run / ROUNDS).read_text()
+    (run / ROUNDS).write_text(lines.replace('"timings": {', '"timings": 7, "other": {'))
+    with serving(run) as server:
+        assert "cannot be shown (TypeError: " in json.loads(get(f"{server.address}data")[1])["state"]
+        (run / ROUNDS).write_text(lines)
+        assert "report" in json.loads(get(f"{server.address}data")[1])
+
+
 def test_what_cannot_be_served_is_said_at_once(tmp_path):
     with pytest.raises(SteelyardError, match="no such directory"):
         Watch([tmp_path / "nowhere"])

@@ -190,3 +190,16 @@ def test_official_presets_are_the_codes():
     )
     assert (parse_refiner("server_ft").epochs, parse_refiner("fedbe").epochs) == (2, 100)
     assert np.isclose(parse_refiner("feddf").lr, 0.01)
+
+
+@pytest.mark.parametrize("refine", ["server_ft", "feddf", "fedbe", "fedbe:swa_start=2,swa_every=1"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_weight_decay_leaves_frozen_parameters_alone(refine, optimizer):
+    mould = net()
+    still = next(iter(mould.state_dict()))
+    mould.get_parameter(still).requires_grad_(False)
+    joint = ":" if ":" not in refine else ","
+    made = refined(mould, f"{refine}{joint}epochs=3,lr=0.1,optimizer={optimizer},weight_decay=0.1").params
+    plain = refined(mould, None).params
+    assert torch.equal(made[still], plain[still])
+    assert not any(torch.equal(made[name], plain[name]) for name, _ in mould.named_parameters() if name != still)

@@ -15,7 +15,8 @@ ALGORITHMS = {
     "fedcos": steelyard.Algorithm("uniform", client="fedcos:mu=0.005+fedprox:mu=0.01", server="adam"),
     "pa3fed": steelyard.Algorithm("pa3fed:score=neg_loss,detector=criticalfl_window"),
     "scaffold": steelyard.Algorithm("fedavg", client="scaffold"),
-    "feddyn": steelyard.Algorithm("uniform", client="feddyn", broadcast="fedmut:radius=0.5"),
+    "feddyn": steelyard.Algorithm("uniform", client="feddyn"),
+    "fedmut": steelyard.Algorithm("uniform", client="scaffold", broadcast="fedmut:radius=0.5"),
     "vrlsgd": steelyard.Algorithm("fednova", client="vrlsgd"),
     "layers": steelyard.Algorithm("feddisco|fedawa_l:steps=2"),
     "robust": steelyard.Algorithm("guard(fedadp)"),
@@ -65,6 +66,12 @@ OPTIONS = {
     "participation": {"share": 0.7},
     "local": {"lr": 0.1, "batch_size": 8, "momentum": 0.9, "persistent": True},
 }
+
+
+def options(algorithm):
+    """The same, with momentum afresh in each round where a term wants that."""
+    fresh = any(term.wants_sgd for term in algorithm.client)
+    return OPTIONS | {"local": OPTIONS["local"] | {"persistent": not fresh}}
 
 
 def files(directory):

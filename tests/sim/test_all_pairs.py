@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import steelyard
+import steelyard.algorithm  # registers every part
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.data import load
 from steelyard.models import build
@@ -38,7 +39,8 @@ ARGUMENTS = {
 
 DRIFT = "its corrections cancel out only if the new model is the clients' average"
 MOVERS = ("feddyn", *(entry.name for registry in (OPTIMIZERS, REFINERS) for entry in registry))
-REFUSED = {frozenset({"vrlsgd", other}): DRIFT for other in MOVERS}
+START = "clients have to start from the global model"
+REFUSED = {frozenset({"vrlsgd", other}): DRIFT for other in MOVERS} | {frozenset({"feddyn", "fedmut"}): START}
 
 KINDS = {"client": TERMS, "weighting": RULES, "server": OPTIMIZERS, "broadcast": BROADCASTS, "refine": REFINERS}
 PARTS = [(kind, entry.name) for kind, registry in KINDS.items() for entry in registry]

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import steelyard
+from steelyard.core.errors import SteelyardError
 from steelyard.sim.checkpoint import verified
 from steelyard.sim.executors import TaskError
 from steelyard.sim.simulator import RunStopped
@@ -49,6 +50,23 @@ def test_a_quorum():
     history = simulate(participation={"dropout": 0.5, "quorum": 4, "patience": 100}, rounds=12)
     assert {bool(r["void"]) for r in history.records} == {True, False}
     assert all(len(r["weights"]) >= 4 for r in history.records if not r["void"])
+    assert all(
+        r["void"].endswith(" clients were valid, fewer than the quorum of 4") for r in history.records if r["void"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quorum": 8}, "participation.quorum=8: only 6 of 6 clients are asked in a round: use at most 6"),
+        ({"quorum": 3, "share": 0.4}, "participation.quorum=3: only 2 of 6 clients are asked in a round"),
+        ({"quorum": 3, "count": 2}, "participation.quorum=3: only 2 of 6 clients"),
+        ({"count": 7}, "participation.count=7: there are only 6 clients"),
+    ],
+)
+def test_more_than_there_are_is_refused(options, message):
+    with pytest.raises(SteelyardError, match=message):
+        simulate(participation=options)
 
 
 def test_an_empty_client_is_quarantined_and_the_run_goes_on():

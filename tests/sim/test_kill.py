@@ -28,7 +28,7 @@ def run(algorithm, path, resume):
         ALGORITHMS[algorithm],
         rounds=ROUNDS,
         clients=8,
-        local={"lr": 0.1, "epochs": 2, "momentum": 0.9, "persistent": True},
+        local={"lr": 0.1, "epochs": 2, "momentum": 0.9, "persistent": algorithm != "scaffold"},
         participation={"share": 0.75},
         executor="process",
         workers=2,

@@ -123,8 +123,8 @@ def wandb(monkeypatch):
         def log(self, data, step):
             calls.append(("log", step, data))
 
-        def finish(self):
-            calls.append(("finish",))
+        def finish(self, exit_code):
+            calls.append(("finish", exit_code))
 
     def init(**options):
         calls.append(("init", options))
@@ -138,6 +138,7 @@ def test_wandb_is_called_as_it_should_be(wandb):
     history = run(WandB("mine", mode="offline"))
     kinds = [call[0] for call in wandb]
     assert kinds == ["init", "log", "log", "log", "log", "finish"]
+    assert wandb[-1] == ("finish", 0)
     options = wandb[0][1]
     assert (options["project"], options["mode"]) == ("mine", "offline")
     assert options["config"]["seed"] == 0
@@ -176,8 +177,8 @@ class Failing(Logger):
     def write(self, step, numbers):
         self.did(f"write {step}")
 
-    def close(self):
-        self.did("close")
+    def close(self, failed):
+        self.did("close failed" if failed else "close")
 
 
 @pytest.mark.parametrize(("at", "calls"), [("open", 1), ("write 2", 3), ("close", 6)])
@@ -191,6 +192,66 @@ def test_a_failing_logger_warns_once_and_goes_quiet(at, calls):
     assert len(history) == 4
     assert len(logger.calls) == calls
     assert same(history, simulate(RULE, **OPTIONS))
+
+
+def test_a_logger_that_failed_is_tried_again_in_the_next_run():
+    logger = Failing("write 2")
+    with pytest.warns(RuntimeWarning, match="Failing failed"):
+        run(logger)
+    logger.at = None
+    logger.calls.clear()
+    run(logger)
+    assert logger.calls == ["open", "write 1", "write 2", "write 3", "write 4", "close"]
+
+
+class Broken(steelyard.Callback):
+    def __init__(self, when):
+        self.when = when
+
+    def start(self, simulation):
+        if self.when == 0:
+            raise KeyError("broken")
+
+    def round(self, simulation, record):
+        if record["round"] == self.when:
+            raise KeyboardInterrupt
+
+
+def test_a_run_that_fails_closes_the_loggers_that_were_opened():
+    before, after = Failing(None), Failing(None)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(RULE, **OPTIONS, callbacks=[before, Broken(2), after])
+    assert before.calls == ["open", "write 1", "write 2", "close failed"]
+    assert after.calls == ["open", "write 1", "close failed"]
+    before.calls.clear()
+    after.calls.clear()
+    with pytest.raises(KeyError):
+        simulate(RULE, **OPTIONS, callbacks=[before, Broken(0), after])
+    assert before.calls == ["open", "close failed"]
+    assert after.calls == []
+
+
+def test_a_run_that_fails_is_marked_as_failed(store, wandb):
+    with pytest.raises(KeyboardInterrupt):
+        simulate(RULE, **OPTIONS, callbacks=[MLflow(store.uri), WandB("mine"), Broken(2)])
+    (found,) = store.runs()
+    assert found.info.status == "FAILED"
+    assert wandb[-1] == ("finish", 1)
+
+
+def test_mlflow_writes_every_round_of_a_run_after_a_resumed_one(store, tmp_path):
+    logger = MLflow(store.uri)
+    interrupted(lambda: logger, tmp_path / "resumed")
+    simulate(RULE, **OPTIONS, callbacks=[logger], out=tmp_path / "fresh")
+    for found in store.runs():
+        points = store.history(found.info.run_id, "loss")
+        assert [point.step for point in points] == [1, 2, 3, 4], found.info.run_name
+
+
+def test_mlflow_without_a_server_says_what_it_takes(store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    with pytest.raises(SteelyardError, match=r"in a database here \(sqlite:.*tracking server.*pip install sqlalchemy"):
+        MLflow("sqlite:///mlflow.db")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from steelyard import Dataset, simulate
 from steelyard.core.errors import SteelyardError
@@ -65,3 +66,50 @@ def test_a_dict_of_any_forms():
 def test_refused(data, test, message):
     with pytest.raises(SteelyardError, match=message):
         simulate(data=data, test=test, **OPTIONS)
+
+
+def tried(identity, targets, inputs, hook):
+    """The model after two rounds, or what was raised; with an identity the same network trains by autograd."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4), *([nn.Identity()] if identity else [])]
+    module = nn.Sequential(*layers)
+    if hook is not None:
+        hook(layers)
+    data = dict.fromkeys(("ann", "bob"), (inputs, targets))
+    try:
+        return simulate(data=data, model=module, rounds=2, executor="serial").params
+    except SteelyardError as error:
+        return str(error).split("\n")[0]
+
+
+LABELS = torch.arange(24) % 4
+ODD = {
+    "soft labels": (torch.rand(24, 4, generator=torch.Generator().manual_seed(1)), X[:24], None),
+    "more labels than outputs": (LABELS + 1, X[:24], None),
+    "a negative label": (LABELS - 1, X[:24], None),
+    "ignored labels": (torch.where(LABELS == 3, -100, LABELS), X[:24], None),
+    "labels in rows": (LABELS[:, None].repeat(1, 3), X[:24], None),
+    "whole numbers as inputs": (LABELS, torch.arange(96).reshape(24, 4), None),
+    "a hook before": (LABELS, X[:24], lambda net: net[2].register_forward_pre_hook(lambda _, given: 2 * given[0])),
+    "a hook after": (LABELS, X[:24], lambda net: net[0].register_forward_hook(lambda _, given, out: out + 1)),
+    "a hook on the way back": (
+        LABELS,
+        X[:24],
+        lambda net: net[2].register_full_backward_hook(lambda _, into, out: (2 * into[0],)),
+    ),
+    "a hook before the way back": (
+        LABELS,
+        X[:24],
+        lambda net: net[0].register_full_backward_pre_hook(lambda _, out: (2 * out[0],)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_dense_network_makes_of_odd_data_what_autograd_does(name):
+    dense, usual = (tried(identity, *ODD[name]) for identity in (False, True))
+    if isinstance(usual, str):
+        assert dense == usual
+    else:
+        assert all(torch.equal(dense[key], value) for key, value in usual.items())

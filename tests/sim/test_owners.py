@@ -1,7 +1,9 @@
 """Who owns a run directory, whose run is in it, and workers that die."""
 
 import errno
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +17,8 @@ import torch
 import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.sim import checkpoint
-from steelyard.sim.checkpoint import CheckpointError
+from steelyard.sim.checkpoint import CheckpointError, Checkpoints, Snapshot
+from steelyard.sim.lock import LOCK, lock, locked
 from steelyard.sim.rundir import RunDirectory, read_log
 from tests.sim.runs import OPTIONS, Stop, clients, files, net, same, simulate
 
@@ -41,6 +44,51 @@ def test_a_full_or_failing_disk_loses_nothing_but_that_round(code, call, tmp_pat
     simulate("fedadp", out=tmp_path / "whole", **OPTIONS)
     simulate("fedadp", out=path, resume=True, **OPTIONS)
     assert files(path) == files(tmp_path / "whole")
+
+
+@pytest.fixture
+def small_files():
+    """No file may grow beyond 64 kB; the real error of the kernel, as safetensors passes it on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_files")
+@pytest.mark.parametrize("place", ["model", "state"])
+def test_a_disk_that_fails_within_safetensors_is_one_sentence(place, tmp_path):
+    few, many = torch.zeros(4), torch.zeros(1 << 16)
+    store = Checkpoints(tmp_path / "c")
+    store.save(Snapshot(1, {"w": few}, {"x": few}, "id"))
+    model, state = (many, few) if place == "model" else (few, many)
+    with pytest.raises(CheckpointError, match=r"checkpoint of round 2 .* too large .* make room, then resume"):
+        store.save(Snapshot(2, {"w": model}, {"x": state}, "id"))
+    assert store.newest("id")[0].round == 1
+    assert not list((tmp_path / "c").glob(".round*"))
+
+
+def test_a_line_that_is_taken_in_part_is_written_to_its_end(tmp_path, monkeypatch):
+    real = os.write
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.open_log(0)
+        monkeypatch.setattr(os, "write", lambda handle, data: real(handle, data[:7]))
+        directory.append({"round": 1, "accuracy": 0.5})
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "run" / "rounds.jsonl").read_text()) == {"round": 1, "accuracy": 0.5}
+
+
+def test_a_directory_locked_for_nothing_is_gone(tmp_path):
+    with locked(tmp_path / "a" / "new", "sweep"):
+        assert (tmp_path / "a" / "new" / LOCK).exists()
+    assert not (tmp_path / "a" / "new").exists()
+    (tmp_path / "mine").mkdir()
+    with locked(tmp_path / "mine", "sweep"), pytest.raises(SteelyardError, match=rf"in use by pid {os.getpid()}"):
+        lock(tmp_path / "mine", "sweep")
+    assert (tmp_path / "mine").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(SteelyardError, match="cannot be a sweep directory: Not a directory: choose another directory"):
+        lock(tmp_path / "file" / "out", "sweep")
 
 
 def test_a_second_process_is_refused_at_once(tmp_path):

@@ -123,6 +123,9 @@ def test_a_quota_that_cannot_be_met_is_said():
     few = {"per_class": 4, "data": (test.inputs[:15], test.targets[:15])}
     run("fedavg", rounds=1, proxy=few, callbacks=[Hears()])
     assert "proxy data is short" in Hears.said
+    for deaf in ([], [steelyard.Callback()]):
+        with pytest.warns(RuntimeWarning, match="proxy data is short"):
+            run("fedavg", rounds=1, proxy=few, callbacks=deaf)
 
 
 def test_balanced_order_draws_every_class_alike():

@@ -14,7 +14,7 @@ from steelyard.data import Dataset, Federation
 from steelyard.sim import checkpoint
 from steelyard.sim.checkpoint import Checkpoints, Snapshot, verified
 from steelyard.sim.rundir import read_clients, read_log
-from tests.sim.runs import ALGORITHMS, OPTIONS, Stop, files, net, same, simulate
+from tests.sim.runs import ALGORITHMS, OPTIONS, Stop, files, net, options, same, simulate
 
 
 def test_the_log_is_on_disk_before_a_checkpoint_speaks_of_it(tmp_path, monkeypatch):
@@ -29,18 +29,19 @@ def test_the_log_is_on_disk_before_a_checkpoint_speaks_of_it(tmp_path, monkeypat
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_resumed_run_has_the_same_bits(name, tmp_path):
-    whole = simulate(ALGORITHMS[name], out=tmp_path / "whole", **OPTIONS)
+    given = options(ALGORITHMS[name])
+    whole = simulate(ALGORITHMS[name], out=tmp_path / "whole", **given)
     for after in (1, 4):
         path = tmp_path / f"cut-{after}"
         with pytest.raises(KeyboardInterrupt):
-            simulate(ALGORITHMS[name], out=path, callbacks=[Stop(after)], **OPTIONS)
+            simulate(ALGORITHMS[name], out=path, callbacks=[Stop(after)], **given)
         resumed = simulate(
             ALGORITHMS[name],
             out=path,
             resume=True,
             executor="process",
             workers=2,
-            **{key: value for key, value in OPTIONS.items() if key != "executor"},
+            **given,
         )
         assert same(whole, resumed)
         assert files(path) == files(tmp_path / "whole")
@@ -78,6 +79,50 @@ def test_a_run_from_before_clients_were_written_down_goes_on_and_writes_them(tmp
     assert read_clients(tmp_path / "run") is None
     simulate("fedavg", out=tmp_path / "run", resume=True, **OPTIONS)
     assert (tmp_path / "run" / "clients.json").read_bytes() == written
+
+
+def test_a_run_from_before_layers_were_written_down_goes_on_and_writes_them(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedavg", out=tmp_path / "run", callbacks=[Stop(3)], checkpoint_pace=1.0, **OPTIONS)
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    written = config["resolved"]["model"].pop("layers")
+    path.write_text(json.dumps(config))
+    assert len(simulate("fedavg", out=tmp_path / "run", resume=True, **OPTIONS)) == 6
+    assert json.loads(path.read_text())["resolved"]["model"]["layers"] == written
+
+
+def rate(p):
+    """A network whose rate of dropout is not in its parameters; nor is where its code lies part of what it is."""
+    made = net("dropout")
+    made[1].p = p
+    made[1].extra_repr = lambda: f"p={p}, {object()}"
+    return made
+
+
+SAME = {
+    "the same": ({}, {}, None),
+    "more cohorts": ({"cohorts": [[0, 1]] * 6}, {"cohorts": [[0, 1]] * 6 + [[2]]}, None),
+    "other cohorts later": ({"cohorts": [[0, 1]] * 6}, {"cohorts": [[0, 1]] * 6 + [[2]], "rounds": 7}, None),
+    "other cohorts": ({"cohorts": [[0, 1]] * 6}, {"cohorts": [[0, 1], [0, 2]] * 3}, "another cohort in round 2: give"),
+    "forgotten cohorts": ({"cohorts": [[0, 1]] * 6}, {}, "another cohort in round 1: give the same cohorts=, or"),
+    "fewer rounds": ({}, {"rounds": 5}, "6 rounds are done, rounds=5 asks for fewer: give rounds=6 or more"),
+    "the same layers": ({"model": rate(0.2)}, {"model": rate(0.2)}, None),
+    "other layers": ({"model": rate(0.2)}, {"model": rate(0.9)}, "the run in it is another one .model: "),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_run_is_resumed_only_as_what_it_was(name, tmp_path):
+    first, then, message = SAME[name]
+    simulate("fedavg", out=tmp_path / "run", **OPTIONS | first)
+    cohorts = (tmp_path / "run" / "cohorts.json").read_bytes()
+    if message is None:
+        simulate("fedavg", out=tmp_path / "run", resume=True, **OPTIONS | then)
+        return
+    with pytest.raises(SteelyardError, match=message):
+        simulate("fedavg", out=tmp_path / "run", resume=True, **OPTIONS | then)
+    assert (tmp_path / "run" / "cohorts.json").read_bytes() == cohorts
 
 
 def test_groups_of_samples_are_written_down(tmp_path):
@@ -164,6 +209,23 @@ def test_resume_after_damage_names_it_and_ends_with_the_same_bits(tmp_path):
     assert len(said) == 1
     assert newest.name in said[0]
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+DAMAGED = {
+    1: r"\(round-000006: state.safetensors is damaged\), the one before is used$",
+    2: r"\(round-000006: .*; round-00000\d: .*\), none is left: the run starts over at round 1$",
+}
+
+
+@pytest.mark.parametrize("count", DAMAGED)
+def test_what_a_run_goes_on_from_is_said_even_if_nobody_listens(count, tmp_path):
+    whole = simulate("fedadp", out=tmp_path / "run", **OPTIONS)
+    for path in sorted((tmp_path / "run" / "checkpoints").glob("round-*"))[-count:]:
+        (path / "state.safetensors").write_bytes(b"x")
+    with pytest.warns(RuntimeWarning, match="checkpoint passed over " + DAMAGED[count]) as caught:
+        again = simulate("fedadp", out=tmp_path / "run", resume=True, target=2.0, **OPTIONS)
+    assert len(caught) == 1
+    assert same(whole, again)
 
 
 CALLS = ["mkdtemp", "save_file", "save_state", "fsync", "rename", "symlink", "replace", "rmtree"]

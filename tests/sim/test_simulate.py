@@ -54,6 +54,23 @@ def test_clients_of_different_sizes_side_by_side_train_as_they_would_alone(local
         torch.testing.assert_close(value, expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
+@pytest.mark.parametrize(
+    "local", [{"epochs": 2}, {"epochs": 2, "drop_last": True}, {"train_share": 0.7, "drop_last": True}, {"steps": 3}]
+)
+def test_steps_are_known_before_batches_are_drawn(kind, local):
+    """Deadlines judge clients by them: 20 to 35 samples in batches of 11, so that some have one left over."""
+    found = []
+
+    class Spy(steelyard.Callback):
+        def start(self, simulation):
+            work = simulation.work
+            found.extend((work.num_steps(k), work.batches(k, 1).steps) for k in range(6))
+
+    simulate("fedavg", clients(), net(kind), rounds=1, local={"batch_size": 11, **local}, callbacks=[Spy()])
+    assert [known for known, _ in found] == [taken for _, taken in found]
+
+
 def test_torch_threads_and_the_order_of_clients_do_not_matter():
     data = clients()
     plain = simulate("fedawa", data)

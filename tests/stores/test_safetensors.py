@@ -1,7 +1,9 @@
 """Files: what is read, what is refused, and that nothing else happens."""
 
+import errno
 import json
 import math
+import os
 import struct
 
 import pytest
@@ -12,7 +14,7 @@ from safetensors.torch import save_file
 
 import steelyard
 from steelyard.stores.safetensors import Checkpoint, SafetensorsStore
-from tests.rounds import cohort, equal, reports
+from tests.rounds import Quadratic, cohort, equal, reports
 
 
 def write(path, header, data=b""):
@@ -89,16 +91,18 @@ def files(tmp_path):
     return base, clients, tmp_path / "base.safetensors", paths
 
 
-@pytest.mark.parametrize("rule", ["fedavg", "fedadp", "trimmed_mean", "guard(fedawa)"])
+@pytest.mark.parametrize(
+    "rule", ["fedavg", "fedadp", "trimmed_mean", "guard(fedawa)", "law:epochs=2", "if_finite(law:epochs=2)"]
+)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_nan_in_a_file_is_found_on_the_way(files, rule, value):
     base, clients, base_file, paths = files
     bad = {**clients["client-2"], "fc.weight": clients["client-2"]["fc.weight"].clone()}
     bad["fc.weight"][7, 7] = value
     save_file(bad, paths["client-2"])
-    metrics = reports(list(clients))
-    out = steelyard.aggregate(rule, None, SafetensorsStore.open(base_file, paths), metrics=metrics)
-    clean = steelyard.aggregate(rule, base, {c: m for c, m in clients.items() if c != "client-2"}, metrics=metrics)
+    given = {"metrics": reports(list(clients)), "probe": Quadratic()}
+    out = steelyard.aggregate(rule, None, SafetensorsStore.open(base_file, paths), **given)
+    clean = steelyard.aggregate(rule, base, {c: m for c, m in clients.items() if c != "client-2"}, **given)
     assert "NaN" in out.report["quarantined"]["client-2"]
     assert equal(out.params, clean.params)
 
@@ -181,3 +185,36 @@ def test_the_loaded_base_is_the_file(files):
     base, _, base_file, paths = files
     store = SafetensorsStore.open(base_file, paths)
     assert equal({n: store.base[n] for n in base}, base)
+
+
+@pytest.mark.parametrize("name", ["1\\u0000.safetensors", "\\ud800.safetensors"])
+def test_a_shard_that_no_file_can_be_is_quarantined(name, files, tmp_path):
+    _, _, base, paths = files
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    (hostile / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{name}"}}}}')
+    assert list(SafetensorsStore.open(base, {**paths, "hostile": hostile}).quarantined) == ["hostile"]
+
+
+def test_an_index_that_lists_more_than_there_is_is_refused(files, tmp_path):
+    base, *_ = files
+    folder = shard(tmp_path / "base", base, 2)
+    index = folder / "model.safetensors.index.json"
+    listed = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": listed | {"lost.weight": "model-0.safetensors"}}))
+    with pytest.raises(steelyard.SteelyardError, match=r"the index lists 'lost\.weight' in 'model-0\.safetensors'"):
+        Checkpoint(folder)
+
+
+def test_too_many_open_files_is_nobodys_fault(files, monkeypatch):
+    _, _, base, paths = files
+
+    def full(path, *_):
+        if "client" in str(path):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return os_open(path, *_)
+
+    os_open = os.open
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(steelyard.SteelyardError, match="allow more"):
+        SafetensorsStore.open(base, paths)

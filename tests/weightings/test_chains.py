@@ -10,7 +10,13 @@ from tests.rounds import Quadratic, cohort, every_rule, reports
 BASE, CLIENTS = cohort(4, wide=8)
 METRICS = reports(CLIENTS) | {"loss_before": dict.fromkeys(CLIENTS, 1.0)}
 RULES = every_rule()
-SENSELESS = ("ignores what comes before it", "layer by layer", "makes none", "cut the model into different layers")
+SENSELESS = (
+    "ignores what comes before it",
+    "layer by layer",
+    "undo what that bounds",
+    "makes no weighted sum",
+    "cut the model into different layers",
+)
 
 
 @pytest.mark.parametrize("first", RULES)
@@ -37,6 +43,29 @@ def test_weights_learned_for_the_whole_model_come_before_layers(layered, learned
         steelyard.chain(layered, learned)
 
 
-def test_what_is_no_sum_has_no_weights_to_learn():
-    with pytest.raises(steelyard.SteelyardError, match="median before it makes none"):
-        steelyard.chain("median", "fedlaw")
+@pytest.mark.parametrize("after", ["fedlaw", "fedadp", "cap:max_weight=0.1", "ema"])
+def test_what_is_no_weighted_sum_has_no_weights_to_divide(after):
+    with pytest.raises(steelyard.SteelyardError, match="median it would change nothing"):
+        steelyard.chain("median", after)
+    assert steelyard.chain("median", "shrink:gamma=0.9")
+
+
+@pytest.mark.parametrize("after", ["fedawa", "cap:max_weight=0.1", "ema"])
+def test_what_a_guard_bounds_stays_bounded(after):
+    with pytest.raises(steelyard.SteelyardError, match=r"put it inside, guard\(\.\.\.\|"):
+        steelyard.chain("guard(fedavg)", after)
+    assert steelyard.chain("guard(fedavg)", "shrink:gamma=0.9")
+
+
+@pytest.mark.parametrize("rule", ["ldawa:warmup=1|ema", "gate(eq6,fedawa_l)|ema"])
+def test_layers_are_there_from_the_first_round_on(rule):
+    """A rule that is warming up, or whose gate is closed, says the same of every layer: others may remember it so."""
+    state, critical = None, []
+    for round in range(1, 5):
+        calm = {client: value / round for client, value in METRICS["grad_norm"].items()}
+        metrics = METRICS | {"grad_norm": calm}
+        out = steelyard.aggregate(rule, BASE, CLIENTS, metrics=metrics, state=state, round=round)
+        assert out.weights.shape == (len(out.report["layers"]), len(CLIENTS))
+        state = out.state
+        critical.append(out.report.get("critical"))
+    assert rule.startswith("ldawa") or critical == [True, False, False, False]

@@ -1,5 +1,7 @@
 """Caps, averages, gates and chains."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import steelyard
+from steelyard.core.needs import Needs
 from steelyard.core.text import to_text
+from steelyard.core.weighting import Card, Weighting
 from steelyard.weightings.bulyan import select
 from steelyard.weightings.modifiers import water_fill
 
@@ -169,3 +173,30 @@ def test_a_negative_weight_quarantines_its_client_and_nobody_else():
 def test_weights_that_are_all_zero_weigh_nobody():
     with pytest.raises(steelyard.SteelyardError, match="every client reports 0"):
         steelyard.aggregate("fedavg:by=score", torch.zeros(2), torch.eye(2), metrics={"score": [0.0, 0.0]})
+
+
+def test_a_score_beyond_all_measure_is_all_the_weight_and_not_nan():
+    first = {"num_examples": [1, 1], "loss": [1.0, 1.0], "grad_norm": [1.0, 1.0]}
+    _, state = weights_of("pa3fed", sizes=first.pop("num_examples"), **first)
+    weights, _ = weights_of("pa3fed", [1, 1], state, loss=[1.0, 5000.0], grad_norm=[2.0, 2.0])
+    assert weights.tolist() == [0.0, 1.0]
+
+
+def test_weights_that_are_not_finite_are_named_as_such():
+    @dataclass(frozen=True)
+    class Broken(Weighting):
+        name = "broken"
+        modifies = True
+        card = Card("divides by zero")
+
+        @property
+        def needs(self):
+            return Needs()
+
+        def apply(self, prior, view, state):
+            return replace(prior, weights=prior.weights * np.inf), state
+
+    with pytest.raises(steelyard.SteelyardError, match=r"fedavg\|broken gives NaN or infinity for a weight"):
+        weights_of(Broken(), [1, 1])
+    weights, _ = weights_of(steelyard.if_finite(Broken()), [1, 1])
+    assert weights.tolist() == [0.5, 0.5]

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import steelyard
 from steelyard.core.text import to_text
@@ -85,9 +85,9 @@ def test_degenerate_updates(rule, case):
     assert out.weights.isfinite().all()
     assert all(value.isfinite().all() for value in out.params.values())
     if case == "all zero":  # only the base coefficient can move the model
-        factor = out.base[0].item() if out.base.numel() == 1 else 1.0
-        if out.base.numel() == 1:
-            torch.testing.assert_close(out.params["fc.weight"], factor * base["fc.weight"], rtol=1e-5, atol=1e-6)
+        layer = out.report["layers"].index("fc.weight") if out.base.numel() > 1 else 0
+        expected = out.base[layer].item() * base["fc.weight"]
+        torch.testing.assert_close(out.params["fc.weight"], expected, rtol=1e-5, atol=1e-6)
 
 
 @every
@@ -246,6 +246,40 @@ def test_stores_chunks_threads_and_order_give_the_same_bits(rule, on_disk):
             assert streamed.state == expected.state
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if not rule.needs.probe], ids=to_text)
+def test_a_merge_writes_the_bits_of_the_call(rule, tmp_path):
+    """Tensors of odd sizes: layers begin anywhere in memory."""
+    for seed in range(8):
+        g = torch.Generator().manual_seed(seed)
+        base = {name: torch.randn(size, generator=g) for name, size in (("a", 33), ("b", 25), ("c", 100), ("d", 61))}
+        clients = {
+            f"c{k}": {name: value + 0.05 * torch.randn(value.shape, generator=g) for name, value in base.items()}
+            for k in range(9)
+        }
+        for name, params in {"base": base, **clients}.items():
+            save_file(params, tmp_path / f"{name}.safetensors")
+        expected = run(rule, base, clients)
+        paths = {client: tmp_path / f"{client}.safetensors" for client in clients}
+        merge = steelyard.Merge(tmp_path / "base.safetensors", paths, rule, metrics=reports(list(clients)))
+        merge.run(tmp_path / "merged.safetensors", round=LATER, force=True)
+        assert equal(load_file(tmp_path / "merged.safetensors"), expected.params)
+
+
+@pytest.mark.parametrize("rule", ["nnm(median):f=2", "nnm(trimmed_mean):f=2", "guard(nnm(median):f=2)"])
+def test_neighbours_mixed_before_a_reducer_have_the_same_bits_on_any_threads(rule):
+    g = torch.Generator().manual_seed(0)
+    base = torch.randn(50_000, generator=g)
+    clients = base + torch.randn(9, 50_000, generator=g)
+    threads, made = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            made.append(steelyard.aggregate(rule, base, clients, metrics={"num_examples": [1] * 9}).params)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, made[0]) for one in made)
 
 
 @every

@@ -217,6 +217,25 @@ def test_a_merge_of_files_has_no_proxy_data(tmp_path):
         steelyard.Merge(tmp_path / "base.safetensors", {}, "guard(fedlaw)")
 
 
+@pytest.mark.parametrize("rule", ["fedlaw:epochs=3", "gws:epochs=3", "law:epochs=3", "fedlaw_swa:epochs=14"])
+@pytest.mark.parametrize("scale", [1e308, np.nan])
+def test_a_loss_that_is_not_finite_is_named_with_the_round(rule, scale):
+    def run(rule):
+        wild = probe("mlp", 40)
+        wild.inputs = wild.inputs * scale
+        return aggregate(rule, "mlp", wild, round=7)
+
+    with pytest.raises(SteelyardError, match=r"proxy loss is NaN or infinite .* in round 7: lower .* \(local.lr\)"):
+        run(rule)
+    plain = run("fedavg")
+    held = run(f"if_finite({rule})")
+    assert "non-finite" in held.report["fallback"]
+    assert torch.equal(held.params, plain.params)
+    guarded = run(f"guard({rule}):weight_cap=9,metric_cap=1e9,clip=9")
+    assert "non-finite" in guarded.report["fallback"]
+    assert_near(guarded.weights, plain.weights, 1e-12)
+
+
 def test_behind_a_guard_the_loss_is_of_the_guarded_updates():
     """A client with a zero update is set aside, and a long update is clipped: as if they had come so."""
     models, sizes = clients("mlp"), DATA["mlp/sizes"].tolist()

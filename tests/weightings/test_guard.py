@@ -263,3 +263,39 @@ def test_reports_on_the_received_model_are_guarded_like_those_on_the_trained_one
     metrics["grad_norm"] = {client: 2 * value for client, value in metrics["grad_norm"].items()}
     out = steelyard.aggregate(scored, base, clients, metrics=metrics, state=first.state, round=2)
     assert 1 < out.report["alpha"]["client-1"] <= math.exp(0.3)  # as if it were 1, the best there is
+
+
+@pytest.mark.parametrize("rule", ["krum:f=6", "multikrum:f=6,keep=5"])
+def test_whom_the_rule_refuses_gets_nothing_of_what_others_lose(rule):
+    g = torch.Generator().manual_seed(0)
+    base, step = torch.randn(1000, generator=g), torch.randn(1000, generator=g)
+    clients = base + step + 0.3 * torch.randn(20, 1000, generator=g)
+    clients[:6] = base - 1.9 * step
+    out = steelyard.aggregate(f"guard({rule})", base, clients, metrics={"num_examples": [100] * 20})
+    assert (out.weights[:6] == 0).all()
+    assert out.weights.sum() <= 1 + 1e-12
+    assert out.weights.max() == pytest.approx(3 / 20)
+
+
+@pytest.mark.parametrize("rule", ["fedawa", "fedadp"])
+def test_inside_layers_the_length_is_that_of_the_layers_together(rule):
+    g = torch.Generator().manual_seed(0)
+    base = torch.randn(1000, generator=g)
+    clients = base + torch.randn(1000, generator=g) + 0.3 * torch.randn(20, 1000, generator=g)
+    guarded = steelyard.per_layer(steelyard.guard(rule), layers=(100,) * 10)
+    out = steelyard.aggregate(guarded, base, clients, metrics={"num_examples": [100] * 20})
+    assert out.report["void"] is None
+
+
+def test_one_client_cannot_rewrite_integers():
+    base, clients = cohort(10)
+    extra = {"position_ids": torch.arange(5), "mask": torch.tensor([True, False])}
+    base |= extra
+    clients = {client: model | extra for client, model in clients.items()}
+    lie = {"position_ids": torch.full((5,), 10**15), "mask": torch.tensor([False, True])}
+    clients["client-9"] |= lie | {"bn.num_batches_tracked": torch.tensor(2**63 - 1)}
+    plain = steelyard.aggregate("uniform", base, clients)
+    guarded = steelyard.aggregate("guard(uniform)", base, clients)
+    for out in (plain, guarded):
+        assert all(torch.equal(out.params[name], value) for name, value in extra.items())
+    assert guarded.params["bn.num_batches_tracked"].item() == 2 * 5  # two medians, as for statistics

@@ -1,0 +1,24 @@
+"""Commands whose `--help` tells what their arguments are."""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+from typer.core import TyperCommand
+from typer.models import ArgumentInfo
+
+
+class Taught(TyperCommand):
+    """A command whose arguments have the help they were declared with.
+
+    From click 8.5 on, an argument of click's own sets `help`, after typer has set it and without being given it: typer
+    before 0.21, which Flower asks for, loses it there.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        hints = get_type_hints(self.callback, include_extras=True)
+        for param in self.params:
+            for told in getattr(hints.get(param.name or ""), "__metadata__", ()):
+                if isinstance(told, ArgumentInfo):
+                    param.help = told.help

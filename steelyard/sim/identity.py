@@ -1,0 +1,118 @@
+"""What a run is, as plain data, and whether the run in a directory is that one."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.table import ClientId
+from steelyard.core.text import to_text
+from steelyard.data.proxy import Proxy
+from steelyard.sim.participation import Participation
+from steelyard.sim.rundir import read_cohorts
+from steelyard.sim.simulator import Simulation
+from steelyard.sim.work import Work
+
+
+def described(work: Work, participation: Participation, proxy: Proxy) -> dict[str, Any]:
+    """What a run is, as plain data: two runs with the same description have the same bits."""
+    local = dataclasses.asdict(work.local) | {"schedule": to_text(work.local.schedule)}
+    if local.pop("augment") is not None:  # said only where it is: runs from before there was any can be resumed
+        local["augment"] = to_text(work.local.augment)
+    loss = work.model.loss
+    leaves = [[leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype)] for leaf in work.model.layout.leaves]
+    digest = hashlib.sha256()
+    digest.update(json.dumps(leaves).encode())
+    params, stats, _ = work.model.vectors(work.model.module.state_dict())
+    digest.update(params.numpy().tobytes())
+    digest.update(stats.numpy().tobytes())
+    made = {
+        "algorithm": {name: text for name, text in work.algorithm.texts.items() if text},
+        "local": json.loads(json.dumps(local)),
+        "participation": dataclasses.asdict(participation),
+        "seed": work.seed,
+        "rounds": work.rounds,
+        "loss": f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', type(loss).__name__)}",
+        "metrics": list(work.metrics),
+        "data": {
+            "name": work.federation.name,
+            "clients": len(work.federation.ids),
+            "fingerprint": work.federation.fingerprint(),
+        },
+        "model": {
+            "parameters": work.model.layout.dim,
+            "initial": digest.hexdigest(),
+            "layers": _layers(work.model.module),
+        },
+        "device": work.model.device.type,
+    }
+    if work.probe is not None:
+        options = {
+            name: value
+            for name, value in dataclasses.asdict(dataclasses.replace(proxy, data=None)).items()
+            if name != "data"
+        }
+        made["proxy"] = {**options, "samples": len(work.probe.inputs), "fingerprint": work.probe.fingerprint()}
+    return made
+
+
+def _layers(module: nn.Module) -> str:
+    """A hash of what a network says of itself: activations and rates of dropout are not in its parameters."""
+    return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", repr(module)).encode()).hexdigest()
+
+
+def identity(about: Mapping[str, Any]) -> str:
+    """What a checkpoint must share with the run that goes on from it: everything but its length."""
+    fixed = {name: value for name, value in _without_layers(about).items() if name != "rounds"}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
+
+
+def _without_layers(about: Mapping[str, Any]) -> dict[str, Any]:
+    """A description as it was before layers were in it."""
+    model = {name: value for name, value in about["model"].items() if name != "layers"}
+    return {**about, "model": model}
+
+
+def check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """A run is resumed as what it was; only its length may change, unless learning rates depend on it."""
+    if "layers" not in before.get("model", {}):  # a run from before they were written down
+        now = _without_layers(now)
+    changed = [name for name, value in now.items() if before.get(name) != value]
+    if changed == ["rounds"] and not now["local"]["schedule"].startswith("cosine"):
+        return
+    if changed:
+        differences = "; ".join(f"{name}: {before.get(name)!r} then, {now[name]!r} now" for name in changed)
+        raise SteelyardError(
+            f"{path}: the run in it is another one ({differences}): choose another directory (out, --out)"
+        )
+
+
+def check_done(path: Path, simulation: Simulation) -> None:
+    """The rounds that are done were rounds of this run: its cohorts', and not more than it has."""
+    done = len(simulation.records)
+    if done > simulation.work.rounds:
+        raise SteelyardError(
+            f"{path}: {done} rounds are done, rounds={simulation.work.rounds} asks for fewer: give rounds={done} or "
+            "more, or choose another directory (out, --out)"
+        )
+    asked = zip((read_cohorts(path) or ())[:done], named(simulation), strict=False)
+    differs = next((number for number, (then, now) in enumerate(asked, 1) if then != now), None)
+    if differs is not None:
+        raise SteelyardError(
+            f"{path}: the run in it had another cohort in round {differs}: give the same cohorts=, or choose another "
+            "--out"
+        )
+
+
+def named(simulation: Simulation) -> list[list[ClientId]]:
+    """The cohorts by client id."""
+    ids = simulation.work.federation.ids
+    return [[ids[client] for client in cohort] for cohort in simulation.cohorts]

@@ -1,0 +1,45 @@
+"""What clients report: one liar never ends a round."""
+
+import numpy as np
+import pytest
+import torch
+
+import steelyard
+
+BASE, CLIENTS = torch.zeros(4), torch.eye(4)[:3]
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "honest", "lie"),
+    [
+        ("fedavg", "num_examples", 5, 10**400),
+        ("fedavg", "num_examples", 5, 1e308),
+        ("fedavg", "num_examples", 5, float("nan")),
+        ("fedavg", "num_examples", 5, "many"),
+        ("fedavg:by=score", "score", 5.0, 1e300),
+        ("uniform|fednova", "normalizer", 5.0, 1e-310),
+        ("uniform|fednova", "normalizer", 5.0, 1e300),
+        ("uniform|feddisco", "label_hist", [1, 2], [1, 10**400]),
+        ("uniform|feddisco", "label_hist", [1, 2], torch.tensor(3.0)),
+        ("uniform|feddisco", "label_hist", [1, 2], torch.ones(2, requires_grad=True)),
+        ("uniform|feddisco", "label_hist", [1, 2], "12"),
+    ],
+)
+def test_a_liar_is_quarantined_and_the_round_goes_on(rule, name, honest, lie):
+    metrics = {"num_examples": [1, 1, 1], name: [honest, lie, honest]}
+    out = steelyard.aggregate(rule, BASE, CLIENTS, metrics=metrics)
+    assert list(out.report["quarantined"]) == [1]
+    assert out.report["quarantined"][1].startswith(f"invalid {name}=")
+    assert out.weights.tolist() == [0.5, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor, lambda values: dict(enumerate(values))])
+def test_numbers_come_in_any_form(form):
+    out = steelyard.aggregate("fedavg", BASE, CLIENTS, metrics={"num_examples": form([1, 2, 1])})
+    assert out.weights.tolist() == [0.25, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("metrics", [5, {"num_examples": 600}, [1, 2, 3], {"num_examples": [1, 2]}])
+def test_what_is_no_table_is_refused_with_a_sentence(metrics):
+    with pytest.raises(steelyard.SteelyardError, match="metrics"):
+        steelyard.aggregate("fedavg", BASE, CLIENTS, metrics=metrics)
