@@ -12,7 +12,7 @@ import torch
 from steelyard.algorithm import parse_optimizer, parse_refiner
 from steelyard.core import checks
 from steelyard.core import round as rounds
-from steelyard.core.errors import NO_PROBE, NoValidClients, SteelyardError
+from steelyard.core.errors import NO_PROBE, SteelyardError
 from steelyard.core.evidence import in_need
 from steelyard.core.layout import Kind, Params
 from steelyard.core.optimizer import ServerOptimizer
@@ -118,12 +118,8 @@ def aggregate(
 
     sink = MemorySink(store.layout)
     job = rounds.Round(table, state or {}, round, optimizer, diagnose, chunk, probe=probe, refine=refiner)
-    try:
-        outcome = rounds.run(root, store, job, sink)
-    except NoValidClients as error:
-        if not isinstance(root.rules[0], Guard):
-            raise
-        outcome = rounds.nothing(store.without(error.quarantined), job, str(error))
+    run = rounds.run_or_void if isinstance(root.rules[0], Guard) else rounds.run
+    outcome = run(root, store, job, sink)
     weights = np.zeros((outcome.weights.shape[0], len(given)))
     where = {client: position for position, client in enumerate(given)}
     weights[:, [where[client] for client in outcome.store.ids]] = outcome.weights

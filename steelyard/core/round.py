@@ -90,8 +90,15 @@ def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
             store = store.without(found.refused)
 
 
-def nothing(store: UpdateStore, job: Round, reason: str) -> Outcome:
-    """The outcome of a round in which no client was valid: the model and the state stay as they were."""
+def run_or_void(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
+    """The same, and where no client is valid a void round instead of an error: model and state stay as they were."""
+    try:
+        return run(rule, store, job, sink)
+    except NoValidClients as error:
+        return _nothing(store.without(error.quarantined), job, str(error))
+
+
+def _nothing(store: UpdateStore, job: Round, reason: str) -> Outcome:
     cut = store.layout.layers(None)
     weights = np.zeros((1, len(store.ids)))
     mixture = Mixture(weights, np.ones(1), void=reason)

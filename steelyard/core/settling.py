@@ -22,7 +22,7 @@ class Settling:
     Attributes:
         own: a term's vectors of the cohort before and after training, `[K, n]` each, for a stretch of n coordinates.
         file: takes back the latter from a term that writes them.
-        kept: the server's vectors of all terms, by `term.slot`.
+        kept: the server's vectors of all terms, by `term.key(slot)`.
     """
 
     store: UpdateStore
@@ -43,9 +43,20 @@ class Settling:
             part = slice(piece.start, piece.stop)
             for term in acting:
                 old, new = self.own(term, part)
-                kept = {slot: self.kept[f"{term.name}.{slot}"][part] for slot in term.server_slots}
-                at = (self.theta[part], rows[-1], rows[:-1], self.weights, old, new, kept)
-                term.settle(AtServer(*at, self.work, self.lr, self.population))
+                kept = {slot: self.kept[term.key(slot)][part] for slot in term.server_slots}
+                at = AtServer(
+                    theta=self.theta[part],
+                    before=rows[-1],
+                    updates=rows[:-1],
+                    weights=self.weights,
+                    old=old,
+                    new=new,
+                    kept=kept,
+                    work=self.work,
+                    lr=self.lr,
+                    population=self.population,
+                )
+                term.settle(at)
                 if term.writes_slots and self.file is not None:
                     self.file(term, part, new)
 

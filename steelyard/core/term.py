@@ -60,8 +60,8 @@ class AtServer:
         old: the cohort's own vectors of this term before training, by slot `[K, n]`.
         new: the same after training; may be changed by a term that says so in `writes_slots`.
         kept: the server's vectors of this term, by slot `[n]`; may be changed.
-        work: local steps of each client, momentum counted in (FedNova's a_i) `[K]`.
-        lr: the learning rate of this round.
+        work: local steps of each client, momentum counted in (FedNova's a_i) `[K]`; ones where clients do not tell.
+        lr: the learning rate of this round; NaN where clients choose it themselves (on Flower).
         population: number of all clients.
     """
 
@@ -106,6 +106,10 @@ class ClientTerm(ABC):
     writes_slots: bool = False
     wants_start: bool = False
     wants_sgd: bool = False
+
+    def key(self, slot: str) -> str:
+        """The name of one of its vectors among those of all terms."""
+        return f"{self.name}.{slot}"
 
     @property
     def proximal(self) -> float:

@@ -181,7 +181,7 @@ class _Job:
         reply[OURS] = ConfigRecord({**said, "restarted": True} if lost else said)
         if buffers.tables:
             remember(context.state, self.want.round, self._kept(), self.want.accepted, kept)
-        told = [f"{term.name}.{slot}" for term in work.algorithm.client for slot in term.told_slots]
+        told = [term.key(slot) for term in work.algorithm.client for slot in term.told_slots]
         if told:
             reply[TOLD] = to_record({name: buffers.staged[name][0] - before[name] for name in told})
         return reply

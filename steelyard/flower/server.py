@@ -11,7 +11,7 @@ import torch
 from steelyard import kernels
 from steelyard.algorithm import Algorithm
 from steelyard.core import round as rounds
-from steelyard.core.errors import NoValidClients, SteelyardError
+from steelyard.core.errors import SteelyardError
 from steelyard.core.evidence import in_need
 from steelyard.core.layout import Layout
 from steelyard.core.settling import Settling
@@ -85,7 +85,7 @@ class Server:
         self.state: Mapping[str, Any] = {}
         self.sent: Vectors = {}
         self.heard: set[str] = set()  # metrics that somebody has reported
-        self.steps = [f"{term.name}.{slot}" for term in algorithm.client for slot in term.server_slots]
+        self.steps = [term.key(slot) for term in algorithm.client for slot in term.server_slots]
 
     def vectors(self, model: Source) -> Vectors:
         """What is sent beside the parameters: flat vectors by name, zero before the first round."""
@@ -129,10 +129,7 @@ class Server:
             refine=self.algorithm.refine,
         )
         with one_thread(), kernels.parallel(kernels.cores()):
-            try:
-                outcome = rounds.run(self.rule, store, job, sink)
-            except NoValidClients as error:
-                outcome = rounds.nothing(store.without(error.quarantined), job, str(error))
+            outcome = rounds.run_or_void(self.rule, store, job, sink)
             settled: tuple[ClientId, ...] = ()
             if not outcome.void:
                 settled = self._settle(outcome, sink, model, replies, population)
@@ -167,15 +164,15 @@ class Server:
     ) -> tuple[ClientId, ...]:
         """Lets terms update what the server keeps, and possibly the model; returns whose vectors could be used."""
         ids, real = outcome.store.ids, sink.flat.dtype
-        slots = [f"{term.name}.{slot}" for term in self.algorithm.client for slot in term.told_slots]
+        slots = [term.key(slot) for term in self.algorithm.client for slot in term.told_slots]
         sound = {name: _sound(name, ids, replies.told, sink.layout) for name in slots}
 
         def own(term: ClientTerm, part: slice) -> tuple[Vectors, Vectors]:
             new: Vectors = {}
             for slot in term.told_slots:
                 new[slot] = torch.zeros(len(ids), part.stop - part.start, dtype=real)
-                for row, source in sound[f"{term.name}.{slot}"].items():
-                    source.read(f"{term.name}.{slot}", part.start, new[slot][row])
+                for row, source in sound[term.key(slot)].items():
+                    source.read(term.key(slot), part.start, new[slot][row])
             return {slot: torch.zeros(1, 1, dtype=real).expand_as(rows) for slot, rows in new.items()}, new
 
         Settling(
@@ -199,7 +196,7 @@ class Server:
         """The model to evaluate: the one that is sent, unless a term says otherwise."""
         theta = sink.flat
         for term in self.algorithm.client:
-            theta = term.shown(theta, {slot: self.sent[f"{term.name}.{slot}"] for slot in term.server_slots})
+            theta = term.shown(theta, {slot: self.sent[term.key(slot)] for slot in term.server_slots})
         if theta is sink.flat:
             return made
         shown = {
@@ -215,7 +212,7 @@ class Server:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes back to a snapshot, but for vectors that belong with what clients keep: theirs begin at zero, too."""
         terms = [term for term in self.algorithm.client if term.client_slots]
-        lost = {f"{term.name}.{slot}" for term in terms for slot in term.server_slots}
+        lost = {term.key(slot) for term in terms for slot in term.server_slots}
         self.state, self.heard = state["rule"], set(state.get("heard", ()))
         self.sent = {name: vector for name, vector in state["sent"].items() if name not in lost}
 

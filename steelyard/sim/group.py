@@ -128,8 +128,8 @@ class _Group:
         relative = torch.tensor([work.sizes[client] / work.mean_size for client in self.clients], dtype=starts.dtype)
         seen = []
         for term in work.algorithm.client:
-            own = {slot: buffers.tables[f"{term.name}.{slot}"][self.clients] for slot in term.client_slots}
-            sent = {slot: buffers.sent[f"{term.name}.{slot}"] for slot in term.server_slots}
+            own = {slot: buffers.tables[term.key(slot)][self.clients] for slot in term.client_slots}
+            sent = {slot: buffers.sent[term.key(slot)] for slot in term.server_slots}
             sent |= {name: buffers.sent[name] for name in term.needs.broadcast}
             own = {name: self._turned(rows.to(starts.device)) for name, rows in own.items()}
             sent = {name: work.model.turned(vector.to(starts.device)) for name, vector in sent.items()}
@@ -148,7 +148,7 @@ class _Group:
         """Writes updates, statistics and what clients keep to their places; says who is not finite."""
         buffers, model = self.buffers, self.work.model
         own = {
-            f"{term.name}.{slot}": [self._usual(row) for row in rows]
+            term.key(slot): [self._usual(row) for row in rows]
             for term, at in self.terms
             for slot, rows in at.own.items()
         }

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from steelyard.core import round as rounds
-from steelyard.core.errors import NoValidClients
 from steelyard.core.gram import Array
 from steelyard.core.report import Report
 from steelyard.core.settling import Settling
@@ -76,10 +75,7 @@ class Server:
             probe=work.probe,
             refine=work.algorithm.refine,
         )
-        try:
-            outcome = rounds.run(self.rule, store, job, sink)
-        except NoValidClients as error:
-            outcome = rounds.nothing(store.without(error.quarantined), job, str(error))
+        outcome = rounds.run_or_void(self.rule, store, job, sink)
         if not outcome.void:
             self._settle(number, outcome, sink, [seat for seat in seats if seat in fine])
             self.state = outcome.state
@@ -134,13 +130,13 @@ class Server:
         clients, places = [seat.client for seat in cohort], [seat.place for seat in cohort]
 
         def own(term: ClientTerm, part: slice) -> tuple[Vectors, Vectors]:
-            names = {slot: f"{term.name}.{slot}" for slot in term.told_slots}
+            names = {slot: term.key(slot) for slot in term.told_slots}
             old = {slot: buffers.tables[name][clients, part] for slot, name in names.items()}
             return old, {slot: buffers.staged[name][places, part] for slot, name in names.items()}
 
         def file(term: ClientTerm, part: slice, new: Vectors) -> None:
             for slot, changed in new.items():
-                buffers.staged[f"{term.name}.{slot}"][places, part] = changed
+                buffers.staged[term.key(slot)][places, part] = changed
 
         Settling(
             store=outcome.store,
@@ -162,7 +158,7 @@ class Server:
             buffers.counts[leaf.start : leaf.stop].copy_(sink.others[leaf.name].reshape(-1))
         filed = [seat for seat in seats if seat.row < 0] + cohort
         settled = [term for term in work.algorithm.client if not term.files_all]
-        alone = {f"{term.name}.{slot}" for term in settled for slot in term.client_slots}
+        alone = {term.key(slot) for term in settled for slot in term.client_slots}
         for name, table in buffers.tables.items():
             for seat in cohort if name in alone else filed:
                 table[seat.client].copy_(buffers.staged[name][seat.place])

@@ -121,13 +121,13 @@ class Work:
     @property
     def sent_names(self) -> list[str]:
         """Vectors the server sends beside the parameters."""
-        own = [f"{term.name}.{slot}" for term in self.algorithm.client for slot in term.server_slots]
+        own = [term.key(slot) for term in self.algorithm.client for slot in term.server_slots]
         return [*sorted(self.algorithm.needs.broadcast), *own]
 
     @property
     def slot_names(self) -> list[str]:
         """Vectors every client keeps."""
-        own = [f"{term.name}.{slot}" for term in self.algorithm.client for slot in term.client_slots]
+        own = [term.key(slot) for term in self.algorithm.client for slot in term.client_slots]
         return own + ([f"local.{slot}" for slot in self.local.slots] if self.local.persistent else [])
 
     def buffers(self, places: int, rows: int) -> Buffers:
