@@ -142,3 +142,9 @@ def test_text_builds_the_same_rule_again(rule):
 def test_what_cannot_be_written_says_so():
     with pytest.raises(steelyard.SteelyardError, match="has no text form"):
         to_text(steelyard.fedavg(by='a"b'))
+
+
+def test_the_word_for_what_is_left_out_is_no_value():
+    for make in (lambda: steelyard.fedawa(init="preset"), lambda: steelyard.parse_rule("fedawa:init=preset")):
+        with pytest.raises(steelyard.SteelyardError, match="init='preset': use one of 'log', 'raw'"):
+            make()

@@ -218,3 +218,12 @@ def test_too_many_open_files_is_nobodys_fault(files, monkeypatch):
     monkeypatch.setattr(os, "open", full)
     with pytest.raises(steelyard.SteelyardError, match="allow more"):
         SafetensorsStore.open(base, paths)
+
+
+def test_nan_in_a_float_counter_is_quarantined(tmp_path):
+    base = {"w": torch.zeros(4), "bn.num_batches_tracked": torch.tensor(1.0)}
+    models = {"base": base, "a": base | {"bn.num_batches_tracked": torch.tensor(math.nan)}, "b": base}
+    for name, params in models.items():
+        save_file(params, tmp_path / f"{name}.safetensors")
+    paths = {name: tmp_path / f"{name}.safetensors" for name in ("a", "b")}
+    assert list(SafetensorsStore.open(tmp_path / "base.safetensors", paths).quarantined) == ["a"]
