@@ -9,11 +9,8 @@ rounding errors to average out are multiplied in float64, and so is any span who
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -21,6 +18,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from steelyard import threads
 
 BLOCK = 131072  # coordinates: the unit of reading and of the weighted sum
 EXACT = 32768  # spans of up to so many coordinates are multiplied in float64: it costs next to nothing there
@@ -231,7 +230,7 @@ def _run(
 ) -> Iterator[Result]:
     """Cuts the spans into tasks, reads each task's rows and yields the results of `work` in order."""
     dim = sum(stop - start for start, stop in spans)
-    threads = _threads or torch.get_num_threads()
+    workers = threads.count()
     length = task_length(count, dim, unit, chunk, streamed=store.scratch(1) is not None)
     buffers: dict[int, torch.Tensor | None] = {}
 
@@ -242,9 +241,9 @@ def _run(
         return work(pieces, store.rows(pieces[0].start, pieces[-1].stop, buffers[thread]))
 
     tasks = _tasks(spans, length)
-    if min(threads, len(tasks)) <= 1 or dim * count < _SMALL:
+    if min(workers, len(tasks)) <= 1 or dim * count < _SMALL:
         return map(task, tasks)
-    return _pool(threads).map(task, tasks)
+    return threads.pool(workers).map(task, tasks)
 
 
 def task_length(count: int, dim: int, unit: int, chunk: int | None, streamed: bool) -> int:
@@ -252,7 +251,7 @@ def task_length(count: int, dim: int, unit: int, chunk: int | None, streamed: bo
 
     By default, enough tasks to share out evenly; where rows come into scratch buffers, little enough for a cache.
     """
-    share = dim // (8 * (_threads or torch.get_num_threads()))
+    share = dim // (8 * threads.count())
     wanted = chunk or (min(share, (1 << 20) // count) if streamed else share)
     return max(1, -(-wanted // unit)) * unit
 
@@ -268,60 +267,3 @@ def _tasks(spans: Sequence[Span], length: int) -> list[list[Piece]]:
             else:
                 tasks.append([piece])
     return tasks
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-_threads: int | None = None
-
-
-@contextmanager
-def parallel(threads: int) -> Iterator[None]:
-    """Lets the loops use so many threads, whatever torch uses: theirs do not spin when they have nothing to do."""
-    global _threads
-    before, _threads = _threads, threads
-    try:
-        yield
-    finally:
-        _threads = before
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """Keeps torch to one thread: how a matrix product is shared out is part of its bits."""
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-_pools: dict[int, ThreadPoolExecutor] = {}
-_lock = threading.Lock()
-os.register_at_fork(after_in_child=_pools.clear)
-
-
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Workers in which torch keeps to one thread each."""
-    with _lock:
-        if threads not in _pools:
-            caller = torch.get_num_threads()
-            pool = ThreadPoolExecutor(threads, thread_name_prefix="steelyard")
-            barrier = threading.Barrier(threads)  # so that every worker takes exactly one of these
-
-            def begin() -> None:
-                barrier.wait()
-                torch.set_num_threads(1)  # holds for the calling thread only
-
-            for future in [pool.submit(begin) for _ in range(threads)]:
-                future.result()
-            torch.set_num_threads(caller)  # threads yet to start inherit the last value set: restore the caller's
-            _pools[threads] = pool
-        return _pools[threads]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard import kernels
+from steelyard import kernels, threads
 from steelyard.core.errors import (
     BAD_BASE,
     NOT_FINITE,
@@ -245,7 +245,7 @@ class _Reduction:
             _refuse_non_finite(rows)
         updates = rows[:-1]
         if self.map is not None:
-            with kernels.alone():
+            with threads.alone():
                 updates = self.map @ updates
         values, used = self.reduce(updates[self.chosen])
         with self.lock:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from steelyard import kernels
+from steelyard import kernels, threads
 from steelyard.algorithm import Algorithm
 from steelyard.core import round as rounds
 from steelyard.core.errors import SteelyardError
@@ -128,7 +128,7 @@ class Server:
             probe=self.probe,
             refine=self.algorithm.refine,
         )
-        with one_thread(), kernels.parallel(kernels.cores()):
+        with one_thread(), threads.parallel(threads.cores()):
             outcome = rounds.run_or_void(self.rule, store, job, sink)
             settled: tuple[ClientId, ...] = ()
             if not outcome.void:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from steelyard import kernels
+from steelyard import threads
 from steelyard.core.errors import SteelyardError
 from steelyard.lab.child import Child, end
 from steelyard.sim.callbacks import Until
@@ -101,7 +101,7 @@ def run_jobs(
         overwrite: start afresh where there is a run of another configuration, instead of refusing.
     """
     out, watch = Path(out), watch or Silent()
-    cores = kernels.cores()
+    cores = threads.cores()
     slots = cores if parallel is None else parallel
     if slots < 1:
         raise SteelyardError(f"parallel={parallel}: use at least 1")

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from steelyard import kernels
+from steelyard import threads
 from steelyard.algorithm import parse_refiner
 from steelyard.core.text import parse
 from steelyard.core.weighting import Weighting
@@ -49,7 +49,7 @@ def seconds(config: Config) -> float | None:
     passes = local.train_share * (local.epochs or 1)
     trained: float = asked * (own * passes if local.steps is None else local.steps * local.batch_size)
     evaluated = test / config.evaluate_every if config.evaluate_every else 0.0
-    cores = kernels.cores()
+    cores = threads.cores()
     proxy = cores * _proxy_epochs(config) * (config.proxy.per_class or 0) * classes  # the server works on one core
     return config.rounds * forward * (3 * (trained + proxy) + evaluated) / (speed() * EFFICIENCY * cores)
 

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple, Protocol
 
-from steelyard import kernels
+from steelyard import threads
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.buffers import Buffers
 from steelyard.sim.group import train_group
@@ -90,7 +90,7 @@ def one_thread() -> Iterator[None]:
         from threadpoolctl import threadpool_limits
     except ModuleNotFoundError:
         raise SteelyardError("the simulator needs threadpoolctl: pip install 'steelyard[sim]'") from None
-    with kernels.alone(), threadpool_limits(1, user_api="blas"):
+    with threads.alone(), threadpool_limits(1, user_api="blas"):
         yield
 
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import torch
 
-from steelyard import kernels
+from steelyard import threads
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId, sort_key
 from steelyard.sim.buffers import SHARD, Buffers
@@ -99,7 +99,7 @@ class Simulation:
         kernels have threads of their own.
         """
         self.work.prepare()
-        with one_thread(), kernels.parallel(kernels.cores()):
+        with one_thread(), threads.parallel(threads.cores()):
             self._run()
 
     def _run(self) -> None:
@@ -135,7 +135,7 @@ class Simulation:
 
     def _executor(self) -> Executor:
         options, device = self.options, self.work.model.device
-        wanted = options.workers or kernels.cores()
+        wanted = options.workers or threads.cores()
         forks = can_fork() and device.type == "cpu"
         if options.executor == "process" and not forks:
             raise SteelyardError("executor=process forks workers, on Linux and without a GPU: use executor=serial here")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import steelyard
-from steelyard import kernels
+from steelyard import kernels, threads
 from steelyard.core.settling import Settling
 from steelyard.core.term import AtServer
 
@@ -25,8 +25,8 @@ def parts():
     [(steelyard.scaffold(), "control"), (steelyard.feddyn(form="fedlaw"), "h"), (steelyard.vrlsgd(), "delta")],
     ids=["scaffold", "feddyn", "vrlsgd"],
 )
-@pytest.mark.parametrize("threads", [1, 2])
-def test_stretches_give_what_the_whole_gives(term, slot, threads):
+@pytest.mark.parametrize("count", [1, 2])
+def test_stretches_give_what_the_whole_gives(term, slot, count):
     weights, work = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([4.0, 8.0, 2.0])
     store, old, new, kept, theta = parts()
     rows = store.rows(0, D, None)
@@ -43,7 +43,7 @@ def test_stretches_give_what_the_whole_gives(term, slot, threads):
     def file(part_of, part, changed):
         new2[:, part] = changed[slot]
 
-    with kernels.parallel(threads):
+    with threads.parallel(count):
         Settling(again, theta2, weights, own, file, {f"{term.name}.{slot}": kept2}, work, 0.1, 9).run([term])
     assert sum(asked) == D
     assert max(asked) <= kernels.BLOCK
