@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Layout
 from steelyard.core.table import ClientId, sort_key
-from steelyard.flower.server import State
+from steelyard.flower.server import StateDict
 from steelyard.metrics import Table
 from steelyard.sim.checkpoint import Checkpoints, Snapshot
 from steelyard.sim.record import Record, finite
@@ -50,7 +50,7 @@ class Journal:
         self.sizes: dict[str, Any] = {}
         self.labels: dict[str, Any] = {}
 
-    def open(self, described: Mapping[str, Any], rounds: int, initial: State) -> Snapshot | None:
+    def open(self, described: Mapping[str, Any], rounds: int, initial: StateDict) -> Snapshot | None:
         """Starts the run, or says where the one in the directory stopped; its model has the initial one's order."""
         self.record = None
         if self.path is None:
@@ -89,7 +89,7 @@ class Journal:
             self.close()
             raise SteelyardError(f"{self.path}: the run in it is another one ({said}): choose another directory")
 
-    def _in_order(self, snapshot: Snapshot, initial: State) -> Snapshot:
+    def _in_order(self, snapshot: Snapshot, initial: StateDict) -> Snapshot:
         """Checkpoints list tensors in an order of their own, and some clients go by position."""
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in snapshot.model.items()}
         reason = Layout.of(initial).mismatch(shapes)
@@ -156,7 +156,7 @@ class Journal:
         if self.record is not None:
             self.record["evaluation"] = replies
 
-    def settle(self, state: Callable[[], tuple[State, dict[str, Any]]]) -> None:
+    def settle(self, state: Callable[[], tuple[StateDict, dict[str, Any]]]) -> None:
         """Puts the round on record, and a checkpoint beside it if one is due; `state` gives model and state."""
         record, self.record = self.record, None
         if record is None or self.directory is None:
@@ -192,7 +192,7 @@ def _plain(value: Any) -> Any:
 
 
 def described(
-    algorithm: Mapping[str, str | None], seed: int, model: State, clients: int, name: str, metrics: list[str]
+    algorithm: Mapping[str, str | None], seed: int, model: StateDict, clients: int, name: str, metrics: list[str]
 ) -> dict[str, Any]:
     """What a run is, as far as its server knows, in the simulator's words."""
     digest = hashlib.sha256()

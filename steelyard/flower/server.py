@@ -28,7 +28,7 @@ from steelyard.stores.memory import MemorySink
 from steelyard.stores.slices import SliceStore, Source, layout_of
 
 Vectors = dict[str, torch.Tensor]
-State = dict[str, torch.Tensor]
+StateDict = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Made:
     There are no models if the round is void. `settled` are those whose own vectors count: what they told can be used.
     """
 
-    model: State | None
-    shown: State | None
+    model: StateDict | None
+    shown: StateDict | None
     record: Record
     accepted: tuple[ClientId, ...]
     told: Table
@@ -85,18 +85,18 @@ class Server:
         self.state: Mapping[str, Any] = {}
         self.sent: Vectors = {}
         self.heard: set[str] = set()  # metrics that somebody has reported
-        self.steps = [term.key(slot) for term in algorithm.client for slot in term.server_slots]
+        self.slots = [term.key(slot) for term in algorithm.client for slot in term.server_slots]
 
     def vectors(self, model: Source) -> Vectors:
         """What is sent beside the parameters: flat vectors by name, zero before the first round."""
         return self._vectors(layout_of(model))
 
     def _vectors(self, layout: Layout) -> Vectors:
-        for name in [*sorted(self.algorithm.needs.broadcast), *self.steps]:
+        for name in [*sorted(self.algorithm.needs.broadcast), *self.slots]:
             self.sent.setdefault(name, torch.zeros(layout.dim, dtype=layout.row_dtype))
         return self.sent
 
-    def starts(self, model: Source, clients: Sequence[ClientId], number: int) -> list[State]:
+    def starts(self, model: Source, clients: Sequence[ClientId], number: int) -> list[StateDict]:
         """The models clients start from, if a broadcast mutates the global one."""
         broadcast = self.algorithm.broadcast
         if broadcast is None:
@@ -192,7 +192,7 @@ class Server:
                 torch.sub(sink.flat[part], before, out=self.sent["move"][part])
         return tuple(client for row, client in enumerate(ids) if all(row in rows for rows in sound.values()))
 
-    def _shown(self, made: State, sink: MemorySink) -> State:
+    def _shown(self, made: StateDict, sink: MemorySink) -> StateDict:
         """The model to evaluate: the one that is sent, unless a term says otherwise."""
         theta = sink.flat
         for term in self.algorithm.client:

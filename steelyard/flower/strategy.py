@@ -21,7 +21,7 @@ from steelyard.flower.ledger import Ledger
 from steelyard.flower.means import Aggregate, mean
 from steelyard.flower.messages import cohort, instructions, messages, wait_for_nodes
 from steelyard.flower.records import RecordSource, num_bytes, to_record, to_state_dict
-from steelyard.flower.server import Made, Server, State
+from steelyard.flower.server import Made, Server, StateDict
 from steelyard.server.probe import Probe
 from steelyard.sim.simulator import RunStopped
 from steelyard.weightings.guard import Guard
@@ -172,7 +172,7 @@ class Steelyard(FedAvg):
             self.model, self.shown = to_record({name: state["theta"][name] for name in found.model}), shown
         return shown
 
-    def _state(self) -> tuple[State, dict[str, Any]]:
+    def _state(self) -> tuple[StateDict, dict[str, Any]]:
         """The model to look at, and all else that `_enter` takes up."""
         assert self.model is not None
         state = {
