@@ -47,6 +47,8 @@ def parse_terms(spec: Any) -> Terms:
         return spec
     if isinstance(spec, str) or spec is None:
         parts = _PLUS.split(spec) if spec and spec.strip() not in _NONE else []
+        if any(part.strip() in _NONE for part in parts):
+            raise SteelyardError(f"client={spec!r}: a term is missing beside a +")
         return reduce(Terms.__add__, (parse_terms(_made(part, TERMS, ClientTerm, "")) for part in parts), Terms())
     return Terms((_made(spec, TERMS, ClientTerm, "a client term"),))
 

@@ -91,7 +91,9 @@ def aggregate(
     with the reason in `out.report["quarantined"]`. If none is left, `NoValidClients` is raised; under `guard(...)`
     the round is void instead: `out.params` is the base model and `out.report["void"]` says why.
     """
-    checks.whole("round", round, 1)
+    number: Any = round
+    number = int(number) if isinstance(number, np.integer) else number
+    checks.whole("round", number, 1)
     if state is not None and not isinstance(state, Mapping):
         raise SteelyardError(f"state is a {type(state).__name__}: pass out.state of the last round, or None")
     root = rooted(parse_rule(rule))
@@ -117,7 +119,7 @@ def aggregate(
         store = MemoryStore.of(base, models, refused_by_metrics(root, table, given), kinds)
 
     sink = MemorySink(store.layout)
-    job = rounds.Round(table, state or {}, round, optimizer, diagnose, chunk, probe=probe, refine=refiner)
+    job = rounds.Round(table, state or {}, number, optimizer, diagnose, chunk, probe=probe, refine=refiner)
     run = rounds.run_or_void if isinstance(root.rules[0], Guard) else rounds.run
     outcome = run(root, store, job, sink)
     weights = np.zeros((outcome.weights.shape[0], len(given)))

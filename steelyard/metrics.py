@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
@@ -15,7 +16,6 @@ from steelyard.core.weighting import Weighting
 Table = dict[str, dict[ClientId, Any]]
 
 _MOST = 1e15  # no honest number is larger, and sums and products of such numbers stay finite
-_LISTS = (list, tuple, np.ndarray, torch.Tensor)
 
 MEANING = {
     "num_examples": "size of the local data set",
@@ -105,19 +105,26 @@ def _number(name: str, value: Any, whole: bool) -> float | None:
     return number if signed or number >= 0 else None
 
 
-def _histogram(value: Any, length: int) -> list[float] | None:
+def _counts(value: Any) -> NDArray[np.float64] | None:
     try:
-        counts = np.asarray(value, dtype=np.float64)
+        return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
-    if counts.shape != (length,) or not (counts <= _MOST).all() or (counts < 0).any() or counts.sum() <= 0:
+
+
+def _histogram(value: Any, length: int) -> list[float] | None:
+    counts = _counts(value)
+    if counts is None or counts.shape != (length,) or counts.sum() <= 0:
+        return None
+    if not ((counts >= 0) & (counts <= _MOST)).all():
         return None
     return [float(count) for count in counts]
 
 
 def _common_length(column: Mapping[ClientId, Any], ids: Sequence[ClientId]) -> int:
     """Most clients agree on the number of classes; ties go to the larger."""
-    lengths = [np.size(column[client]) for client in ids if isinstance(column.get(client), _LISTS)]
+    found = (_counts(column[client]) for client in ids if client in column)
+    lengths = [len(counts) for counts in found if counts is not None and counts.ndim == 1]
     return max(set(lengths), key=lambda length: (lengths.count(length), length), default=0)
 
 

@@ -88,3 +88,7 @@ def test_an_algorithm_explains_itself():
     assert [line.split(":")[0] for line in told.secure_aggregation] == ["guard", "fedadp"]
     assert "two passes" in told.passes
     assert any(line.startswith("num_examples") for line in told.clients_disclose)
+
+
+def test_a_round_may_be_numpys():
+    assert steelyard.aggregate("uniform", BASE, CLIENTS, round=np.int64(2)).report["round"] == 2

@@ -23,6 +23,9 @@ BASE, CLIENTS = torch.zeros(4), torch.eye(4)[:3]
         ("uniform|feddisco", "label_hist", [1, 2], torch.tensor(3.0)),
         ("uniform|feddisco", "label_hist", [1, 2], torch.ones(2, requires_grad=True)),
         ("uniform|feddisco", "label_hist", [1, 2], "12"),
+        ("guard(uniform|feddisco)", "label_hist", [1, 2], [[1], [2, 3]]),
+        ("uniform|feddisco", "label_hist", torch.tensor([1.0, 2.0]), torch.ones(3)),
+        ("uniform|feddisco", "label_hist", range(1, 3), torch.tensor(2.0)),
     ],
 )
 def test_a_liar_is_quarantined_and_the_round_goes_on(rule, name, honest, lie):
@@ -37,6 +40,13 @@ def test_a_liar_is_quarantined_and_the_round_goes_on(rule, name, honest, lie):
 def test_numbers_come_in_any_form(form):
     out = steelyard.aggregate("fedavg", BASE, CLIENTS, metrics={"num_examples": form([1, 2, 1])})
     assert out.weights.tolist() == [0.25, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("form", [list, torch.tensor, np.array, lambda rows: [torch.tensor(row) for row in rows]])
+def test_histograms_come_in_any_form(form):
+    metrics = {"num_examples": [1, 1, 1], "label_hist": form([[1.0, 2.0]] * 3)}
+    out = steelyard.aggregate("feddisco", BASE, CLIENTS, metrics=metrics)
+    assert out.report["quarantined"] == {}
 
 
 @pytest.mark.parametrize("metrics", [5, {"num_examples": 600}, [1, 2, 3], {"num_examples": [1, 2]}])

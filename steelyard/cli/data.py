@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from steelyard.cli.say import fail
+from steelyard.cli.say import fail, show
 from steelyard.cli.taught import Taught
 from steelyard.core.errors import SteelyardError
 from steelyard.data.homes import HOMES, File, bring, named
@@ -36,7 +36,7 @@ def list_sets(directory: Directory = None) -> None:
     titles = {entry.name: entry.card.title for entry in SOURCES}
     for name in sorted({*titles, *HOMES}):
         table.add_row(name, escape(titles.get(name, "")), _size(name), escape(_here(name, place)))
-    Console().print(table)
+    show(table, Console())
 
 
 @app.command(cls=Taught)

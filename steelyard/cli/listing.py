@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from steelyard.cli.say import show
 from steelyard.core.registry import Entry
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -42,7 +43,7 @@ def print_rows(title: str, rows: Sequence[Mapping[str, Any]], as_json: bool) -> 
         table.add_column("what it does" if column == "title" else column, overflow="fold", no_wrap=column == "name")
     for row in rows:
         table.add_row(*(escape(_cell(value)) for value in row.values()))
-    Console().print(table)
+    show(table, Console())
 
 
 def _cell(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from steelyard.cli.listing import Json, about
-from steelyard.cli.say import console, fail
+from steelyard.cli.say import console, fail, show
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import explain as explained
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, Entry
@@ -42,7 +43,7 @@ def rules(as_json: Json = False) -> None:
             options = ", ".join(f"{name}={value}" for name, value in row["options"].items())
             cells = [row["name"], row["title"], row["paper"], ", ".join(row["needs"]), options]
             table.add_row(*(escape(cell) for cell in cells))
-        console.print(table)
+        show(table, console)
     console.print("More on one of them: [bold]steelyard explain NAME[/]")
 
 
@@ -78,9 +79,10 @@ def explain(
 
     Of a client term, server optimizer, broadcast or refiner: what it does, and its options.
     """
+    name = re.split(r"[:+]", rule)[0].strip()
     for key, registry in _OTHERS.items():
-        if rule in registry:
-            _explain_other(key, registry[rule])
+        if name in registry:
+            _explain_other(key, registry[name])
             return
     try:
         made = parse_rule(rule)

@@ -179,4 +179,4 @@ def _print_options(console: Console) -> None:
                 table.add_row(f"{prefix}{name}", escape(default), escape(field.description or ""))
 
     rows(Config, "")
-    console.print(table)
+    show(table, console)

@@ -255,15 +255,21 @@ class _Reduction:
 
 
 def _agree_on_counts(store: UpdateStore, mixture: Mixture, sink: Sink) -> None:
-    """Batches seen: the most of any client, clipped as statistics are. Anything else: what half the clients reach."""
-    counts = store.counts()
+    """Counters, one at a time: integers can be as large as parameters."""
     for leaf in store.layout.counts:
-        ranked = counts[leaf.name].sort(dim=0).values
-        agreed = ranked[(len(ranked) - 1) // 2]
-        if leaf.name.endswith("num_batches_tracked"):
-            limit = ranked[-1] if mixture.stat_clip is None else (mixture.stat_clip * agreed.double()).to(agreed.dtype)
-            agreed = torch.minimum(ranked[-1], limit)
-        sink.put(leaf, agreed.to(leaf.dtype))
+        tracked = leaf.name.endswith("num_batches_tracked")
+        sink.put(leaf, _agreed(store.counts(leaf), tracked, mixture.stat_clip).to(leaf.dtype))
+
+
+def _agreed(counts: torch.Tensor, tracked: bool, clip: float | None) -> torch.Tensor:
+    """Batches seen: the most of any client, if a guard lets that pass. Anything else: what half the clients reach."""
+    if tracked and clip is None:
+        return counts.amax(dim=0)
+    half = (counts.byte() if counts.dtype == torch.bool else counts).kthvalue((len(counts) + 1) // 2, dim=0).values
+    if not tracked or clip is None:
+        return half
+    most = counts.amax(dim=0)
+    return torch.where(most > clip * half.double(), half, most)
 
 
 def _mix_stats(store: UpdateStore, mixture: Mixture, cut: Layers, sink: Sink) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from steelyard.core.layout import Layout, Params
+from steelyard.core.layout import Layout, Leaf, Params
 from steelyard.core.table import ClientId
 
 
@@ -48,8 +48,8 @@ class UpdateStore(Protocol):
     def stats(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Running statistics as float64: of the clients `[K, m]` and of the global model `[m]`."""
 
-    def counts(self) -> Mapping[str, torch.Tensor]:
-        """The clients' counters, `[K, ...]` each."""
+    def counts(self, leaf: Leaf) -> torch.Tensor:
+        """One of the clients' counters, `[K, ...]`."""
 
     def base_counts(self) -> Mapping[str, torch.Tensor]:
         """The global model's counters."""

@@ -144,7 +144,7 @@ def _read(word: str) -> Any:
 
 def to_text(part: Any) -> str:
     """The shortest text that builds this part again."""
-    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
     if part.name == "chain":
         return "|".join(to_text(rule) for rule in fields["rules"])
     inner = {name for name, value in fields.items() if hasattr(value, "name") and dataclasses.is_dataclass(value)}
@@ -159,7 +159,7 @@ def _said(part: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """The options without which the part would be another one: what a preset or another option implies is left out."""
     said = dict(fields)
     for field in dataclasses.fields(part):
-        if field.default is not dataclasses.MISSING:
+        if field.init and field.default is not dataclasses.MISSING:
             rest = {name: value for name, value in said.items() if name != field.name}
             said = rest if _same(part, rest) else said
     return said
@@ -168,7 +168,7 @@ def _said(part: Any, fields: dict[str, Any]) -> dict[str, Any]:
 def _same(part: Any, options: dict[str, Any]) -> bool:
     try:
         return bool(type(part)(**options) == part)
-    except SteelyardError:  # without the option the others make no sense
+    except Exception:  # without the option it cannot be made, whatever its maker's words for that
         return False
 
 

@@ -38,7 +38,6 @@ class Weighting(ABC):
         name: the key in text form and in the state.
         modifies: True if the rule starts from the incoming mixture, False if it ignores it (a source).
         scales: True if it only makes the aggregated model longer or shorter, whoever has what share of it.
-        final: True if nobody may divide the shares anew after it.
         card: what the command line says of it.
     """
 
@@ -46,7 +45,6 @@ class Weighting(ABC):
     card: Card
     modifies: bool
     scales: bool = False
-    final: bool = False
 
     @property
     @abstractmethod
@@ -56,6 +54,11 @@ class Weighting(ABC):
     @abstractmethod
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """The mixture of this round, and the state for the next: new plain data, the old is left alone."""
+
+    @property
+    def final(self) -> bool:
+        """Whether nobody may divide the shares anew after it: it, or a part of it, has bounded them."""
+        return any(part.final for part in self.parts)
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -89,7 +89,8 @@ def check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     if changed == ["rounds"] and not now["local"]["schedule"].startswith("cosine"):
         return
     if changed:
-        differences = "; ".join(f"{name}: {before.get(name)!r} then, {now[name]!r} now" for name in changed)
+        telling = [name for name in changed if name != "rounds"] or changed
+        differences = "; ".join(f"{name}: {before.get(name)!r} then, {now[name]!r} now" for name in telling)
         raise SteelyardError(
             f"{path}: the run in it is another one ({differences}): choose another directory (out, --out)"
         )

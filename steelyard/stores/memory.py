@@ -105,9 +105,9 @@ class MemoryStore:
         """Running statistics of the clients and of the global model."""
         return self.client_stats, self.base_stats
 
-    def counts(self) -> Mapping[str, torch.Tensor]:
-        """The clients' counters."""
-        return self.client_counts
+    def counts(self, leaf: Leaf) -> torch.Tensor:
+        """One of the clients' counters."""
+        return self.client_counts[leaf.name]
 
     def base_counts(self) -> Mapping[str, torch.Tensor]:
         """The global model's counters."""

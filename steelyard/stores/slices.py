@@ -152,11 +152,9 @@ class SliceStore(Generic[S]):
                     table[row, leaf.start : leaf.stop] = there
         return out
 
-    def counts(self) -> Mapping[str, torch.Tensor]:
-        """The clients' counters."""
-        return {
-            leaf.name: torch.stack([self._count(client, leaf) for client in self.ids]) for leaf in self.layout.counts
-        }
+    def counts(self, leaf: Leaf) -> torch.Tensor:
+        """One of the clients' counters."""
+        return torch.stack([self._count(client, leaf) for client in self.ids])
 
     def _count(self, client: ClientId, leaf: Leaf) -> torch.Tensor:
         there = self.clients[client].peek(leaf.name)

@@ -39,14 +39,10 @@ class Chain(Weighting):
         settled: Weighting | None = None
         for rule in self.rules:
             if settled is not None and not rule.scales:
-                raise SteelyardError(
-                    f"{rule.name} divides weights, and after {settled.name} it would "
-                    + (
-                        f"undo what that bounds: put it inside, {settled.name}(...|{rule.name})"
-                        if settled.final
-                        else "change nothing, as that makes no weighted sum: leave one of them out"
-                    )
-                )
+                why = "makes no weighted sum: leave one of them out"
+                if settled.final:
+                    why = f"bounds them for good: put {rule.name} inside, guard(...|{rule.name})"
+                raise SteelyardError(f"{rule.name} divides weights, and {settled.name} before it {why}")
             whole = (rule.needs.gram or rule.needs.probe) and rule.needs.per_layer is None
             if layered is not None and whole:
                 cure = f"put {rule.name} first" if rule.needs.probe else f"use per_layer({rule.name}), or put it first"

@@ -52,7 +52,6 @@ class Guard(Weighting):
 
     name = "guard"
     modifies = False  # sizes must be capped before they become a prior, so the whole chain goes inside
-    final = True
     card = Card(
         "bounds what one client can do to any rule",
         "",
@@ -69,6 +68,11 @@ class Guard(Weighting):
     def needs(self) -> Needs:
         """Norms, and what the rule needs."""
         return Needs.of(gram=True) | rooted(self.rule).needs
+
+    @property
+    def final(self) -> bool:
+        """What it bounds stays bounded."""
+        return True
 
     @property
     def parts(self) -> tuple[Weighting, ...]:

@@ -1,5 +1,7 @@
 """The text form of rules."""
 
+from dataclasses import dataclass, field
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,3 +150,20 @@ def test_the_word_for_what_is_left_out_is_no_value():
     for make in (lambda: steelyard.fedawa(init="preset"), lambda: steelyard.parse_rule("fedawa:init=preset")):
         with pytest.raises(steelyard.SteelyardError, match="init='preset': use one of 'log', 'raw'"):
             make()
+
+
+def test_the_constructors_of_others_may_refuse_as_they_like():
+    @dataclass(frozen=True)
+    class Mine:
+        a: float = 1.0
+        b: float | None = None
+        table: tuple[float, ...] = field(init=False, default=())
+
+        name = "mine"
+
+        def __post_init__(self):
+            if self.a > 1 and self.b is None:
+                raise ValueError("a > 1 needs b")
+
+    assert to_text(Mine(2.0, 3.0)) == "mine:a=2.0,b=3.0"
+    assert to_text(Mine()) == "mine"

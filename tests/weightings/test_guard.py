@@ -298,4 +298,15 @@ def test_one_client_cannot_rewrite_integers():
     guarded = steelyard.aggregate("guard(uniform)", base, clients)
     for out in (plain, guarded):
         assert all(torch.equal(out.params[name], value) for name, value in extra.items())
-    assert guarded.params["bn.num_batches_tracked"].item() == 2 * 5  # two medians, as for statistics
+    assert guarded.params["bn.num_batches_tracked"].item() == 5  # the most is beyond two medians
+
+
+@pytest.mark.parametrize(
+    ("counts", "clip", "agreed"), [([1010] * 3, 0.5, 1010), ([2**62] * 3, 2, 2**62), ([1, 2, 4], 2, 4)]
+)
+def test_counters_neither_shrink_nor_overflow(counts, clip, agreed):
+    base, clients = cohort(3)
+    for model, count in zip(clients.values(), counts, strict=True):
+        model["bn.num_batches_tracked"] = torch.tensor(count)
+    out = steelyard.aggregate(f"guard(uniform):clip={clip}", base, clients)
+    assert out.params["bn.num_batches_tracked"].item() == agreed
