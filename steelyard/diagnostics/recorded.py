@@ -42,7 +42,7 @@ MEANING = {
 }
 """Names of series and what they are; a rule may note others."""
 
-NOT_BY_CLIENT = ("timings", "client_evaluation")
+NOT_BY_CLIENT = ("timings", "client_evaluation", "server_evaluation", "evaluation")
 """Tables of a round that have no row per client: seconds by stage; what Flower's clients found, together."""
 
 _CURES = {

@@ -103,8 +103,13 @@ class Answers:
 
 
 def matched(sent: Sequence[Message], replies: Iterable[Message], names: Names, timeout: float) -> Answers:
-    """Matches replies with the messages they answer; results do not depend on the order they come in."""
+    """Matches replies with the messages they answer; results do not depend on the order they come in.
+
+    Where somebody else sent them, as a subclass may, those who answered were asked.
+    """
+    replies = list(replies)
     asked = {message.metadata.dst_node_id: message.metadata.message_id for message in sent}
+    asked = asked or {one.metadata.src_node_id: one.metadata.reply_to_message_id for one in reversed(replies)}
     by_message = {name: node for node, name in asked.items() if name}
     found: dict[int, Message] = {}
     made = Answers()

@@ -12,13 +12,13 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 
 
-def mean(contents: Sequence[RecordDict], own: Aggregate | None, weight: str, but: str) -> MetricRecord | None:
+def mean(contents: Sequence[RecordDict], fold: Aggregate, weight: str, but: str) -> MetricRecord | None:
     """What the user's own function makes of the replies as they are; else Flower's mean of metrics that all report.
 
     In the latter, who sends no weight is left out, who sends NaN of a metric is left out of that one, and so is the id.
     """
-    if own is not None:
-        return own(list(contents), weight) if contents else None
+    if fold is not aggregate_metricrecords:
+        return fold(list(contents), weight) if contents else None
     rows: list[dict[str, Any]] = [
         {name: value for record in one.metric_records.values() for name, value in record.items()} for one in contents
     ]

@@ -48,7 +48,7 @@ class Steelyard(FedAvg):
         guard: bound what one client can do (`steelyard.guard`), whatever the rule.
         proxy: the server's proxy data, for rules that look at it.
         id_key: what clients report as their id, in a metric or a config record; else it is the node's.
-        population: number of all clients, for SCAFFOLD and FedDyn; the connected ones if left out.
+        population: number of all clients, for SCAFFOLD and FedDyn; the most ever connected if left out.
         mean_examples: mean number of examples of all clients, for FedDyn.
         seed: of cohorts, of the order of batches at `steelyard.flower.client`s, of mutated starts.
         out: the run directory: one line per round, checkpoints; for `steelyard compare` and `steelyard report`.
@@ -99,7 +99,6 @@ class Steelyard(FedAvg):
         self.probe = None if proxy is None else proxy.resident()
         self.algorithm, self.seed, self.patience, self.data_name = made, seed, patience, data_name
         self.population, self.mean_examples, self.id_key = population, mean_examples, id_key
-        self.folds = train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.journal = Journal(out, checkpoint_dir, resume, checkpoint_every, keep=2)
         terms = made.client
         vectors = sum(len(term.server_slots) for term in terms), sum(len(term.told_slots) for term in terms)
@@ -196,7 +195,7 @@ class Steelyard(FedAvg):
 
     def _cohort(self, grid: Grid, share: float, least: int, number: int) -> list[int]:
         nodes, wanted = wait_for_nodes(grid, share, least, self.min_available_nodes, self.timeout)
-        self.connected = len(nodes)
+        self.connected = max(self.connected, len(nodes))  # a node that is away for a round is still one of them
         return cohort(nodes, wanted, self.names, self.seed, number)
 
     def configure_train(
@@ -248,7 +247,7 @@ class Steelyard(FedAvg):
         self.spool.clear()
         if not self.started:  # somebody else drives the rounds: there may be no later moment
             self.journal.settle(self._state)
-        return arrays, mean(accepted, self.folds[0], self.weighted_by_key, self.id_key)
+        return arrays, mean(accepted, self.train_metrics_aggr_fn, self.weighted_by_key, self.id_key)
 
     def _adopt(self, number: int, made: Made, answers: Answers) -> ArrayRecord:
         """Keeps the new model; returns the one to look at."""
@@ -282,11 +281,10 @@ class Steelyard(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean of what clients report."""
-        if not self.judges:
-            return None
         answers = matched(self.judges, replies, self.names, self.timeout)
+        self.judges = []
         answers.warn(server_round + self.done, ", evaluation")
-        found = mean(answers.by_name(self.names), self.folds[1], self.weighted_by_key, self.id_key)
+        found = mean(answers.by_name(self.names), self.evaluate_metrics_aggr_fn, self.weighted_by_key, self.id_key)
         self.journal.answered(answers.record)
         self.journal.judged(found, "client_evaluation")
         return found

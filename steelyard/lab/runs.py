@@ -151,15 +151,22 @@ def _once(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
         other = kept.setdefault(key, run)
         if other is run:
             continue
-        what = _differences(other, run)
+        what = _differences(other, run) or _parting(other, run)
         if what:
             raise SteelyardError(
                 f"{run.path} and {other.path} are both {label(run.algorithm) or 'a run'}, seed {run.seed}, "
-                f"and did not start alike ({what}): give one of them"
+                f"and are not the same run ({what}): give one of them"
             )
         older, kept[key] = sorted((other, run), key=_standing)
         notes.append(f"{older.path}: the same run as {kept[key].path}, left out")
     return list(kept.values()), notes
+
+
+def _parting(one: Run, other: Run) -> str:
+    """From which round on two runs are not the same: what they were made of may not be all on record."""
+    both = zip(one.history.comparable(), other.history.comparable(), strict=False)
+    differs = next((a["round"] for a, b in both if a != b), None)
+    return "" if differs is None else f"their records differ from round {differs} on"
 
 
 def _standing(run: Run) -> tuple[bool, int]:
@@ -211,6 +218,9 @@ def _differences(one: Run, other: Run) -> str:
     differs = next((number for number, (x, y) in enumerate(asked, 1) if x != y), None)
     if differs is not None:
         said.append(f"other cohorts from round {differs} on")
+    layers = {resolved.get("model", {}).get("layers") for resolved in (a, b)} - {None}  # not in older runs
+    if len(layers) > 1:
+        said.append("other layers")
     return ", ".join(said)
 
 

@@ -69,7 +69,10 @@ class RunDirectory:
         except (ValueError, KeyError, TypeError):
             complete = False
         if not complete:
-            raise SteelyardError(f"{path}: lines of rounds 1 to {rounds} are missing or damaged: the run cannot go on")
+            raise SteelyardError(
+                f"{path}: lines of rounds 1 to {rounds} are missing or damaged, the run cannot go on: start afresh "
+                "(overwrite=True, --overwrite)"
+            )
         self.log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.ftruncate(self.log, sum(map(len, lines)))
         return records
@@ -151,7 +154,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             record, why = None, f"not JSON: {error}"
         if not isinstance(record, dict) or not isinstance(record.get("round"), int):
             raise SteelyardError(
-                f"{path / ROUNDS}, line {number}: {why}: resume the run, to go on from its last checkpoint"
+                f"{path / ROUNDS}, line {number}: {why}: leave this directory out, or resume the run if its last "
+                "checkpoint is from before"
             )
         records.append(record)
     return records

@@ -10,6 +10,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from steelyard.algorithm import Algorithm
@@ -100,7 +101,9 @@ def simulate(
     """
     if not isinstance(algorithm, Algorithm):
         algorithm = Algorithm(algorithm)
-    options = Options(executor, workers, evaluate_every, evaluate_clients, checkpoint_every, checkpoint_pace)
+    rounds, keep = _plain(rounds), _plain(keep)
+    numbers = (workers, evaluate_every, evaluate_clients, checkpoint_every, checkpoint_pace)
+    options = Options(executor, *map(_plain, numbers))
     training: Local = _options("local", Local, local)
     asked: Participation = _options("participation", Participation, participation)
     server_data: Proxy = _options("proxy", Proxy, proxy)
@@ -128,6 +131,11 @@ def simulate(
             simulation.run()
         path = None if directory is None else directory.path
         return History(str(algorithm), simulation.records, simulation.server.model(), path)
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as one of Python's: it is written down."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _options(place: str, kind: type[Any], given: Any) -> Any:
@@ -206,6 +214,7 @@ def _check(algorithm: Algorithm, local: Local, rounds: int, options: Options, ke
 
 def _numbers(cohorts: Sequence[Sequence[int]], rounds: int, clients: int) -> list[list[int]]:
     """Given cohorts as plain numbers, one list for each round at least."""
+    cohorts = list(cohorts)
     if len(cohorts) < rounds:
         raise SteelyardError(f"cohorts: {len(cohorts)} of them for {rounds} rounds")
     return [_distinct(number, cohort, clients) for number, cohort in enumerate(cohorts, 1)]

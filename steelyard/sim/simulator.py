@@ -10,6 +10,7 @@ record     one line of JSON
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -124,7 +125,10 @@ class Simulation:
                 writer.flush()
         except BaseException as error:
             for callback in self.callbacks:
-                callback.failed(self, error)
+                try:
+                    callback.failed(self, error)
+                except Exception as another:  # the run's own error is the one to see
+                    warnings.warn(f"{type(callback).__name__}.failed: {another!r}", RuntimeWarning, stacklevel=2)
             raise
         finally:
             executor.close()

@@ -3,9 +3,10 @@
 import logging
 
 import pytest
-from flwr.app import MetricRecord
+from flwr.app import Message, MessageType, MetricRecord, RecordDict
 
 import steelyard
+import steelyard.flower
 from steelyard.sim.rundir import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
@@ -118,3 +119,37 @@ def test_functions_of_ones_own_see_replies_as_they_are(tmp_path):
     total = sum(len(targets) for _, targets in runs.data().values())
     assert result.train_metrics_clientapp[1]["sum"] == total
     assert result.evaluate_metrics_clientapp[1]["sum"] == total
+
+
+class OwnMessages(steelyard.flower.Steelyard):
+    """Asks for evaluation in its own way, as subclasses of Flower's strategies do."""
+
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        content = RecordDict({"arrays": arrays, "config": config})
+        nodes = grid.get_node_ids()
+        return [Message(content, dst_node_id=node, message_type=MessageType.EVALUATE) for node in nodes]
+
+
+class EverySecond(steelyard.flower.Steelyard):
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        return super().configure_evaluate(server_round, arrays, config, grid) if server_round % 2 else []
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [(OwnMessages, [1, 2, 3]), (EverySecond, [1, 3])])
+def test_a_subclass_asks_whom_and_when_it_likes(kind, rounds, tmp_path):
+    nodes = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), runs.COUNT)
+    made = kind("fedavg", out=tmp_path, seed=3, **nodes)
+    result = runs.start(made, LocalGrid(runs.app(), runs.COUNT), rounds=3)
+    assert list(result.evaluate_metrics_clientapp) == rounds
+    log = read_log(tmp_path)
+    assert [record["round"] for record in log if record["accuracy"] is not None] == rounds
+    assert all(not record["evaluation"]["failed"] for record in log)
+
+
+def test_a_function_may_be_set_later(tmp_path):
+    made = runs.strategy("fedavg", out=tmp_path, fraction_evaluate=1.0)
+    made.evaluate_metrics_aggr_fn = lambda contents, weight: MetricRecord({"replies": len(contents)})
+    made.train_metrics_aggr_fn = made.evaluate_metrics_aggr_fn
+    result = runs.start(made, LocalGrid(runs.app(), runs.COUNT), rounds=1)
+    assert dict(result.evaluate_metrics_clientapp[1]) == {"replies": runs.COUNT}
+    assert dict(result.train_metrics_clientapp[1]) == {"replies": runs.COUNT}

@@ -170,3 +170,22 @@ def test_under_a_stock_strategy_the_newest_counts():
         grid = LocalGrid(runs.app(local=MOMENTUM), runs.COUNT)
         results.append(runs.params(made.start(grid, initial, num_rounds=3, timeout=5)))
     assert all(torch.allclose(results[0][name], results[1][name], atol=1e-6) for name in results[0])
+
+
+class Flaky(LocalGrid):
+    """Every second time only two nodes are connected."""
+
+    looks = 0
+
+    def get_node_ids(self):
+        self.looks += 1
+        ids = list(super().get_node_ids())
+        return ids if self.looks % 2 else ids[:2]
+
+
+@pytest.mark.parametrize("client", SLOTS)
+def test_who_is_away_for_a_round_is_still_one_of_all(client):
+    few = {"min_train_nodes": 2, "min_available_nodes": 2, "population": None}
+    grid, made = Flaky(runs.app(), runs.COUNT), strategy(client, **few)
+    start(made, grid, 5)
+    assert agree(made, grid)

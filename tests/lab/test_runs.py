@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from torch import nn
 
 import steelyard
 from steelyard.lab.runs import groups, label, of_algorithm, read_runs, unlike
@@ -65,3 +66,20 @@ def test_of_a_run_done_twice_the_finished_one_is_kept(tmp_path):
     (run,), notes = read_runs([tmp_path], unfinished=True)
     assert run.path == tmp_path / "done"
     assert notes[-1] == f"{tmp_path / 'killed'}: the same run as {tmp_path / 'done'}, left out"
+
+
+def test_what_is_on_record_tells_runs_apart(tmp_path):
+    for name, chance in (("dry", 0.0), ("wet", 0.7)):
+        net = nn.Sequential(nn.Flatten(), nn.Dropout(chance), nn.Linear(64, 10))
+        for values in net.parameters():
+            nn.init.zeros_(values)
+        steelyard.simulate("fedavg", "digits", net, out=tmp_path / name, rounds=2, clients=3, executor="serial")
+    with pytest.raises(steelyard.SteelyardError, match=r"are not the same run \(other layers"):
+        read_runs([tmp_path])
+    for name in ("dry", "wet"):  # as in runs of earlier versions, and on Flower
+        path = tmp_path / name / CONFIG
+        stored = json.loads(path.read_text())
+        del stored["resolved"]["model"]["layers"]
+        path.write_text(json.dumps(stored))
+    with pytest.raises(steelyard.SteelyardError, match="their records differ from round 1 on"):
+        read_runs([tmp_path])

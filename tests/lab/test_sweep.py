@@ -238,7 +238,7 @@ def test_runs_are_read_back_from_directories(swept):
     assert note == f"{out / 'fedadp' / 'seed-1'}: the same run as {again}, left out"
     shutil.copyfile(out / "fedadp" / "seed-2" / "cohorts.json", again / "cohorts.json")
     with pytest.raises(
-        SteelyardError, match=r"both fedadp, seed 1, and did not start alike \(other cohorts .* give one"
+        SteelyardError, match=r"both fedadp, seed 1, and are not the same run \(other cohorts .* give one"
     ):
         read_runs([out])
     with pytest.raises(SteelyardError, match="holds no run"):

@@ -251,8 +251,8 @@ def test_void_rounds_are_told(tmp_path):
         (CONFIG, "{", "not JSON: .* leave this directory out"),
         (CLIENTS, "{}", "names no clients: resume"),
         (CLIENTS, "[]", "names no clients: resume"),
-        (ROUNDS, '{"accuracy": 0.1}\n', "line 1: not the record of a round: resume"),
-        (ROUNDS, "[]\n", "line 1: not the record of a round: resume"),
+        (ROUNDS, '{"accuracy": 0.1}\n', "line 1: not the record of a round: leave this directory out"),
+        (ROUNDS, "[]\n", "line 1: not the record of a round: leave this directory out"),
         (ROUNDS, '{"round": 1, "acc\n', "line 1: not JSON: .* resume"),
     ],
 )
