@@ -63,7 +63,10 @@ def main():
     page = OUT / "report.html"
     report = gather([OUT / "runs"], target=0.8, out=page)
     console.print(shown(report.summary))
-    console.print("Differences smaller than ±, the deviation over seeds, mean nothing.", highlight=False)
+    console.print(
+        "±: deviation over seeds. Whether a difference is more than noise: steelyard compare out/demo/runs",
+        highlight=False,
+    )
     write(report, page)
     console.print(f"{time.monotonic() - began:.0f} s. Runs: {OUT / 'runs'}   Report: {page}", highlight=False)
 

@@ -1,13 +1,15 @@
 """Rounds to try rules on: models, clients and everything clients can report."""
 
 import inspect
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 import steelyard
+from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
-from steelyard.core.weighting import Weighting
+from steelyard.core.weighting import Card, Weighting
 from steelyard.weightings.detectors import Detector
 
 REQUIRED = {"gamma": 0.9, "max_weight": 0.5}
@@ -73,6 +75,24 @@ def reports(ids, seed=0):
         "accuracy": draw(0.1, 0.9),
         "grad_norm": draw(0.1, 1.0),
     }
+
+
+@dataclass(frozen=True)
+class Broken(Weighting):
+    """A rule whose weights are all this number."""
+
+    weight: float
+
+    name = "broken"
+    modifies = True
+    card = Card("no weights at all")
+
+    @property
+    def needs(self):
+        return Needs()
+
+    def apply(self, prior, view, state):
+        return replace(prior, weights=prior.weights * self.weight), {"poisoned": True}
 
 
 class Quadratic:

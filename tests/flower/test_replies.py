@@ -48,15 +48,21 @@ def test_silence(tmp_path):
     assert record["failed"] == {"1000": "node 1000 did not answer within 0.5 s"}
 
 
-def test_a_message_that_ran_out_of_time_is_silence(tmp_path):
+def unavailable(reason):
+    """The first client's reply becomes the SuperLink's error 3."""
+
     def change(number, reply):
         if number != 0:
             return reply
-        made = Message(Error(code=3, reason="Message Unavailable"), reply_to=reply)
+        made = Message(Error(code=3, reason=reason), reply_to=reply)
         made.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
         return made
 
-    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change))
+    return change
+
+
+def test_a_message_that_ran_out_of_time_is_silence(tmp_path):
+    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=unavailable("Message Unavailable")))
     assert record["late"] == [1000]
     assert record["failed"] == {"1000": "node 1000 did not answer within 0.5 s"}
 
@@ -208,14 +214,9 @@ def test_a_vector_that_cannot_be_used_changes_nothing_at_the_server(wrong):
 
 
 def test_a_reply_that_could_not_be_fetched_is_no_silence(tmp_path):
-    def change(number, reply):
-        if number != 0:
-            return reply
-        made = Message(Error(code=3, reason="Reply message objects are unavailable."), reply_to=reply)
-        made.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
-        return made
-
-    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change))
+    record = one_round(
+        tmp_path, LocalGrid(runs.app(), runs.COUNT, change=unavailable("Reply message objects are unavailable."))
+    )
     assert (record["late"], record["dropped"]) == ([], ["1000"])
     assert "objects are unavailable" in record["failed"]["1000"]
 

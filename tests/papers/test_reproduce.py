@@ -158,7 +158,7 @@ def test_a_target_of_the_users_is_what_is_scored():
 
 
 def test_what_was_changed_is_said_before_the_deviations():
-    plan = made("final", numbers=(69.0,)).changed(["model=resnet20", "data.dir=/home/me", "local.lr=0.5"])
+    plan = made("final", numbers=(69.0,)).changed(["model=resnet20", "data.dir=elsewhere", "local.lr=0.5"])
     text = markdown(plan, found(plan, [0.7], [0.8]), ["steelyard"], ENVIRONMENT)
     first = "- **Changed on the command line**, whatever is said below: `model=resnet20`, `local.lr=0.5`."
     assert f"Known deviations:\n\n{first}\n- Another network." in text

@@ -1,6 +1,5 @@
 """Rounds in which something goes wrong: nobody answers, bad data, NaN, errors in a user's code."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -144,22 +143,6 @@ def test_an_error_in_a_module_names_stage_round_and_client(executor):
         assert isinstance(caught.value.__cause__, ValueError)
     else:
         assert "test_bad_input.py" in str(caught.value)
-
-
-def test_numbers_may_be_numpys(tmp_path):
-    history = steelyard.simulate(
-        "fedavg",
-        "digits",
-        "logistic",
-        rounds=np.int64(2),
-        clients=3,
-        evaluate_every=np.int64(1),
-        checkpoint_pace=np.float32(0.5),
-        cohorts=([0, 1] for _ in range(2)),
-        out=tmp_path / "run",
-        executor="serial",
-    )
-    assert len(history) == 2
 
 
 def test_an_error_in_failed_does_not_hide_the_runs_own():

@@ -1,7 +1,5 @@
 """Caps, averages, gates and chains."""
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import steelyard
-from steelyard.core.needs import Needs
 from steelyard.core.text import to_text
-from steelyard.core.weighting import Card, Weighting
 from steelyard.weightings.bulyan import select
 from steelyard.weightings.modifiers import water_fill
+from tests.rounds import Broken
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=12), st.floats(0.01, 1))
@@ -183,20 +180,7 @@ def test_a_score_beyond_all_measure_is_all_the_weight_and_not_nan():
 
 
 def test_weights_that_are_not_finite_are_named_as_such():
-    @dataclass(frozen=True)
-    class Broken(Weighting):
-        name = "broken"
-        modifies = True
-        card = Card("divides by zero")
-
-        @property
-        def needs(self):
-            return Needs()
-
-        def apply(self, prior, view, state):
-            return replace(prior, weights=prior.weights * np.inf), state
-
-    with pytest.raises(steelyard.SteelyardError, match=r"fedavg\|broken gives NaN or infinity for a weight"):
-        weights_of(Broken(), [1, 1])
-    weights, _ = weights_of(steelyard.if_finite(Broken()), [1, 1])
+    with pytest.raises(steelyard.SteelyardError, match=r"fedavg\|broken:weight=inf gives NaN or infinity for a weight"):
+        weights_of(Broken(np.inf), [1, 1])
+    weights, _ = weights_of(steelyard.if_finite(Broken(np.inf)), [1, 1])
     assert weights.tolist() == [0.5, 0.5]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import steelyard
-from tests.rounds import cohort, reports
+from tests.rounds import Broken, cohort, reports
 
 INNER = [
     "fedavg",
@@ -212,33 +212,14 @@ def test_two_clients_are_measured_by_past_rounds():
 
 
 def test_nan_weights_fall_back_to_sizes():
-    from dataclasses import dataclass
-
-    from steelyard.core.mixture import Mixture
-    from steelyard.core.needs import Needs
-    from steelyard.core.weighting import Card, Weighting
-
-    @dataclass(frozen=True)
-    class Broken(Weighting):
-        name = "broken"
-        modifies = True
-        card = Card("gives NaN")
-
-        @property
-        def needs(self):
-            return Needs()
-
-        def apply(self, prior, view, state):
-            return Mixture(prior.weights * np.nan, prior.base), {"poisoned": True}
-
     base, clients = cohort(4)
     metrics = reports(list(clients))
-    guarded = steelyard.aggregate(steelyard.guard(Broken()), base, clients, metrics=metrics)
+    guarded = steelyard.aggregate(steelyard.guard(Broken(np.nan)), base, clients, metrics=metrics)
     plain = steelyard.aggregate("guard(fedavg)", base, clients, metrics=metrics)
     assert "non-finite" in guarded.report["fallback"]
     torch.testing.assert_close(guarded.weights, plain.weights)
     assert "poisoned" not in str(guarded.state)
-    finite = steelyard.aggregate(steelyard.if_finite(Broken()), base, clients, metrics=metrics)
+    finite = steelyard.aggregate(steelyard.if_finite(Broken(np.nan)), base, clients, metrics=metrics)
     torch.testing.assert_close(finite.weights, steelyard.aggregate("fedavg", base, clients, metrics=metrics).weights)
 
 
