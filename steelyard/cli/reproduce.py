@@ -96,10 +96,9 @@ def _go(
 ) -> None:
     from steelyard.cli.sweep import Board, Lines
     from steelyard.lab.jobs import run_jobs
-    from steelyard.lab.results import write_text
     from steelyard.papers.reproduce import comma_separated, jobs, markdown, results
     from steelyard.sim.lock import locked
-    from steelyard.sim.rundir import environment
+    from steelyard.sim.rundir import environment, write_text
 
     planned = jobs(table, seeds)
     live = not quiet and console.is_terminal

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from steelyard.lab.scores import metric as find_metric
 from steelyard.lab.sweep import Sweep
 from steelyard.lab.tables import Table, csv_lines, long_head, long_row, markdown_text, overview, pivot
 from steelyard.sim.lock import locked
+from steelyard.sim.rundir import write_text
 
 RESULTS = "results.csv"
 
@@ -89,13 +89,6 @@ def write(sweep: Sweep, outcomes: Sequence[Outcome], summary: Summary, metric: M
     for name, text in texts.items():
         write_text(out / name, text)
     return [out / name for name in texts]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file atomically."""
-    hidden = path.with_name(f".{path.name}.new")
-    hidden.write_text(text, encoding="utf-8")
-    os.replace(hidden, path)
 
 
 class _Ledger:

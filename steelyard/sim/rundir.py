@@ -163,10 +163,15 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 def write_json(path: Path, value: Any, compact: bool = False) -> None:
     """Writes JSON atomically."""
-    hidden = path.with_name(f".{path.name}.new")
     text = json.dumps(value, separators=(",", ":")) if compact else json.dumps(value, indent=1)
+    write_text(path, text + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file atomically: the old one or the new one is there, whatever happens."""
+    hidden = path.with_name(f".{path.name}.new")
     with open(hidden, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(hidden, path)
