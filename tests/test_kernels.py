@@ -136,7 +136,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def test_a_forked_child_can_aggregate():
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], timeout=600).returncode == 0
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])

@@ -90,8 +90,8 @@ def test_watch_prints_its_address_and_ends_clean(folder):
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:
         address = process.stdout.readline().split()[0]
-        with urllib.request.urlopen(address, timeout=10) as answer:
+        with urllib.request.urlopen(address, timeout=60) as answer:
             assert b"<!doctype html>" in answer.read()
         process.send_signal(signal.SIGINT)
-        said, errors = process.communicate(timeout=20)
+        said, errors = process.communicate(timeout=600)
     assert (process.returncode, said.strip(), errors) == (0, "ended", "")

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from steelyard.cli.app import app
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.config import read, validated
 from steelyard.sim.rundir import read_log
+from tests.waiting import PATIENCE, wait_until
 
 STEELYARD = [sys.executable, "-c", "from steelyard.cli import main; main()"]
 
@@ -156,10 +156,7 @@ def test_the_command_killed_and_resumed(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run([*STEELYARD, "run", *settings, "--out", str(whole), "-q"], check=True)
     process = subprocess.Popen([*STEELYARD, "run", *settings, "--out", str(cut), "-q"])
-    deadline = time.monotonic() + 60
-    while not (cut / "checkpoints" / "last").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until((cut / "checkpoints" / "last").exists, "the first checkpoint is written", pause=0.005)
     refused = call("resume", cut)
     if process.poll() is None:
         assert refused.exit_code == 2
@@ -184,12 +181,9 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
         stdout=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not (out / "checkpoints" / "last").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until((out / "checkpoints" / "last").exists, "the first checkpoint is written")
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert f"interrupted; go on with: steelyard resume '{out}'" in errors
     assert "Traceback" not in errors

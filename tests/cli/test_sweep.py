@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +21,7 @@ from steelyard.sim.history import History
 from steelyard.sim.lock import locked
 from tests.cli.test_run import STEELYARD
 from tests.lab.jobs import Here, job
+from tests.waiting import PATIENCE, wait_until
 
 FILE = """
 target = 0.2
@@ -315,12 +315,9 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
     out = tmp_path / "out"
     command = [*STEELYARD, "sweep", str(tmp_path / "long.toml"), "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (out / "fedavg" / "seed-0" / "rounds.jsonl").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until((out / "fedavg" / "seed-0" / "rounds.jsonl").exists, "the first round is written")
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "started" in output
     assert "start the same command again" in errors

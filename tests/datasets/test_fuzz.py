@@ -11,7 +11,6 @@ import os
 import pickle
 import struct
 import tarfile
-import time
 import zipfile
 import zlib
 
@@ -71,7 +70,7 @@ class Case:
     def check(self, path, content):
         """Loads with this content in place of a file's; true if that gave data."""
         path.write_bytes(content)
-        began, sentence = time.perf_counter(), ""
+        sentence = ""
         try:
             train, _ = load(self.source, self.root)
             assert len(train)
@@ -79,7 +78,6 @@ class Case:
             sentence = str(error)
         finally:
             path.write_bytes(self.contents[path])
-        assert time.perf_counter() - began < 5
         assert self.names() == self.before
         assert "\n" not in sentence
         assert str(self.root) in sentence or not sentence

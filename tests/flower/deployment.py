@@ -23,6 +23,7 @@ import pytest
 from tests.flower.certificates import make_certificates, make_key
 from tests.flower.example import APP
 from tests.flower.proxy import Proxy
+from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
@@ -73,7 +74,7 @@ class Federation:
         (self.path / "cli").mkdir()
         settings = "\n".join(f"{key} = {json.dumps(value)}" for key, value in connection.items())
         (self.path / "cli" / "config.toml").write_text(f'[superlink]\ndefault = "test"\n[superlink.test]\n{settings}\n')
-        self.until(self.healthy, 120, "the SuperLink is healthy", "superlink")
+        self.until(self.healthy, "the SuperLink is healthy", "superlink")
         if not self.simulation:
             self.proxy = Proxy(self.port, self.path)
             for node in range(self.nodes):
@@ -118,7 +119,7 @@ class Federation:
 
     def connected(self, number):
         """Waits until the SuperLink knows a node."""
-        self.until(lambda: self.node_id(number) is not None, 120, f"node {number} is connected", f"node{number}")
+        self.until(lambda: self.node_id(number) is not None, f"node {number} is connected", f"node{number}")
 
     def node_id(self, number):
         """The id Flower gave a node, from its log."""
@@ -136,14 +137,14 @@ class Federation:
         """E.g. `running` or `finished:completed`."""
         return self.flwr("ls", "--run-id", str(run))["runs"][0]["status"]
 
-    def wait(self, run, timeout=180):
+    def wait(self, run):
         """The status in which a run ended."""
-        self.until(lambda: self.status(run).startswith("finished"), timeout, f"run {run} has ended", pause=3.0)
+        self.until(lambda: self.status(run).startswith("finished"), f"run {run} has ended", pause=3.0)
         return self.status(run)
 
-    def complete(self, run, timeout=180):
+    def complete(self, run):
         """Waits for a run, which is to end well; what its ServerApp said."""
-        status, said = self.wait(run, timeout), self.command("log", str(run), "--show").stdout
+        status, said = self.wait(run), self.command("log", str(run), "--show").stdout
         assert status == "finished:completed", f"run {run}: {status}:\n{said}\n{self.logs()}"
         return said
 
@@ -156,7 +157,7 @@ class Federation:
 
     def command(self, *arguments):
         return subprocess.run(
-            [BIN / "flwr", *arguments], env=self.environment("cli"), capture_output=True, text=True, timeout=120
+            [BIN / "flwr", *arguments], env=self.environment("cli"), capture_output=True, text=True, timeout=PATIENCE
         )
 
     def spawn(self, name, command, *arguments):
@@ -195,14 +196,18 @@ class Federation:
         """The ends of all logs, for a failure's message."""
         return "\n".join(f"--- {name}\n" + "\n".join(self.log(name).splitlines()[-40:]) for name in self.processes)
 
-    def until(self, true, timeout, what, name=None, pause=0.2):
+    def until(self, true, what, name=None, pause=0.2):
         """Waits; fails if time is up or the process called `name` has ended."""
-        deadline = time.monotonic() + timeout
-        while not true():
+
+        def reached():
             ended = name is not None and self.processes[name].poll() is not None
             assert not ended, f"{name} ended before {what}:\n{self.log(name)}"
-            assert time.monotonic() < deadline, f"{timeout} s were not enough until {what}:\n{self.logs()}"
-            time.sleep(pause)
+            return true()
+
+        try:
+            wait_until(reached, what, pause=pause)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.logs()}") from None
 
     def alive(self, name=None, program=""):
         """Living processes of this federation, or of its process `name`: command lines by pid.
@@ -235,7 +240,7 @@ class Federation:
             time.sleep(0.1)
         self.killed = self.alive()
         self.kill()
-        self.until(lambda: not self.alive(), 20, "all processes are gone")
+        self.until(lambda: not self.alive(), "all processes are gone")
 
     def kill(self):
         for pid in self.alive():

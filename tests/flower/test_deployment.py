@@ -9,6 +9,7 @@ pytest.importorskip("flwr", minversion="1.41", reason="the command line of Flowe
 from tests.flower.certificates import make_certificates, make_key
 from tests.flower.deployment import LINUX, Federation
 from tests.flower.example import APP, assert_as_simulated
+from tests.waiting import PATIENCE
 
 pytestmark = LINUX
 
@@ -29,7 +30,7 @@ def test_three_nodes_train_for_three_rounds(federation, tmp_path):
 def test_an_unregistered_node_is_refused(federation):
     make_key(federation.path / "node3.key")
     federation.node(3)
-    assert federation.processes["node3"].wait(60) != 0
+    assert federation.processes["node3"].wait(PATIENCE) != 0
     assert federation.node_id(3) is None
     assert "code: 2004" in federation.log("node3")
 
@@ -37,7 +38,7 @@ def test_an_unregistered_node_is_refused(federation):
 def test_a_node_refuses_a_server_of_another_authority(federation, tmp_path):
     make_certificates(tmp_path)
     federation.node(0, name="doubter", authority=tmp_path / "ca.crt")
-    assert federation.processes["doubter"].wait(60) != 0
+    assert federation.processes["doubter"].wait(PATIENCE) != 0
     assert "CERTIFICATE_VERIFY_FAILED" in federation.log("doubter")
 
 

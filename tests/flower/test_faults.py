@@ -8,6 +8,7 @@ pytest.importorskip("flwr", minversion="1.41", reason="the command line of Flowe
 
 from steelyard import History
 from tests.flower.deployment import LINUX, Federation, signalled
+from tests.waiting import PATIENCE
 
 pytestmark = [LINUX, pytest.mark.slow]
 
@@ -20,7 +21,7 @@ def federation(tmp_path):
 
 def training(federation, node):
     """Waits until a node is in the middle of a round."""
-    federation.until(lambda: federation.alive(f"node{node}", "flwr-clientapp"), 120, f"node {node} trains", pause=0.05)
+    federation.until(lambda: federation.alive(f"node{node}", "flwr-clientapp"), f"node {node} trains", pause=0.05)
 
 
 def send(federation, name, number, program=""):
@@ -33,13 +34,13 @@ def send(federation, name, number, program=""):
 
 def test_a_server_killed_in_mid_run_goes_on_where_it_was(federation, tmp_path):
     settings = {"algorithm": "fedadp", "rounds": 3}  # its angles are means over all rounds: a lost state shows
-    federation.complete(federation.run(**settings, out=str(tmp_path / "whole")), 240)
+    federation.complete(federation.run(**settings, out=str(tmp_path / "whole")))
     path = tmp_path / "killed"
     federation.run(**settings, out=str(path))
-    federation.until((path / "checkpoints" / "round-000001").exists, 120, "the first round is over")
+    federation.until((path / "checkpoints" / "round-000001").exists, "the first round is over")
     send(federation, "superlink", signal.SIGKILL, "flwr-serverapp")
     assert len(History.read(path)) == 1
-    said = federation.complete(federation.run(**settings, out=str(path), resume=True), 240)
+    said = federation.complete(federation.run(**settings, out=str(path), resume=True))
     assert "Going on after round 1" in said
     whole, resumed = History.read(tmp_path / "whole"), History.read(path)
     assert [record["round"] for record in resumed] == [1, 2, 3]
@@ -48,10 +49,10 @@ def test_a_server_killed_in_mid_run_goes_on_where_it_was(federation, tmp_path):
 
 def test_a_client_that_raises_is_named_and_the_round_goes_on(federation, tmp_path):
     federation.processes["node2"].terminate()
-    federation.processes["node2"].wait(60)
+    federation.processes["node2"].wait(PATIENCE)
     federation.node(2, partition=7)
     federation.connected(2)
-    said = federation.complete(federation.run(rounds=1, out=str(tmp_path / "run")), 240)
+    said = federation.complete(federation.run(rounds=1, out=str(tmp_path / "run")))
     (record,) = History.read(tmp_path / "run")
     (reason,) = record["failed"].values()
     assert f"node {federation.node_id(2)}: the ClientApp raised an exception (code 2)" in reason
@@ -66,7 +67,7 @@ def test_a_frozen_node_is_named_when_time_is_up(federation, tmp_path):
     training(federation, 1)
     send(federation, "node1", signal.SIGSTOP)
     try:
-        federation.complete(run, 240)
+        federation.complete(run)
     finally:
         send(federation, "node1", signal.SIGCONT)
     (record,) = History.read(tmp_path / "frozen")
@@ -74,7 +75,7 @@ def test_a_frozen_node_is_named_when_time_is_up(federation, tmp_path):
     assert record["late"] == [federation.node_id(1)]
     assert set(record["weights"]) == {"0", "2"}
 
-    federation.complete(federation.run(rounds=1, out=str(tmp_path / "thawed")), 240)
+    federation.complete(federation.run(rounds=1, out=str(tmp_path / "thawed")))
     (record,) = History.read(tmp_path / "thawed")
     assert (set(record["weights"]), record["failed"], record["strays"]) == ({"0", "1", "2"}, {}, [])
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from steelyard.lab import jobs as module
 from steelyard.lab.jobs import finished, run_jobs
 from steelyard.sim.rundir import read_config, read_log
 from tests.lab.jobs import Diary, Here, fake, job
+from tests.waiting import wait_until
 
 LONG = {"rounds": 100000}
 
@@ -38,13 +38,6 @@ def free(path):
         except BlockingIOError:
             return False
     return True
-
-
-def until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def descendants(pid):
@@ -255,7 +248,7 @@ def test_ctrl_c_ends_the_children(tmp_path, monkeypatch):
         run_jobs([job(**LONG)], tmp_path, watch=watch)
     assert watch.pids
     assert [one.process.returncode for one in made] == [130]
-    until(lambda: not any(map(alive, watch.pids)), 20)
+    wait_until(lambda: not any(map(alive, watch.pids)), "the workers have ended")
     assert len(read_log(tmp_path / "fedavg/seed-1")) >= 1
 
 
@@ -289,12 +282,12 @@ run_jobs([job(rounds=int(sys.argv[2]))], sys.argv[1])
 def test_children_do_not_outlive_a_killed_parent_and_the_sweep_goes_on(tmp_path, monkeypatch):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), str(LONG["rounds"])])
     path = tmp_path / "fedavg/seed-1"
-    until((path / "checkpoints" / "last").exists)
+    wait_until((path / "checkpoints" / "last").exists, "the first checkpoint is written")
     pids = descendants(parent.pid)
     assert pids
     parent.kill()
     parent.wait()
-    until(lambda: not any(map(alive, pids)) and free(path), 20)  # a thread may still be in fsync
+    wait_until(lambda: not any(map(alive, pids)) and free(path), "the children have ended")  # a thread may be in fsync
     done = len(read_log(path))
     monkeypatch.setattr(module, "Child", Here)
     (outcome,) = run_jobs([job(rounds=done + 1)], tmp_path)

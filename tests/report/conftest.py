@@ -18,14 +18,23 @@ ARGUMENTS = [
 SCREENSHOTS = Path(__file__).parents[2] / "out" / "screenshots"  # kept as test artefacts, git-ignored
 
 
+def find_chromium():
+    """Returns the path of the system's Chromium, or None."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    return None
+
+
 @pytest.fixture(scope="module")  # not longer: while it lives, an event loop runs in this thread
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
+    chromium = find_chromium()
+    if chromium is None:
         pytest.skip("no chromium on this machine: the page is not opened")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         yield browser
         browser.close()
 
@@ -46,7 +55,7 @@ def opened(browser):
         page.on("request", lambda request: addresses.append((allowed, request.url)))
         page.goto(address if "://" in str(address) else Path(address).resolve().as_uri())
         if wait:
-            page.wait_for_selector(wait, timeout=30_000)
+            page.wait_for_selector(wait, timeout=120_000)
         return page
 
     watched.complaints = complaints
@@ -72,6 +81,6 @@ def draw_all(page):
     names = page.evaluate("[...document.querySelectorAll('figure')].map(figure => figure.id)")
     for name in names:
         page.evaluate("name => document.getElementById(name).scrollIntoView()", name)
-        page.wait_for_selector(f'figure[data-drawn][id="{name}"] .main-svg', timeout=10_000)
+        page.wait_for_selector(f'figure[data-drawn][id="{name}"] .main-svg', timeout=120_000)
     page.evaluate("scrollTo(0, 0)")
     return names

@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from steelyard.report.gather import gather
+from steelyard.report.page import write
 from steelyard.sim.rundir import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
 
 HOSTILE = [
@@ -97,3 +99,12 @@ def comparison(folder, *, ids=("a", "b", "c", "d"), rounds=20, **options):
 
 def falling(values):
     return all(a >= b for a, b in pairwise(values))
+
+
+def write_large_page(folder):
+    """Writes the page of four runs with 100 clients and 500 rounds each; returns its path."""
+    ids = [f"client-{k:03d}" for k in range(100)]
+    options = {"ids": ids, "rounds": 500, "classes": 10}
+    for rule in ("fedavg", "fedadp", "fedawa", "fedlaw"):
+        write_run(folder / "runs" / rule, rule=rule, angles=rule == "fedadp", gamma=rule == "fedlaw", **options)
+    return write(gather([folder / "runs"]), folder / "large.html")

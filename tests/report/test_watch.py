@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ def serving(*directories, **options):
 
 
 def get(address, **headers):
-    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=10) as answer:
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as answer:
         return answer.status, answer.read(), answer.headers
 
 
@@ -116,18 +115,16 @@ def test_the_page_follows_a_run_to_its_end_and_survives_the_server(tmp_path, ope
         page.locator("#configuration summary").click()
         for number in (6, 7, 8):
             append(run, number)
-        page.get_by_text("all runs are finished").wait_for(timeout=15_000)
+        page.get_by_text("all runs are finished").wait_for(timeout=60_000)
         assert page.locator("#figure-accuracy tbody tr").count() == 8
         assert page.locator("#figure-accuracy td").first.inner_text() == "8"  # still sorted as the reader asked
         assert page.locator("#figure-accuracy .plot").evaluate("plot => plot.data.at(-1).x.length") == 8
         assert page.locator("#configuration details[open]").count() == 1  # and what the reader opened is open
         assert page.locator("#figure-accuracy details[open]").count() == 1
         screenshot(page, "watch")
-    page.get_by_text("The server has ended").wait_for(timeout=15_000)
+    page.get_by_text("The server has ended").wait_for(timeout=60_000)
     assert page.locator("#figure-accuracy tbody tr").count() == 8
-    deadline = time.monotonic() + 5
-    while not opened.complaints and time.monotonic() < deadline:
-        page.wait_for_timeout(50)
+    page.wait_for_timeout(500)  # the browser may still write to its console
     assert all("ERR_CONNECTION_REFUSED" in text for text in opened.complaints)  # the browser's own note on its console
     opened.complaints.clear()
     page.close()
