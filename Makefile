@@ -2,9 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/$(INSTALL) -c constraints.txt
+# pip builds packages in environments of their own, which read this variable and not -c.
+export PIP_CONSTRAINT := constraints.txt
 
-.PHONY: setup demo test test-slow test-flower bench bench-peers lint format docs clean
+.PHONY: setup constraints demo test test-slow test-flower bench bench-peers lint format docs clean
 
 setup: $(VENV)/.dev
 
@@ -17,6 +20,14 @@ $(VENV)/.docs: $(VENV)/.dev
 	$(PIP) -e ".[dev,docs]"
 	touch $@
 
+constraints:           ## pin what pip installs today; run the tests before you commit the new pins
+	rm -rf .venv-pins
+	$(PYTHON) -m venv .venv-pins
+	PIP_CONSTRAINT= .venv-pins/bin/$(INSTALL) -c constraints.in -e ".[dev,docs]"
+	( cat constraints.in && .venv-pins/bin/pip freeze --exclude-editable | grep -v '^torch==' ) > constraints.new
+	mv constraints.new constraints.txt
+	rm -rf .venv-pins
+
 demo: setup            ## five algorithms on the embedded digits; leaves runs and a report in out/demo
 	$(BIN)/python examples/demo.py
 
@@ -28,9 +39,9 @@ test-slow: setup
 
 FLOWERS := $(foreach version,1.31 1,.venv-flower/$(version)/.done) # the oldest we support, and the newest there is
 
-.venv-flower/%/.done: pyproject.toml constraints.txt
+.venv-flower/%/.done: pyproject.toml constraints.in
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cli,report]" "flwr==$*.*" hypothesis pytest
+	PIP_CONSTRAINT= $(@D)/bin/$(INSTALL) -c constraints.in -e ".[cli,report]" "flwr==$*.*" hypothesis pytest
 	touch $@
 
 test-flower: $(FLOWERS) ## the adapter on the oldest and the newest Flower, each in a venv of its own
@@ -42,13 +53,14 @@ bench: setup           ## tables on the screen, JSON in out/
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.probe
 	$(BIN)/python -m benchmarks.flower
+	$(BIN)/python -m benchmarks.report
 
 PEERS := $(foreach peer,flower pfl fedjax,.venv-peers/$(peer)/.done)
 
 .venv-peers/%/.done: benchmarks/peers/%.txt # asks pip first what it would install: no peer is worth gigabytes of CUDA
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	! $(@D)/bin/pip install --quiet --dry-run --report - -r $< | grep -iqE '"name": "(nvidia-|cuda-|triton)'
-	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
+	! PIP_CONSTRAINT= $(@D)/bin/pip install --quiet --dry-run --report - -r $< | grep -iqE '"name": "(nvidia-|cuda-|triton)'
+	PIP_CONSTRAINT= $(@D)/bin/$(INSTALL) -r $<
 	touch $@
 
 bench-peers: setup $(PEERS) ## Flower, pfl and FedJAX beside us, each in a venv of its own; half an hour
@@ -68,4 +80,4 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-flower out site build *.egg-info
+	rm -rf $(VENV) .venv-peers .venv-flower .venv-pins out site build *.egg-info

@@ -3,10 +3,14 @@
 import ast
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from safetensors.torch import save_file
 
 import steelyard
@@ -74,3 +78,37 @@ def test_files_left_open_are_closed_in_silence(tmp_path):
     script = "import sys; from steelyard.stores.safetensors import Checkpoint; kept = Checkpoint(sys.argv[1])"
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "a.safetensors"], capture_output=True, check=True)
     assert done.stderr == b""
+
+
+def read_pins():
+    """Returns the pinned version of every package in constraints.txt, by canonical name."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_constraints_pin_every_requirement_within_its_range():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    texts = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    for name in set(extras) - {"wandb"}:  # `make setup` does not install it
+        texts += extras[name]
+    pins = read_pins()
+    for requirement in map(Requirement, texts):
+        if requirement.name == "steelyard":
+            continue
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_constraints_pin_what_those_requirements_need():
+    pins = read_pins()
+    unpinned = set()
+    for name in pins:
+        try:
+            needs = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:  # the documentation's packages are installed by `make docs` only
+            continue
+        for need in map(Requirement, needs):
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                unpinned |= {canonicalize_name(need.name)} - pins.keys()
+    assert unpinned <= {"pip"}
