@@ -1,10 +1,12 @@
 """Six algorithms in two non-IID settings on the embedded digits. Run it with `make demo`.
 
-Within a setting, every algorithm starts from the same model and sees the same clients, batches and seeds, so
-differences are taken seed by seed. Each table shows the mean test accuracy of the last ten rounds, and how many points
-an algorithm is above or below FedAvg, with a 95 % confidence interval. Run directories go to out/demo/runs, one interactive page per setting to out/demo.
+Within a setting, every algorithm starts from the same model and sees the same clients, batches and
+seeds, so differences are taken seed by seed. Each table shows the mean test accuracy of the last
+ten rounds, and how many points an algorithm is above or below FedAvg, with a 95 % confidence
+interval. Run directories go to out/demo/runs, one interactive page per setting to out/demo.
 
-`python examples/demo.py --seeds 10` runs ten seeds instead of three: narrower intervals, and the tables of docs/demo.md.
+`python examples/demo.py --seeds 10` runs ten seeds instead of three, for narrower intervals:
+these are the tables of docs/demo.md.
 """
 
 import argparse
@@ -53,8 +55,8 @@ SETTINGS = [
         name="one-class",
         title="3 IID clients + 7 clients with one class each, 100 samples per client",
         remark=(
-            "The setting of FedAdp's paper: a few clients hold all classes, and rules that see directions find them. The "
-            "last row composes three methods, which no single paper offers."
+            "The setting of FedAdp's paper: a few clients hold all classes, and a rule that looks at "
+            "directions finds them. The last row composes three methods."
         ),
         partition="x_class:classes=1,iid=3,samples=100",
         epochs=1,
@@ -64,8 +66,9 @@ SETTINGS = [
         name="dirichlet",
         title="10 clients, Dirichlet(0.1): every client is skewed, sizes differ",
         remark=(
-            "No client is IID here, so all updates point away from their mean by similar angles, and a rule that weighs by "
-            "angles has nothing to choose from. FedCos acts inside the clients' training, and gains here too."
+            "No client is IID here: all updates point away from their mean by similar angles, so a "
+            "rule that weighs by angles has nothing to choose from. Only FedCos gains, because it "
+            "acts inside the clients' training."
         ),
         partition="dirichlet:alpha=0.1",
         epochs=2,
@@ -118,27 +121,40 @@ def format_rounds(by_seed):
     if not reached:
         return "never"
     missing = len(by_seed) - len(reached)
-    return f"{mean(reached):.0f}" + (f" ({missing} of {len(by_seed)} seeds never)" if missing else "")
+    return f"{mean(reached):.0f}" + (
+        f" ({missing} of {len(by_seed)} seeds never)" if missing else ""
+    )
 
 
 def build_table(setting, histories):
     """Builds the comparison of one setting."""
     accuracy, rounds = measure_runs(histories, setting)
     seeds = len(accuracy["FedAvg"])
-    table = Table(title=f"{setting.title}; {setting.rounds} rounds, {seeds} seeds", title_justify="left")
+    table = Table(
+        title=f"{setting.title}; {setting.rounds} rounds, {seeds} seeds", title_justify="left"
+    )
     table.add_column("algorithm")
     table.add_column("last 10 rounds", justify="right")
     table.add_column("against FedAvg", justify="right")
     table.add_column(f"rounds to {setting.target:.0%}", justify="right")
     for name in ALGORITHMS:
         points = "" if name == "FedAvg" else format_difference(name, accuracy)
-        table.add_row(name, f"{mean(list(accuracy[name].values())):.1f} %", points, format_rounds(rounds[name]))
+        table.add_row(
+            name,
+            f"{mean(list(accuracy[name].values())):.1f} %",
+            points,
+            format_rounds(rounds[name]),
+        )
     return table
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 0 on (default: 3)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="number of seeds, from 0 on (default: 3)"
+    )
     arguments = parser.parse_args()
     console = Console()
     began = time.monotonic()
