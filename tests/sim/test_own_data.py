@@ -31,12 +31,12 @@ def test_train_and_test_in_any_form(form):
     train, test = make(X[:40], Y[:40]), make(X[40:], Y[40:])
     assert same(usual, simulate(data=(train, test), **OPTIONS))
     assert same(usual, simulate(data=train, test=test, **OPTIONS))
-    assert usual.accuracy is not None
+    assert usual.final_accuracy is not None
 
 
 def test_without_a_test_set():
-    assert simulate(data=(X, Y), **OPTIONS).accuracy is None
-    assert simulate(data=((X, Y), None), **OPTIONS).accuracy is None
+    assert simulate(data=(X, Y), **OPTIONS).final_accuracy is None
+    assert simulate(data=((X, Y), None), **OPTIONS).accuracy == []
 
 
 def test_the_partition_is_obeyed():
