@@ -52,11 +52,11 @@ def main():
             )
             weights = [record["weights"] for record in history.records]
             mass = [sum(w[k] for k in bad) / sum(w.values()) for w in (_by_number(one) for one in weights)]
-            row = {"corrupted": share, "rule": rule, "mass": mass, "accuracy": history.accuracy}
+            row = {"corrupted": share, "rule": rule, "mass": mass, "accuracy": history.final_accuracy}
             table.append(row)
             print(
                 f"{share:.0%} corrupted  {rule:16}  weight on them: round 1 {mass[0]:.3f}, last {mass[-1]:.3f}   "
-                f"accuracy {history.accuracy:.4f}",
+                f"accuracy {history.final_accuracy:.4f}",
                 flush=True,
             )
     (arguments.out / "table.json").write_text(json.dumps(table, indent=1))

@@ -140,7 +140,7 @@ def _print_result(history: History, console: Console) -> None:
         table.add_column(column, justify="left" if column == "algorithm" else "right")
     loss = next(iter(reversed(history.column("loss"))), None)
     seconds = sum(record["timings"]["total"] for record in history.records)
-    figures = [f"{value:.4f}" if value is not None else "-" for value in (history.accuracy, history.best, loss)]
+    figures = [f"{value:.4f}" if value is not None else "-" for value in (history.final_accuracy, history.best, loss)]
     table.add_row(escape(history.name), str(len(history)), *figures, f"{seconds:.1f}")
     show(table, console)
     quarantined = sorted({name for record in history.records for name in record.get("quarantined", {})})

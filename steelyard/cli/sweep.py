@@ -58,7 +58,7 @@ class Board:
         """It is done."""
         self.state[outcome.job.name] = "failed" if outcome.error else "reused" if outcome.reused else "finished"
         if outcome.history is not None:
-            last = {"round": len(outcome.history), "accuracy": outcome.history.accuracy}
+            last = {"round": len(outcome.history), "accuracy": outcome.history.final_accuracy}
             self.record[outcome.job.name] = last
 
     def left(self, job: Job) -> float | None:

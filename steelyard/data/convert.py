@@ -42,22 +42,30 @@ def classes(targets: torch.Tensor) -> int | None:
 
 def materialised(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets of a map-style torch data set."""
-    if isinstance(data, IterableDataset):
-        raise SteelyardError("data is an iterable torch data set: use one with __getitem__ and __len__")
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+        raise SteelyardError(
+            "the torch data set has no length (an iterable one?): use one with __getitem__ and __len__"
+        )
     if len(data) == 0:
-        raise SteelyardError("the torch data set is empty, so its shape is unknown: use a pair of empty tensors")
+        raise SteelyardError("the torch data set is empty, so its shape is unknown: give it a sample, or leave it out")
     if (columns := _columns(data)) is not None:
         return columns
-    items = [data[at] for at in range(len(data))]
-    for at, item in enumerate(items):
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise SteelyardError(
-                f"item {at} of the torch data set is a {type(item).__name__}: use pairs (input, target)"
-            )
+    items = [_item(data, at) for at in range(len(data))]
     inputs, targets = (
         _stacked(name, [item[side] for item in items]) for side, name in enumerate(("inputs", "targets"))
     )
     return inputs, targets
+
+
+def _item(data: Any, at: int) -> Any:
+    """Return the pair (input, target) at a position; what goes wrong in the user's code names the position."""
+    try:
+        item = data[at]
+    except Exception as error:
+        raise SteelyardError(f"item {at} of the torch data set: {type(error).__name__}: {error}") from error
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise SteelyardError(f"item {at} of the torch data set is a {type(item).__name__}: use pairs (input, target)")
+    return item
 
 
 def _columns(data: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -72,7 +80,8 @@ def _columns(data: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 def _stacked(name: str, values: list[Any]) -> torch.Tensor:
     column = [
-        torch.tensor(value) if isinstance(value, (int, float, np.number)) else tensor("item", value) for value in values
+        torch.tensor(value) if isinstance(value, (int, float, np.number)) else tensor(f"{name} of item {at}", value)
+        for at, value in enumerate(values)
     ]
     shapes = {tuple(value.shape) for value in column}
     if len(shapes) > 1:

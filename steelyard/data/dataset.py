@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,13 +149,24 @@ class Federation:
             _check_test(self.train, self.test)
 
     @classmethod
-    def of(cls, clients: Mapping[ClientId, Any], test: Any = None, name: str = "") -> Federation:
-        """From one data set per client; each is anything `Dataset.of` takes."""
-        parts = {client: Dataset.of(data, str(client)) for client, data in clients.items()}
-        if not any(len(part) for part in parts.values()):
+    def of(cls, clients: Mapping[ClientId, Any] | Sequence[Any], test: Any = None, name: str = "") -> Federation:
+        """Build a federation from one data set per client.
+
+        Args:
+            clients: a dict by client id, or a list for clients 0, 1, .... Each data set is anything `Dataset.of` takes;
+                an empty one is a client without data.
+            test: the server's test set.
+            name: what reports call the federation.
+        """
+        by_id = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
+        parts = {
+            client: None if is_empty(data) else _read(f"client {client!r}", data) for client, data in by_id.items()
+        }
+        held = {client: part for client, part in parts.items() if part is not None}
+        if not held:
             raise SteelyardError(f"{len(parts)} clients hold no sample: give at least one of them some data")
-        _check_alike(parts)
-        filled = [part for part in parts.values() if len(part)]
+        _check_alike(held)
+        filled = list(held.values())
         known = [part.classes for part in filled if part.classes is not None]
         train = Dataset(
             torch.cat([part.inputs for part in filled]),
@@ -163,16 +174,16 @@ class Federation:
             max(known) if len(known) == len(filled) else None,
             name,
         )
-        index = _slices([len(part) for part in parts.values()])
-        return cls(train, tuple(parts), index, None if test is None else Dataset.of(test, "test"), name)
+        index = _slices([0 if part is None else len(part) for part in parts.values()])
+        return cls(train, tuple(parts), index, None if test is None else _read("test", test, "test"), name)
 
     @classmethod
     def partitioned(cls, train: Any, test: Any, partition: str | Partition, clients: int, seed: int) -> Federation:
         """One data set spread over clients 0, 1, ... by a partition such as `dirichlet:alpha=0.1`."""
-        data = Dataset.of(train, "train")
+        data = _read("train", train, "train")
         rule = partition if isinstance(partition, Partition) else parse(partition, PARTITIONS)
         index = spread(rule, _looked_at(data, rule), clients, seed)
-        held_out = None if test is None else Dataset.of(test, "test")
+        held_out = None if test is None else _read("test", test, "test")
         return cls(data, tuple(range(clients)), tuple(index), held_out, data.name)
 
     @property
@@ -228,6 +239,29 @@ class Federation:
         return digest.hexdigest()
 
 
+def is_empty(data: Any) -> bool:
+    """Return whether a data set of any form has no sample, whether or not it tells the shape of one."""
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return all(is_empty(side) for side in data)
+    if isinstance(data, (str, Mapping)):  # not a data set: reading it says so
+        return False
+    try:
+        return len(data) == 0
+    except TypeError:  # a stream, a number, None: likewise
+        return False
+
+
+def _read(place: str, data: Any, name: str = "") -> Dataset:
+    """Read a data set of any form; an error says which one it was."""
+    try:
+        return Dataset.of(data, name)
+    except SteelyardError as error:
+        reason = str(error)
+        for label in ("data set: ", f"data set {name!r}: "):
+            reason = reason.removeprefix(label)
+        raise SteelyardError(f"{place}: {reason}") from error
+
+
 def _finite(inputs: torch.Tensor) -> bool:
     """One pass without a temporary: a finite sum has finite terms. Only if it overflows, look closely."""
     if not inputs.is_floating_point() or bool(inputs.sum().isfinite()):
@@ -268,9 +302,9 @@ def _check_test(train: Dataset, test: Dataset) -> None:
 
 
 def _check_alike(parts: Mapping[ClientId, Dataset]) -> None:
-    first = next(client for client, part in parts.items() if len(part))
+    first = next(iter(parts))
     for client, part in parts.items():
-        if len(part) and _kind(part) != _kind(parts[first]):
+        if _kind(part) != _kind(parts[first]):
             found = f"a sample of client {client!r} is {_kind(part)}, of client {first!r} {_kind(parts[first])}"
             raise SteelyardError(f"{found}: make them alike")
 

@@ -34,7 +34,7 @@ def best_mean(history: History, count: int = 10) -> float | None:
 
 def final(history: History) -> float | None:
     """The accuracy of the last evaluation, x_T: what FedCos and PA3Fed report."""
-    return history.accuracy
+    return history.final_accuracy
 
 
 def rounds_to(history: History, target: float) -> int | None:
@@ -49,7 +49,7 @@ def speedup(history: History, reference: History, accuracy: float | None = None)
     reference, even if it was as good before its end; R_ref here is the first round that reached a, for both alike, so
     that a run is 1.0 times itself. None if either does not reach a.
     """
-    wanted = reference.accuracy if accuracy is None else accuracy
+    wanted = reference.final_accuracy if accuracy is None else accuracy
     if wanted is None:
         return None
     ours, theirs = history.rounds_to(wanted), reference.rounds_to(wanted)

@@ -53,14 +53,20 @@ class History:
         return [record[name] for record in self.records if record.get(name) is not None]
 
     @property
-    def accuracy(self) -> float | None:
-        """The last one measured."""
-        return next(iter(reversed(self.column("accuracy"))), None)
+    def accuracy(self) -> list[float]:
+        """The accuracies on the test set, in the order of rounds; empty if none was measured."""
+        return self.column("accuracy")
+
+    @property
+    def final_accuracy(self) -> float | None:
+        """The last accuracy on the test set, or None if none was measured."""
+        curve = self.accuracy
+        return curve[-1] if curve else None
 
     @property
     def best(self) -> float | None:
         """The highest accuracy."""
-        return max(self.column("accuracy"), default=None)
+        return max(self.accuracy, default=None)
 
     def rounds_to(self, accuracy: float) -> int | None:
         """The first round that reached this accuracy on the test set."""

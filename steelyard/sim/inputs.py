@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,19 +44,33 @@ def federated(data: Any, clients: int, partition: str, data_dir: str | Path | No
         return data
     if isinstance(data, Mapping) and not hasattr(data, "column_names"):  # Hugging Face's dict of train and test
         return Federation.of(data, test=test)
+    if isinstance(data, list) and not _is_one_data_set(data):
+        if len(data) == 2:
+            raise SteelyardError(
+                "data is a list of two data sets, which may mean (train, test) or two clients: give the tuple "
+                "(train, test), or the clients by id, {0: first, 1: second}"
+            )
+        return Federation.of(data, test=test)
     if isinstance(data, str):
         train, held_out = load(data, data_dir)
     else:
-        train, held_out = _parts(data, test)
+        train, held_out = _split_pair(data, test)
     return Federation.partitioned(train, held_out, partition, clients, seed)
 
 
-def _parts(data: Any, test: Any) -> tuple[Any, Any]:
-    """What to train and to test on: a pair of data sets, or one and `test`. A pair of arrays is one data set."""
-    if not isinstance(data, (tuple, list)) or all(isinstance(part, (torch.Tensor, np.ndarray)) for part in data):
+def _is_one_data_set(data: Sequence[Any]) -> bool:
+    """Return whether a list or tuple is a data set itself, inputs and targets, rather than several data sets."""
+    return len(data) > 0 and all(isinstance(part, (torch.Tensor, np.ndarray)) for part in data)
+
+
+def _split_pair(data: Any, test: Any) -> tuple[Any, Any]:
+    """Return what to train and to test on: a tuple of two data sets, or one and `test`."""
+    if not isinstance(data, tuple) or _is_one_data_set(data):
         return data, test
     if len(data) != 2:
-        raise SteelyardError(f"data is a {type(data).__name__} of {len(data)}: give a pair (train, test)")
+        raise SteelyardError(
+            f"data is a tuple of {len(data)}: give a pair (train, test), or a dict or a list of one data set per client"
+        )
     if test is not None:
         raise SteelyardError("data is a pair (train, test), and test is given too: give one of them")
     return data[0], data[1]

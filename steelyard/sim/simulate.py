@@ -69,8 +69,8 @@ def simulate(
 
     Args:
         algorithm: a rule as text (`"fedawa"`), or an `Algorithm` of rule, client terms and server optimizer.
-        data: a data set by name (`digits` is embedded), one of your own or a pair (train, test) of them, each anything
-            that `Dataset.of` takes; a dict of one data set per client; or a `Federation`.
+        data: a data set by name (`digits` is embedded), one of your own or a tuple (train, test) of them, each anything
+            that `Dataset.of` takes; one data set per client, as a dict or a list; or a `Federation`.
         model: a network by name (`"mlp:hidden=[200,200]"`), or any `nn.Module`: its parameters are the initial model.
         rounds: how many, at most.
         target: end the run at this accuracy on the test set.

@@ -52,4 +52,4 @@ def assert_as_simulated(path, clients, rounds):
         kept = verified(checkpoint).model
         assert kept.keys() == model.keys()
         assert all(torch.equal(kept[name], tensor) for name, tensor in model.items())
-    assert found.accuracy > found.column("accuracy")[0]
+    assert found.final_accuracy > found.accuracy[0]

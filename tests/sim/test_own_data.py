@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from steelyard import Dataset, simulate
+from steelyard import Dataset, Federation, simulate
 from steelyard.core.errors import SteelyardError
 from tests.sim.runs import same
 
@@ -31,12 +31,12 @@ def test_train_and_test_in_any_form(form):
     train, test = make(X[:40], Y[:40]), make(X[40:], Y[40:])
     assert same(usual, simulate(data=(train, test), **OPTIONS))
     assert same(usual, simulate(data=train, test=test, **OPTIONS))
-    assert usual.accuracy is not None
+    assert usual.final_accuracy is not None
 
 
 def test_without_a_test_set():
-    assert simulate(data=(X, Y), **OPTIONS).accuracy is None
-    assert simulate(data=((X, Y), None), **OPTIONS).accuracy is None
+    assert simulate(data=(X, Y), **OPTIONS).final_accuracy is None
+    assert simulate(data=((X, Y), None), **OPTIONS).accuracy == []
 
 
 def test_the_partition_is_obeyed():
@@ -113,3 +113,112 @@ def test_a_dense_network_makes_of_odd_data_what_autograd_does(name):
         assert dense == usual
     else:
         assert all(torch.equal(dense[key], value) for key, value in usual.items())
+
+
+class Empty(torch.utils.data.Dataset):
+    """A torch data set without a sample: its shape cannot be known."""
+
+    def __len__(self):
+        return 0
+
+    def __getitem__(self, at):
+        raise IndexError(at)
+
+
+NO_DATA = {
+    "torch": Empty(),
+    "a part of one": torch.utils.data.Subset(Empty(), []),
+    "tensors": torch.utils.data.TensorDataset(torch.zeros(0, 9), torch.zeros(0)),
+    "pair": (torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)),
+    "pair of lists": ([], []),
+    "list": [],
+    "Dataset": Dataset(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)),
+    "hugging face": datasets.Dataset.from_dict({"x": [], "y": []}),
+}
+
+
+@pytest.mark.parametrize("form", NO_DATA)
+def test_an_empty_data_set_is_a_client_without_data(form):
+    data = {"ann": (X[:30], Y[:30]), "empty": NO_DATA[form], "bob": (X[30:], Y[30:])}
+    options = {"model": "logistic", "rounds": 2, "executor": "serial", "test": (X, Y)}
+    history = simulate(data=data, **options)
+    assert len(history) == 2
+    for record in history:
+        assert set(record["weights"]) == {"ann", "bob"}
+        assert record["quarantined"] == {"empty": "has no examples"}
+    usual = simulate(data={"ann": data["ann"], "bob": data["bob"]}, **options)
+    assert all(torch.equal(history.params[name], value) for name, value in usual.params.items())
+
+
+@pytest.mark.parametrize("form", NO_DATA)
+def test_no_data_at_all_is_refused(form):
+    with pytest.raises(SteelyardError, match="2 clients hold no sample"):
+        simulate(data={"ann": NO_DATA[form], "bob": Empty()}, **OPTIONS)
+    with pytest.raises(SteelyardError, match="test"):
+        simulate(data={"ann": (X, Y)}, test=NO_DATA[form], **OPTIONS)
+
+
+class Broken(Empty):
+    """A data set whose items are what they should not be."""
+
+    def __init__(self, item):
+        self.item = item
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, at):
+        if not isinstance(self.item, Exception):
+            return self.item
+        if at == 1:
+            raise self.item
+        return X[at], 0
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """A data set without a length."""
+
+    def __iter__(self):
+        return iter([(X[0], 0)])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Broken(KeyError("scan-17.png")), "client 'bob': item 1 of the torch data set: KeyError: 'scan-17.png'"),
+        (Broken((X[0], "cat")), "client 'bob': targets of item 0: found str"),
+        (Broken(X[0]), "client 'bob': item 0 of the torch data set is a Tensor"),
+        (Stream(), "client 'bob': the torch data set has no length"),
+        (None, "client 'bob': data is a NoneType"),
+        ((X[:3], Y[:2]), "client 'bob': inputs and targets are"),
+        ((X.new_full((3, 4), float("nan")), Y[:3]), "client 'bob': inputs hold NaN"),
+        ((X[:3].byte(), Y[:3]), "client 'bob': inputs are uint8"),
+        ({"x": X, "y": Y}, "client 'bob': data is a dict"),
+        (datasets.Dataset.from_dict({"x": ["a"], "y": [1]}), "client 'bob': column 'x' holds text"),
+    ],
+)
+def test_what_is_wrong_with_a_clients_data_names_the_client(data, message):
+    with pytest.raises(SteelyardError, match=message):
+        simulate(data={"ann": (X, Y), "bob": data, "empty": Empty()}, **OPTIONS)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_list_of_two_data_sets_is_ambiguous(form):
+    make = FORMS[form]
+    parts = [make(X[:20], Y[:20]), make(X[20:40], Y[20:40])]
+    with pytest.raises(SteelyardError, match=r"list of two data sets.*\(train, test\).*\{0: first, 1: second\}"):
+        simulate(data=parts, **OPTIONS)
+    with pytest.raises(SteelyardError, match="list of two data sets"):
+        simulate(data=[parts[0], None], **OPTIONS)
+
+
+def test_a_longer_list_is_one_data_set_per_client():
+    parts = [(X[at::3], Y[at::3]) for at in range(3)]
+    options = {"model": "logistic", "rounds": 2, "executor": "serial", "test": (X, Y)}
+    listed = simulate(data=parts, **options)
+    assert list(listed.records[0]["weights"]) == ["0", "1", "2"]
+    assert same(listed, simulate(data=dict(enumerate(parts)), **options))
+    assert list(simulate(data=parts[:1], **options).records[0]["weights"]) == ["0"]
+    assert Federation.of(parts[:2]).ids == (0, 1)
+    with pytest.raises(SteelyardError, match="0 clients hold no sample"):
+        simulate(data=[], **options)

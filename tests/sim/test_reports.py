@@ -141,7 +141,7 @@ def test_evaluation_is_that_of_the_final_model():
     module.load_state_dict(history.params)
     with torch.no_grad():
         outputs = module(test[0])
-    assert history.accuracy == pytest.approx((outputs.argmax(1) == test[1]).double().mean().item(), abs=1e-12)
+    assert history.final_accuracy == pytest.approx((outputs.argmax(1) == test[1]).double().mean().item(), abs=1e-12)
     assert history.records[-1]["loss"] == pytest.approx(nn.functional.cross_entropy(outputs, test[1]).item(), abs=1e-5)
 
 
@@ -273,11 +273,22 @@ def test_history_is_pleasant():
     frame = history.to_pandas()
     assert list(frame.index) == list(range(1, 16))
     assert {"accuracy", "loss", "coherence", "weight.client-0", "seconds.train"} <= set(frame.columns)
-    assert history.best == max(history.column("accuracy"))
+    assert history.accuracy == history.column("accuracy")
+    assert len(history.accuracy) == 15
+    assert history.final_accuracy == history.records[-1]["accuracy"]
+    assert history.best == max(history.accuracy)
     reached = history.rounds_to(history.best)
     assert history.records[reached - 1]["accuracy"] == history.best
     assert history.rounds_to(2.0) is None
     assert "<table>" in history._repr_html_()
+
+
+def test_accuracy_is_the_curve_of_the_evaluated_rounds():
+    sparse = simulate(test=clients(1, seed=9)["client-0"], rounds=5, evaluate_every=2)
+    assert sparse.accuracy == [sparse.records[at]["accuracy"] for at in (1, 3, 4)]
+    untested = simulate(rounds=2)
+    assert untested.accuracy == []
+    assert untested.final_accuracy is None
 
 
 def test_cohorts_are_the_same_for_every_algorithm_and_can_be_given():
@@ -302,5 +313,5 @@ def test_cohorts_are_the_same_for_every_algorithm_and_can_be_given():
 
 def test_digits_learn_under_every_executor():
     history = steelyard.simulate("fedavg", rounds=30, partition="iid", local={"lr": 0.3}, seed=1)
-    assert history.accuracy > 0.9
+    assert history.final_accuracy > 0.9
     assert np.isclose(sum(history.records[0]["weights"].values()), 1.0)
