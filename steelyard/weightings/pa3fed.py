@@ -41,7 +41,6 @@ from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
 from steelyard.weightings.detectors import Detector, parse_detector
 
-
 _PRESETS = {
     "intended": {"score": "neg_loss", "model": "global"},
     "literal": {"score": "loss", "model": "global"},
