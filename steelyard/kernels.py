@@ -136,6 +136,7 @@ def project(store: Rows, count: int, parts: Sequence[Part], chunk: int | None = 
     """Inner products of the `count` rows with one vector given in parts, float64 `[count]`."""
     spans = [(start, start + values.numel()) for start, values in parts]
 
+    @np.errstate(over="ignore", invalid="ignore")  # a product that leaves float32's range is infinite, or NaN
     def work(pieces: list[Piece], rows: torch.Tensor) -> list[NDArray[np.float64]]:
         first, terms = pieces[0].start, []
         for span, start, stop in pieces:

@@ -34,6 +34,7 @@ from steelyard.weightings.centered_clipping import CenteredClipping as centered_
 from steelyard.weightings.chain import chain, parse_rule
 from steelyard.weightings.coordinate import Median as median
 from steelyard.weightings.coordinate import TrimmedMean as trimmed_mean
+from steelyard.weightings.detectors import Always as always
 from steelyard.weightings.detectors import CriticalFLWindow as criticalfl_window
 from steelyard.weightings.detectors import Eq6 as eq6
 from steelyard.weightings.fedadp import FedAdp as fedadp
@@ -78,6 +79,7 @@ __all__ = [
     "adagrad",
     "adam",
     "aggregate",
+    "always",
     "bulyan",
     "cap",
     "centered_clipping",

@@ -74,6 +74,8 @@ def reports(ids, seed=0):
         "loss": draw(0.5, 2.5),
         "accuracy": draw(0.1, 0.9),
         "grad_norm": draw(0.1, 1.0),
+        "loss_before": draw(0.5, 2.5),
+        "accuracy_before": draw(0.1, 0.9),
     }
 
 

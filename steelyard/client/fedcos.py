@@ -2,7 +2,7 @@
 
 Zhang et al., "FedCos: A Scene-adaptive Enhancement for Federated Learning", IEEE Internet of Things Journal, 2023.
 
-With D = x - x_t, the client's displacement so far, and d, the last global step (Eq. 7):
+With D = x - x_t, the client's displacement so far, and d, the last displacement of the global model:
 
     paper      F_k(x) + mu (1 - cos(D, d)) ,  cos = 1 where D or d is zero                          (6)
     official   F_k(x) + mu (1 - <D, d> / sqrt(|D|^2 |d|^2 + e)) ,  e = 1e-4
@@ -10,9 +10,13 @@ With D = x - x_t, the client's displacement so far, and d, the last global step 
 The official epsilon is large on purpose: it fades the penalty out as steps get small, and at D = 0 it pulls along d
 with the finite gradient -mu d / sqrt(e), where the plain cosine has an unbounded one.
 
-`d` is the aggregated step *before* the server optimizer, as in the authors' code: with server momentum that is not the
-step the global model takes, which Eq. (7) says. The parameters form one vector, BatchNorm statistics are left out. In
-round 1, d is zero and so is the term. The authors' code averages uniformly: use the rule `uniform`.
+`direction` chooses d: "step" is the aggregated step before the server optimizer, as in the authors' code; "move" is
+x^r - x^{r-1}, the displacement of the global model itself, as Eq. (7) says. They are equal unless a server optimizer,
+a refiner or another term moves the aggregated model. The parameters form one vector, BatchNorm statistics are left out.
+In round 1, d is zero and so is the term.
+
+Eq. (3) of the paper weighs clients by size: the rule `fedavg`. The authors' code averages uniformly, on parts of equal
+size, where the two are the same.
 """
 
 from __future__ import annotations
@@ -31,11 +35,12 @@ from steelyard.core.weighting import Card
 @TERMS.register
 @dataclass(frozen=True)
 class FedCos(ClientTerm):
-    """`mu (1 - cos(x - start, step))`, in the official form or the paper's."""
+    """`mu (1 - cos(x - start, d))`, in the official form or the paper's; d is the last `step` or `move`."""
 
     mu: float = 0.02
     form: str = "official"
     eps: float = 1e-4
+    direction: str = "step"
 
     name = "fedcos"
     card = Card("a cosine penalty along the last global step", "Zhang et al., IoT-J 2023")
@@ -44,21 +49,23 @@ class FedCos(ClientTerm):
         checks.number("mu", self.mu, 0.0)
         checks.one_of("form", self.form, "official", "paper")
         checks.number("eps", self.eps, 0.0, open_low=True)
+        checks.one_of("direction", self.direction, "step", "move")
 
     @property
     def needs(self) -> Needs:
-        """The last global step."""
-        return Needs(broadcast=frozenset({"step"}))
+        """The last displacement of the global model."""
+        return Needs(broadcast=frozenset({self.direction}))
 
     def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
         """`-mu [ d / r - <D, d> |d|^2 D / r^3 ]` with `r = sqrt(|D|^2 |d|^2 + e)`."""
-        step = at.sent["step"]
+        step = at.sent[self.direction]
         length = torch.dot(step, step)
         if not length > 0:
             return
         moved = x - at.start  # [C, d]
         square = (moved * moved).sum(dim=1, keepdim=True)  # [C, 1]
-        inner = (moved @ step).unsqueeze(1)  # [C, 1]
+        # A matrix product would have other bits with other clients beside this one.
+        inner = (moved * step).sum(dim=1, keepdim=True)  # [C, 1]
         eps = self.eps if self.form == "official" else 0.0
         root = torch.sqrt(square * length + eps)
         safe = torch.where(root > 0, root, torch.ones_like(root))

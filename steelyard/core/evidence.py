@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard import kernels
+from steelyard import kernels, threads
 from steelyard.core.errors import NO_PROBE, NonFiniteUpdate, SteelyardError
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Granularity
 from steelyard.core.probe import Session, Trial
 from steelyard.core.refiner import Refiner
 from steelyard.core.store import UpdateStore
+from steelyard.core.table import ClientId
 from steelyard.core.view import View
 from steelyard.core.weighting import Weighting
 
@@ -61,6 +62,20 @@ class Evidence:
     def seen(self, layers: Granularity | None) -> Gram | None:
         """The Gram for the report: if the rule looked at one, or the round is to be diagnosed."""
         return self.gram(layers) if self._grams or self.job.diagnose else None
+
+    def direction_cosines(self) -> dict[ClientId, float]:
+        """Cosine of each update to the direction that clients were sent; empty without one, or if it is zero."""
+        job, store = self.job, self.store
+        if job.direction is None or not job.diagnose:
+            return {}
+        with threads.alone():
+            length = float(torch.linalg.vector_norm(job.direction, dtype=torch.float64))
+        if length == 0.0:
+            return {}
+        lengths = self.gram(None).norms[0] * length  # before the products: it refuses updates with NaN or infinity
+        dots = kernels.project(store, len(store.ids) + 1, [(0, job.direction)], job.chunk)[:-1]
+        cosines = np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0)
+        return dict(zip(store.ids, np.clip(cosines, -1.0, 1.0).tolist(), strict=True))
 
     @cached_property
     def norms(self) -> Array:

@@ -18,7 +18,7 @@ class Needs:
         per_layer: what a layer is, for a rule that wants one Gram block for each; None for the whole model.
         coordinates: the combine pass shows the rule `[K, n]` chunks of updates.
         probe: loss and gradient of a proxy set at a mixture.
-        broadcast: what clients must receive beside the parameters (`step`, `control`).
+        broadcast: what clients must receive beside the parameters (`step`, `move`).
     """
 
     metrics: frozenset[str] = frozenset()

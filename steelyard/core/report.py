@@ -19,6 +19,7 @@ GEOMETRY = {
     "moved": "mean |d_k|: how far local models moved (FedCos, Fig. 12a)",
     "spread": "mean |theta_i - theta_j| over pairs of clients (FedCos, Fig. 12b)",
     "mean_cosine": "mean cos(d_i, d_j) over pairs of clients (FedCos, Fig. 3)",
+    "weighted_cosine": "sum_k psi_k cos(d_k, d), psi_k the share of client k, d as for divergence (FedAdp, Theorem 1)",
     "divergence": "mean |d_k - d|, d the mean by size, or plain where the rule does not know sizes (FedAdp, Fig. 7)",
     "shrinking": "|(1 - gamma) theta|: norm of the pseudo-gradient of weight shrinking (FedLAW, Eq. 4)",
     "shrinking_ratio": "r = update_norm / shrinking (FedLAW, Fig. 3)",
@@ -33,7 +34,8 @@ class Report(dict[str, Any]):
 
     Always: `round`, `clients`, `effective_clients` (1 / sum of squared shares), `quarantined` (id: reason), `void` (the
     reason, or None), `layers` (names). With a Gram: `norms` and `cosines` (of each update, to the aggregated one) and
-    the numbers in `GEOMETRY`. And what the rule notes: `angles`, `alpha`, `gamma`, `clipped`, ...
+    the numbers in `GEOMETRY`; in a run with FedCos, from round 2 on, `direction_cosines` (of each update, to the
+    direction that clients were sent). And what the rule notes: `angles`, `alpha`, `gamma`, `clipped`, ...
     """
 
     def __missing__(self, key: str) -> Any:
@@ -64,7 +66,7 @@ def describe(
     )
     if gram is not None:
         report.update(_geometry(store, gram, weights, share))
-        report.update(_between(gram.whole(), sizes))
+        report.update(_between(gram.whole(), sizes, weights.mean(axis=0)))
         report.update(_shrinking(gram, mixture.base, report["update_norm"]))
     report.update({name: value for name, value in mixture.notes.items() if name != "set_aside"})
     return report
@@ -86,17 +88,20 @@ def _geometry(store: UpdateStore, gram: Gram, weights: Array, share: Array) -> d
     }
 
 
-def _between(whole: Gram, sizes: Array | None) -> dict[str, Any]:
-    """How clients differ; what takes two of them is None for one."""
+def _between(whole: Gram, sizes: Array | None, weights: Array) -> dict[str, Any]:
+    """How clients differ; what takes two of them is None for one. `weights` are the clients', `[K]`."""
     count = whole.norms.shape[1]
     mean = np.full(count, 1 / count) if sizes is None or not sizes.any() else sizes / sizes.sum()
     pairs = count * (count - 1)
     inverse = np.divide(1.0, whole.norms, out=np.zeros_like(whole.norms), where=whole.norms > 0)  # [1, K]
     cosines = (inverse * whole.apply(inverse)).sum() - np.count_nonzero(inverse)  # of pairs: less those with oneself
+    total = np.abs(weights).sum()
+    share = weights / total if total > 0 else weights
     return {
         "moved": float(whole.norms.mean()),
         "spread": float(np.sqrt(whole.sq_distances()).sum() / pairs) if pairs else None,
         "mean_cosine": float(cosines / pairs) if pairs else None,
+        "weighted_cosine": float((share * whole.cosines_to(mean[None])[0]).sum()),
         "divergence": float(np.sqrt(whole.sq_distances_to(mean[None])).mean()),
     }
 

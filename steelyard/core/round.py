@@ -48,6 +48,7 @@ class Round:
         diagnose: compute the Gram even for a rule that needs none, so that the report is whole.
         chunk: coordinates per read; any value gives the same bits.
         step: if given, receives `target - theta`: the aggregated step before the server optimizer.
+        direction: what clients were sent to pull along, if anything: a diagnosed round reports their cosines to it.
         probe: the server's proxy data, for rules and refiners that look at it.
         refine: what the server does with the proxy data after the sum.
     """
@@ -59,6 +60,7 @@ class Round:
     diagnose: bool = False
     chunk: int | None = None
     step: torch.Tensor | None = None
+    direction: torch.Tensor | None = None
     probe: ProxyLoss | None = None
     refine: Refiner | None = None
 
@@ -125,9 +127,12 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
         weights, base = np.zeros((len(cut.names), len(store.ids))), np.ones(len(cut.names))
         return Outcome(store, weights, base, job.state, describe(store, mixture, weights, cut, None, job.number), True)
     state = dict(after)
+    cosines = evidence.direction_cosines()  # before `direction`, which may be `step`, is replaced
     weights = _write(evidence, mixture, cut, state, sink)
     gram, sizes = evidence.seen(mixture.layers), evidence.metrics.get("num_examples")
     report = describe(store, mixture, weights, cut, gram, job.number, sizes)
+    if cosines:
+        report["direction_cosines"] = cosines
     return Outcome(store, weights, np.array(mixture.base), state, report, False)
 
 
@@ -174,12 +179,13 @@ def _combine(
     server = _ServerStep(job.server, layout, state, job.state) if job.server is not None else None
     reduction = _Reduction(mixture, layout.row_dtype) if mixture.reduce is not None else None
     mix = reduction or WeightedSum(mixture.weights, mixture.base, layout.row_dtype)
+    step = None if job.step is None else torch.empty_like(job.step)  # the old one stays if the pass fails
 
     def emit(piece: kernels.Piece, rows: torch.Tensor) -> None:
         room = sink.room(piece.start, piece.stop)
         values = mix(rows, cut.spans[piece.span][2], room)
-        if job.step is not None:
-            torch.sub(values, rows[-1], out=job.step[piece.start : piece.stop])
+        if step is not None:
+            torch.sub(values, rows[-1], out=step[piece.start : piece.stop])
         if server is not None:
             values = server(rows[-1], values, piece.start, piece.stop)
         if not finite(values):
@@ -189,6 +195,8 @@ def _combine(
             sink.write(piece.start, values)
 
     kernels.combine(store, len(store.ids) + 1, [(start, stop) for start, stop, _ in cut.spans], emit, job.chunk)
+    if job.step is not None and step is not None:
+        job.step.copy_(step)
     return None if reduction is None else reduction.used.numpy().astype(np.float64)
 
 

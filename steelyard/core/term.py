@@ -31,7 +31,7 @@ class AtClient:
         lr: the learning rate of this round.
         own: the clients' own vectors of this term, by slot, `[C, d]`.
         sent: vectors the server sent, by name, `[d]`: its slots of this term, and `step` where declared (the last
-            aggregated step; zero in round 1).
+            aggregated step) or `move` (the last change of the global model), both zero in round 1.
         relative_size: number of examples over the mean of all clients, `[C, 1]`.
     """
 
@@ -94,6 +94,8 @@ class ClientTerm(ABC):
         wants_start: whether it is sound only where clients start from the global model itself.
         wants_sgd: whether its correction is a mean of gradients: sound only for SGD whose velocity starts at zero in
             each round.
+        direction: the name of the sent vector that its penalty pulls along, if any: the record of a round then has
+            each client's cosine to it.
     """
 
     name: str
@@ -106,6 +108,7 @@ class ClientTerm(ABC):
     writes_slots: bool = False
     wants_start: bool = False
     wants_sgd: bool = False
+    direction: str = ""
 
     def key(self, slot: str) -> str:
         """The name of one of its vectors among those of all terms."""
@@ -171,6 +174,11 @@ class Terms:
         for term in self.terms:
             needs = needs | term.needs
         return needs
+
+    @property
+    def direction(self) -> str:
+        """The name of the sent vector that one of them pulls along; empty if none does."""
+        return next((term.direction for term in self.terms if term.direction), "")
 
     @property
     def proximal(self) -> float:

@@ -3,6 +3,8 @@
 rule    part | part | ...                     a chain
 part    name(rule, ...):option=value,...      brackets and options may be left out; a bare value is the first option
 value   number, true, false, none, text, "text" that would read as something else, [value, value, ...]
+        or, for an option that holds another part, that part: pa3fed:detector=eq6:delta=0.05,beta=0.5. An option
+        after a part inside belongs to that part if it has one of that name, otherwise to the part around it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from steelyard.core.errors import SteelyardError
@@ -60,8 +62,7 @@ class _Parser:
         return made
 
     def rule(self, depth: int) -> Any:
-        if depth > _DEPTH:
-            raise self.error(f"more than {_DEPTH} brackets inside one another")
+        self.check_depth(depth)
         parts = [self.part(depth)]
         while self.peek() == "|":
             self.take("|")
@@ -72,7 +73,8 @@ class _Parser:
             raise self.error("these parts cannot be chained")
         return self.chain(*parts)
 
-    def part(self, depth: int) -> Any:
+    def part(self, depth: int, outer: Collection[str] = ()) -> Any:
+        """Reads one part; `outer` are the options of the part around it, which may follow its own."""
         entry = self.registry[self.take()]
         inner = []
         if self.peek() == "(":
@@ -85,10 +87,12 @@ class _Parser:
         options: dict[str, Any] = {}
         if self.peek() == ":":
             self.take(":")
-            self.option(entry, options)
+            self.option(entry, options, depth)
             while self.peek() == "," and self.peek(2) == "=":
+                if self.peek(1) in outer and self.peek(1) not in entry.options:
+                    break
                 self.take(",")
-                self.option(entry, options)
+                self.option(entry, options, depth)
         return self.make(entry, inner, options)
 
     def make(self, entry: Entry, inner: list[Any], options: dict[str, Any]) -> Any:
@@ -103,7 +107,7 @@ class _Parser:
         except TypeError as error:
             raise self.error(f"{entry.name}: {error}") from error
 
-    def option(self, entry: Entry, options: dict[str, Any]) -> None:
+    def option(self, entry: Entry, options: dict[str, Any], depth: int) -> None:
         # dirichlet:0.1 is dirichlet:alpha=0.1, but the name of an option wants a value
         bare = bool(entry.options) and not options and self.peek(1) != "=" and self.peek() not in entry.options
         name = next(iter(entry.options), "") if bare else self.take()
@@ -115,7 +119,18 @@ class _Parser:
             raise self.error(f"option {name!r} of {entry.name} is given twice")
         if not bare:
             self.take("=")
-        options[name] = self.value(0)
+        holds_part = name in entry.slots and self.peek(1) in (":", "(")
+        options[name] = self.nested(entry, depth + 1) if holds_part else self.value(0)
+
+    def nested(self, entry: Entry, depth: int) -> Any:
+        """Reads the part that an option of `entry` holds."""
+        self.check_depth(depth)
+        return self.part(depth, entry.options)
+
+    def check_depth(self, depth: int) -> None:
+        """Refuses parts that are nested too deep."""
+        if depth > _DEPTH:
+            raise self.error(f"more than {_DEPTH} brackets inside one another")
 
     def value(self, depth: int) -> Any:
         if self.peek() == "[" and depth < _DEPTH:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
-from steelyard.diagnostics.recorded import Rounds, Run, by_client, history_of, series
+from steelyard.diagnostics.recorded import Rounds, Run, by_client, client_names, history_of, series
 from steelyard.lab import scores
 from steelyard.weightings.detectors import Detector, gradient_norm, parse_detector
 
@@ -100,14 +100,17 @@ def loss_deviation(run: Run, periods: Periods | Detector | str = "eq6", over: st
     seen once in a period has no deviation there and does not count.
 
     Args:
-        run: one whose clients report `loss`.
+        run: one whose clients report `loss`, or `loss_before`, the global model's, which is taken where there is no
+            `loss`.
         periods: those of the run, or the detector that finds them.
         over: `rounds` or `clients`.
     """
     checks.one_of("over", over, "rounds", "clients")
     history = history_of(run)
     found = periods if isinstance(periods, Periods) else critical_periods(history, periods)
-    table = by_client(history, "reported.loss")
+    names = client_names(history)
+    only_before = "reported.loss_before" in names and "reported.loss" not in names
+    table = by_client(history, "reported.loss_before" if only_before else "reported.loss")
     critical = np.isin(table.rounds, found.rounds[found.critical])
     axis = 0 if over == "rounds" else 1
     return Deviation(_deviation(table.values[critical], axis), _deviation(table.values[~critical], axis))

@@ -115,7 +115,7 @@ def trajectory(
     points = [torch.tensor(toy.start, dtype=torch.float64)]
     step = torch.zeros(2, dtype=torch.float64)
     for _ in range(rounds):
-        at = AtClient(points[-1][None], lr, {}, {"step": step}, even)
+        at = AtClient(points[-1][None], lr, {}, {"step": step, "move": step}, even)
         x = points[-1].expand_as(optima).clone()
         for _ in range(steps):
             slope = torch.einsum("kij,kj->ki", bends, x - optima)

@@ -118,13 +118,15 @@ class Server:
         refused = self._refused(table, replies)
         store = SliceStore.of(model, replies.models, refused)
         sink = MemorySink(store.layout)
+        vectors = self._vectors(store.layout)
         job = rounds.Round(
             table,
             self.state,
             number,
             self.algorithm.server,
             diagnose=self.diagnose,
-            step=self._vectors(store.layout).get("step"),
+            step=vectors.get("step"),
+            direction=vectors.get(self.algorithm.client.direction),
             probe=self.probe,
             refine=self.algorithm.refine,
         )

@@ -52,6 +52,13 @@ _KNOWN = {
         "Geometry of the updates",
         "diverging",
     ),
+    "direction_cosines": ByClient(
+        "Cosine to the direction sent",
+        "cosine",
+        "How far a client followed the last global displacement, which FedCos asks of it.",
+        "Geometry of the updates",
+        "diverging",
+    ),
     "lambda": ByClient("Lambda, learned shares", "share", "What the rule learned on its proxy data.", zero=True),
     "angles": ByClient("Smoothed angles", "radians", "FedAdp gives clients with small angles more weight."),
     "alpha": ByClient("Alpha, change of scores", "factor", "Above one, PA3Fed raises the client's weight."),

@@ -55,6 +55,11 @@ _KNOWN = {
     ),
     "moved": Curve("Mean length of clients' updates", "norm", "How far clients move from the model they are sent."),
     "spread": Curve("Spread of local models", "distance", "Mean distance between local models: client drift."),
+    "weighted_cosine": Curve(
+        "Weighted cosine to the mean update",
+        "cosine",
+        "FedAdp's Theorem 1: the higher this sum of weight times cosine, the faster the loss falls.",
+    ),
     "divergence": Curve(
         "Divergence of the updates", "divergence", "How far clients' updates are from their mean by size."
     ),
@@ -186,6 +191,8 @@ def others(series: Sequence[Series], sections: Iterable[Section]) -> list[Figure
     if "Geometry of the updates" in wanted:
         cosines = Curve("Cosine to the global update, mean", "cosine", "Near one, clients agree with the mix of them.")
         made.append(over_rounds(series, "mean_cosines", mean_of("cosines"), cosines))
+        along = Curve("Cosine to the direction sent, mean", "cosine", "FedCos's penalty raises it.")
+        made.append(over_rounds(series, "mean_direction_cosines", mean_of("direction_cosines"), along))
     return [figure for figure in made if figure is not None]
 
 

@@ -77,7 +77,10 @@ class History:
         return [{name: value for name, value in r.items() if name != "timings"} for r in self.records]
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per round; weights as columns `weight.<client>`, timings as `seconds.<stage>`."""
+        """One row per round; weights as columns `weight.<client>`, timings as `seconds.<stage>`.
+
+        FedCos's cosines are `direction_cosine.<client>`.
+        """
         try:
             import pandas as pd
         except ModuleNotFoundError:
@@ -95,6 +98,7 @@ class History:
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in record.items() if not isinstance(value, (dict, list))}
     plain |= {f"weight.{client}": weight for client, weight in record.get("weights", {}).items()}
+    plain |= {f"direction_cosine.{client}": cosine for client, cosine in record.get("direction_cosines", {}).items()}
     plain |= {f"seconds.{stage}": time for stage, time in record.get("timings", {}).items()}
     return plain | {name: len(record.get(name, ())) for name in ("quarantined", "dropped", "late")}
 

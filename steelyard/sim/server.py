@@ -72,6 +72,7 @@ class Server:
             work.algorithm.server,
             diagnose=True,
             step=buffers.sent.get("step"),
+            direction=buffers.sent.get(work.algorithm.client.direction),
             probe=work.probe,
             refine=work.algorithm.refine,
         )

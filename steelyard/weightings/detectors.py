@@ -7,6 +7,7 @@ FGN, the federated gradient norm, is made of what clients report as `grad_norm`:
     CriticalFL (Yan et al., KDD 2023), as its code does it: the plain mean over clients; a window of the last 10 values,
                           padded with zeros, against the same window one step earlier; the first 5 checks always
                           critical; checked every 2nd round, the answer holds in between.
+    PA3Fed, Fig. 7        `always`: adaptation in every round, the ablation without a period check.
 
 Because of the zero padding the window's mean rises through the first 10 checks for any positive sequence: flat or
 falling FGN counts as critical for 20 rounds there, where Eq. (6) never fires. This is the most consequential gap
@@ -32,6 +33,7 @@ from steelyard.core.view import View
 from steelyard.core.weighting import Card
 
 _CARD_EQ6 = Card("critical while FGN rises by more than delta", "PA3Fed, Eq. (6)", "yes: one secure sum of a number")
+_CARD_ALWAYS = Card("every round counts as critical", "PA3Fed, Fig. 7", "yes: it looks at nothing")
 _CARD_WINDOW = Card("CriticalFL's zero-padded window", "Yan et al., KDD 2023", "yes: one secure sum of a number")
 
 
@@ -61,7 +63,7 @@ def parse_detector(spec: Any) -> Detector:
     """A detector from its text form (`"eq6:delta=0.05"`); a detector is returned as it is."""
     made = parse(spec, RULES) if isinstance(spec, str) else spec() if isinstance(spec, type) else spec
     if not isinstance(made, Detector):
-        known = " or ".join(entry.name for entry in RULES if is_detector(entry))
+        known = ", ".join(entry.name for entry in RULES if is_detector(entry))
         raise SteelyardError(f"detector={spec!r}: not a detector: use {known}")
     return made
 
@@ -101,6 +103,29 @@ class Eq6(Detector):
         before = state.get("fgn")
         critical = self.first if before is None else fgn - before > self.delta * before
         return bool(critical), {"fgn": fgn}
+
+
+@RULES.register
+@dataclass(frozen=True)
+class Always(Detector):
+    """Every round is critical: a rule without a period check (PA3Fed, Fig. 7). It asks nothing of clients."""
+
+    name = "always"
+    card = _CARD_ALWAYS
+    average = "weighted"
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing."""
+        return Needs()
+
+    def check(self, fgn: float, state: State) -> tuple[bool, State]:
+        """Always true; there is nothing to remember."""
+        return True, {}
+
+    def critical(self, view: View, state: State) -> tuple[bool, State]:
+        """The same without FGN: clients need not report gradient norms."""
+        return True, {}
 
 
 @RULES.register

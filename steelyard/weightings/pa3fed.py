@@ -6,12 +6,18 @@
     alpha_i = exp(-beta (s_i^{t-sigma} - s_i^t)) ,  sigma = rounds since its last selection        (10)
     weight  = m_i alpha_i inside a critical period, m_i outside                        (Algorithm 1, line 20)
 
-Taken literally (`score="loss"`) a client whose loss fell is weighed down, which contradicts the paper's text three
-times ("performance ... should show a gradual increase", "clients with greater stability are given more weight"). The
-text is consistent if s is a performance score: `score="neg_loss"` or `"accuracy"` (Eq. 9). The paper leaves open: the
-normalisation (here over the cohort), the first selection of a client (alpha = 1), round 1 (the detector's say), and the
-model that is scored: the one trained (`model="local"`, Algorithm 1 scores after training) or the one received
-(`model="global"`, Eq. 7 writes the downloaded w).
+The paper contradicts itself on two points, and `preset` chooses the reading:
+
+                 "intended" (default)   "literal"
+    score        "neg_loss"             "loss"       as printed, a client whose loss fell is weighed down, against the
+                                                     text: "the score serves as an indicator of a client's performance
+                                                     ... ideally, it should show a gradual increase"
+    model        "global"               "global"     Eq. (7) writes the downloaded w^t; Algorithm 1 scores after local
+                                                     training, which is model="local"
+
+`score="accuracy"` is Eq. (9). The trained model's loss hardly changes from one selection to the next, so with
+`model="local"` every alpha is close to 1 and the weights are those of the rule before. The paper leaves open: the
+normalisation (here over the cohort), the first selection of a client (alpha = 1), round 1 (the detector decides).
 
 PA3Fed is not written as `gate(detector, scores)`: scores must be remembered outside critical periods too, and a
 closed gate computes nothing.
@@ -28,11 +34,17 @@ import numpy as np
 from steelyard.core import checks
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
+from steelyard.core.presets import UNSET, fill
 from steelyard.core.registry import RULES
 from steelyard.core.table import State, gather, scatter
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
 from steelyard.weightings.detectors import Detector, parse_detector
+
+_PRESETS = {
+    "intended": {"score": "neg_loss", "model": "global"},
+    "literal": {"score": "loss", "model": "global"},
+}
 
 
 @RULES.register
@@ -40,13 +52,15 @@ from steelyard.weightings.detectors import Detector, parse_detector
 class PA3Fed(Weighting):
     """Prior weights times `exp(-beta * (last score - score))` in critical periods.
 
-    `detector` is one, or its text form: `"eq6"`, `"criticalfl_window:window=5"`.
+    `detector` is a detector or its text form: `"eq6"`, `"criticalfl_window:window=5"`, `"always"`. `score` and `model`
+    follow from `preset` unless they are given.
     """
 
     beta: float = 0.3
-    score: str = "loss"
+    score: str = UNSET
     detector: str | Detector = "eq6"
-    model: str = "local"
+    model: str = UNSET
+    preset: str = "intended"
 
     name = "pa3fed"
     modifies = True
@@ -58,6 +72,8 @@ class PA3Fed(Weighting):
     )
 
     def __post_init__(self) -> None:
+        checks.one_of("preset", self.preset, *_PRESETS)
+        fill(self, _PRESETS[self.preset])
         checks.number("beta", self.beta)
         checks.one_of("score", self.score, "loss", "neg_loss", "accuracy")
         checks.one_of("model", self.model, "local", "global")
@@ -75,20 +91,36 @@ class PA3Fed(Weighting):
 
     @property
     def _metric(self) -> str:
-        return ("accuracy" if self.score == "accuracy" else "loss") + ("_before" if self.model == "global" else "")
+        """The metric that clients report for the score."""
+        metric = "accuracy" if self.score == "accuracy" else "loss"
+        return f"{metric}_before" if self.model == "global" else metric
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """A warning about the reading that hardly acts."""
+        if self.model == "global":
+            return ()
+        return ("model=local scores trained models: their scores change little, and so do the weights",)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Algorithm 1, lines 13 to 20; scores are remembered in and out of critical periods."""
+        # Scores: a client that is selected for the first time has no earlier one, and so no change.
         reported = view.metric(self._metric)
-        score = (-reported if self.score == "neg_loss" else reported)[None, :]  # [1, K]
+        sign = -1.0 if self.score == "neg_loss" else 1.0
+        score = (sign * reported)[None, :]  # [1, K]
+        memory = f"{self.score} {self.model}"  # scores of another reading cannot be compared with these
+        earlier = state.get("scores", {}).get(memory, {})
+        last = gather(earlier, view.ids, score)
+
+        # The period check.
         critical, detected = self._detector.critical(view.restricted(self._detector.needs), state.get("period", {}))
-        last = gather(state.get("scores", {}), view.ids, score)
+
+        # Equation (10). Shares are relative, so a common factor may be taken out before exp overflows.
         power = -self.beta * (last - score) if critical else np.zeros_like(score)
-        alpha = np.exp(power - max(float(power.max()) - 700.0, 0.0))  # shares are relative: a common factor is free
+        alpha = np.exp(power - max(float(power.max()) - 700.0, 0.0))
         after: dict[str, Any] = {
             "period": detected,
-            "scores": scatter(state.get("scores", {}), view.ids, score),
+            "scores": {memory: scatter(earlier, view.ids, score)},
         }
-        shares = prior.shares * alpha
         notes = {"critical": critical, "alpha": dict(zip(view.ids, alpha[0].tolist(), strict=True))}
-        return prior.reweighted(shares, **notes), after
+        return prior.reweighted(prior.shares * alpha, **notes), after

@@ -109,7 +109,7 @@ def test_rules_lists_every_rule_with_paper_needs_and_options():
     assert {entry.name for entry in RULES} <= set(rows)
     assert rows["fedadp"]["paper"].startswith("Wu")
     assert rows["fedadp"]["needs"] == ["num_examples", "inner products"]
-    assert rows["pa3fed"]["needs"] == ["grad_norm", "loss", "num_examples"]
+    assert rows["pa3fed"]["needs"] == ["grad_norm", "loss_before", "num_examples"]
     assert rows["feddisco"]["options"] == {"a": "0.5", "b": "0.1", "metric": "kl"}
     table = steelyard_command("rules").output
     assert all(name in table for name in rows)

@@ -42,6 +42,7 @@ def test_geometry(made, rule):
     sizes = np.array(metrics["num_examples"])
     mean = sizes / sizes.sum() @ updates
     assert out.report["divergence"] == pytest.approx(np.linalg.norm(updates - mean, axis=1).mean())
+    assert out.report["weighted_cosine"] == pytest.approx(share @ unit @ mean / np.linalg.norm(mean))
     assert not {"shrinking", "shrinking_ratio"} & set(out.report)
 
 
@@ -121,3 +122,21 @@ def test_a_closed_gate_costs_no_pass(made, monkeypatch):
     assert loud.report["critical"] is True
     assert during == 0
     assert len(passes) == 1
+
+
+def test_fedadp_raises_the_weighted_cosine_in_round_1_as_theorem_2_says(made):
+    """In round 1 angles are not smoothed yet; later the theorem need not hold for a single round."""
+    base, clients, metrics = made
+    reports = [steelyard.aggregate(rule, base, clients, metrics=metrics, diagnose=True).report for rule in RULES]
+    assert reports[1]["weighted_cosine"] > reports[0]["weighted_cosine"] + 0.01
+
+
+RULES = ("fedavg", "fedadp")
+
+
+def test_the_weighted_cosine_of_a_zero_mean_and_of_negative_weights_is_a_number():
+    base = torch.zeros(2, dtype=torch.float64)
+    still = steelyard.aggregate("uniform", base, torch.zeros(3, 2, dtype=torch.float64), diagnose=True)
+    assert still.report["weighted_cosine"] == 0.0
+    opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
+    assert steelyard.aggregate("uniform", base, opposite, diagnose=True).report["weighted_cosine"] == 0.0

@@ -83,7 +83,7 @@ def test_errors_are_one_sentence():
     history = simulate("fedavg", rounds=1)
     with pytest.raises(SteelyardError, match="'fgn': not on record"):
         critical_periods(history)
-    with pytest.raises(SteelyardError, match="detector='fedavg': not a detector: use criticalfl_window or eq6"):
+    with pytest.raises(SteelyardError, match="detector='fedavg': not a detector: use always, criticalfl_window, eq6"):
         critical_periods(history, "fedavg")
     with pytest.raises(SteelyardError, match="NaN or infinity: leave such rounds out"):
         detect([1, np.nan, 2])
@@ -91,3 +91,9 @@ def test_errors_are_one_sentence():
         loss_deviation(history, over="time")
     with pytest.raises(SteelyardError, match=r"'reported.loss': not on record"):
         loss_deviation(simulate("fedavg", rounds=1, metrics=("grad_norm",)))
+
+
+def test_loss_deviation_takes_the_global_models_loss_where_that_is_all_there_is():
+    trained = made([[1.0, 2.0], [3.0, 2.0], [5.0, 9.0]], fgn=[1.0, 2.0, 1.0])
+    records = [{**record, "reported": {"loss_before": record["reported"]["loss"]}} for record in trained]
+    assert loss_deviation(History("h", records)) == loss_deviation(trained)

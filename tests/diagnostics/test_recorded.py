@@ -57,8 +57,10 @@ def test_by_client(run):
     assert table.values.shape == (5, 6)
     assert (np.isnan(table.values).sum(axis=1) == 3).all()
     assert np.nansum(table.values, axis=1) == pytest.approx(0.99)
-    assert by_client(run, "reported.loss").values.shape == (5, 6)
-    assert {"weights", "norms", "cosines", "alpha", "reported.loss", "reported.grad_norm"} <= set(client_names(run))
+    assert by_client(run, "reported.loss_before").values.shape == (5, 6)
+    assert {"weights", "norms", "cosines", "alpha", "reported.loss_before", "reported.grad_norm"} <= set(
+        client_names(run)
+    )
     assert "timings" not in client_names(run)
 
 

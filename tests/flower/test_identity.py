@@ -4,6 +4,7 @@ import pytest
 
 import steelyard
 from steelyard.sim.checkpoint import verified
+from steelyard.sim.rundir import read_log
 from tests.flower import runs
 from tests.flower.example import Models
 from tests.sim.runs import clients
@@ -14,11 +15,13 @@ CASES = {
     "fedawa": ("fedawa:steps=3", "mlp"),
     "fedawa_images": ("guard(fedawa:steps=3)", "images"),
     "fedawa_l": ("feddisco|fedawa_l:steps=2", "images"),
-    "pa3fed": ("pa3fed:score=neg_loss,detector=criticalfl_window", "batch_norm"),
+    "pa3fed": ("pa3fed:detector=criticalfl_window", "batch_norm"),
     "fednova": ("fednova", "dropout"),
     "median": ("median", "mlp"),
     "ldawa": ("ldawa", "images"),
     "fedcos": (steelyard.Algorithm("uniform", client="fedcos:mu=0.005+fedprox:mu=0.01", server="adam"), "cnn"),
+    "fedcos_side_by_side": (steelyard.Algorithm("fedavg", client="fedcos"), "mlp"),
+    "fedcos_move": (steelyard.Algorithm("fedavg", client="fedcos:direction=move", server="momentum"), "mlp"),
     "scaffold": (steelyard.Algorithm("fedavg", client="scaffold", server="momentum"), "images"),
     "feddyn": (steelyard.Algorithm("uniform", client="feddyn:form=fedlaw"), "mlp"),
     "fedmut": (steelyard.Algorithm("uniform", client="scaffold", broadcast="fedmut:radius=0.5"), "mlp"),
@@ -35,6 +38,8 @@ def test_the_simulator_and_flower_give_the_same_bits(name, tmp_path):
     result = runs.start(made, kind=kind)
     assert runs.same(runs.params(result), dict(simulated.params))
     assert runs.weights(tmp_path / "flower") == [record["weights"] for record in simulated.records]
+    for key in ("direction_cosines", "weighted_cosine"):
+        assert [record.get(key) for record in read_log(tmp_path / "flower")] == [r.get(key) for r in simulated.records]
     rounds = sorted(path.name for path in (tmp_path / "flower/checkpoints").glob("round-*"))
     assert rounds == ["round-000001", "round-000002", "round-000003"]
     for name, model in zip(rounds, models.seen, strict=True):

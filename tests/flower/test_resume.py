@@ -26,6 +26,7 @@ from tests.flower.grid import LocalGrid
 ALGORITHMS = {
     "fedawa": steelyard.Algorithm("fedawa:steps=3", server="momentum"),
     "fedcos": steelyard.Algorithm("uniform", client="fedcos"),
+    "fedcos_move": steelyard.Algorithm("fedavg", client="fedcos:direction=move", server="momentum"),
     "fedmut": steelyard.Algorithm("uniform", broadcast="fedmut:radius=0.5"),
 }
 

@@ -19,6 +19,7 @@ from steelyard.models import build
 
 # What a part is made of where its defaults do not make it, or keep it from acting in the first two rounds.
 ARGUMENTS = {
+    "always": "gate(always,fedadp)",
     "cap": "cap:max_weight=0.5",
     "criticalfl_window": "gate(criticalfl_window,fedadp)",
     "eq6": "gate(eq6,fedadp)",

@@ -37,7 +37,7 @@ def test_only_declared_metrics_are_computed():
     simulate("pa3fed", rounds=1, callbacks=[Spy()])
     assert asked == {
         "fedavg": ("num_examples",),
-        "pa3fed": ("grad_norm", "loss", "num_examples"),
+        "pa3fed": ("grad_norm", "loss_before", "num_examples"),
         "feddisco": ("label_hist", "num_examples"),
         "fednova": ("normalizer", "num_examples"),
     }

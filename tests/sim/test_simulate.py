@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import steelyard
+from steelyard.core.errors import SteelyardError
 from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
 
 
@@ -176,6 +177,62 @@ def test_fedcos_takes_the_step_before_the_server_optimizer():
     simulate(algorithm, rounds=2, callbacks=[Spy()])
     for step, moved in seen:
         torch.testing.assert_close(0.25 * step, moved, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("direction", "server", "expected"),
+    [("step", "sgd:lr=0.25", 4.0), ("move", "sgd:lr=0.25", 1.0), ("move", "momentum", 1.0), ("move", None, 1.0)],
+)
+def test_fedcos_pulls_along_the_step_or_along_the_move_of_the_model(direction, server, expected):
+    seen = []
+
+    class Spy(steelyard.Callback):
+        def start(self, simulation):
+            self.theta = simulation.buffers.theta.clone()
+
+        def round(self, simulation, record):
+            ((name, vector),) = simulation.buffers.sent.items()
+            seen.append((name, vector.clone(), simulation.buffers.theta - self.theta))
+            self.theta = simulation.buffers.theta.clone()
+
+    algorithm = steelyard.Algorithm("fedavg", client=f"fedcos:direction={direction}", server=server)
+    simulate(algorithm, rounds=3, callbacks=[Spy()])
+    for name, vector, moved in seen:
+        assert name == direction
+        assert vector.norm() > 0
+        torch.testing.assert_close(vector, expected * moved, rtol=1e-4, atol=1e-7)
+
+
+def test_without_a_server_optimizer_step_and_move_are_the_same():
+    runs = [simulate(steelyard.Algorithm("fedavg", client=f"fedcos:direction={name}")) for name in ("step", "move")]
+    for name, value in runs[0].params.items():
+        torch.testing.assert_close(value, runs[1].params[name], rtol=1e-5, atol=1e-7)
+    assert steelyard.parse_terms("fedcos:direction=step") == steelyard.parse_terms("fedcos")
+    with pytest.raises(SteelyardError, match="direction='back': use one of 'step', 'move'"):
+        steelyard.fedcos(direction="back")
+
+
+@pytest.mark.parametrize("direction", ["step", "move"])
+def test_the_record_has_each_clients_cosine_to_the_direction_it_was_sent(direction):
+    expected = []
+
+    class Spy(steelyard.Callback):
+        def start(self, simulation):
+            self.sent = simulation.buffers.sent[direction].clone()
+
+        def round(self, simulation, record):
+            updates = simulation.buffers.matrix[: len(record["weights"])]
+            cosines = torch.nn.functional.cosine_similarity(updates.double(), self.sent.double()[None])
+            expected.append(dict(zip(record["weights"], cosines.tolist(), strict=True)))
+            self.sent = simulation.buffers.sent[direction].clone()
+
+    algorithm = steelyard.Algorithm("fedavg", client=f"fedcos:direction={direction}", server="momentum")
+    history = simulate(algorithm, rounds=3, callbacks=[Spy()])
+    assert "direction_cosines" not in history.records[0]  # there is no direction yet
+    for record, cosines in zip(history.records[1:], expected[1:], strict=True):
+        assert record["direction_cosines"] == pytest.approx(cosines, abs=1e-5)
+    assert "direction_cosine.client-0" in history.to_pandas()
+    assert all("direction_cosines" not in record for record in simulate("fedavg", rounds=3))
 
 
 def test_fedcos_does_nothing_in_round_1():

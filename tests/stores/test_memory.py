@@ -76,7 +76,8 @@ def test_invalid_sizes_are_quarantined(value):
         ("label_hist", "many", "feddisco"),
         ("normalizer", 0, "fednova"),
         ("accuracy", -0.5, "fedavg:by=quality"),
-        ("loss", math.nan, "pa3fed"),
+        ("loss_before", math.nan, "pa3fed"),
+        ("loss", math.nan, "pa3fed:model=local"),
         ("grad_norm", "big", "pa3fed"),
     ],
 )

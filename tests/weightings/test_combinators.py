@@ -88,11 +88,11 @@ def test_detectors_average_the_reports(average):
 
 def test_pa3fed_remembers_scores_outside_critical_periods():
     rule = steelyard.pa3fed(detector=steelyard.eq6(first=False))
-    _, state = weights_of(rule, [1, 1], loss=[2.0, 2.0], grad_norm=[1.0, 1.0])
-    weights, state = weights_of(rule, [1, 1], state, loss=[1.0, 1.9], grad_norm=[0.5, 0.5])
+    _, state = weights_of(rule, [1, 1], loss_before=[2.0, 2.0], grad_norm=[1.0, 1.0])
+    weights, state = weights_of(rule, [1, 1], state, loss_before=[1.0, 1.9], grad_norm=[0.5, 0.5])
     assert weights == pytest.approx([0.5, 0.5])  # closed
-    weights, _ = weights_of(rule, [1, 1], state, loss=[1.0, 0.9], grad_norm=[2.0, 2.0])
-    alpha = np.exp([0.0, -0.3 * 1.0])
+    weights, _ = weights_of(rule, [1, 1], state, loss_before=[1.0, 0.9], grad_norm=[2.0, 2.0])
+    alpha = np.exp([0.0, 0.3 * 1.0])
     assert weights == pytest.approx(alpha / alpha.sum())
 
 
@@ -157,7 +157,7 @@ def test_the_plain_name_of_a_detector_stays_text():
     "make", [lambda d: steelyard.gate(d, "fedadp"), lambda d: steelyard.pa3fed(detector=d)], ids=["gate", "pa3fed"]
 )
 def test_what_is_no_detector_is_refused(make, detector):
-    with pytest.raises(steelyard.SteelyardError, match="not a detector: use criticalfl_window or eq6"):
+    with pytest.raises(steelyard.SteelyardError, match="not a detector: use always, criticalfl_window, eq6"):
         make(detector)
 
 
@@ -173,9 +173,9 @@ def test_weights_that_are_all_zero_weigh_nobody():
 
 
 def test_a_score_beyond_all_measure_is_all_the_weight_and_not_nan():
-    first = {"num_examples": [1, 1], "loss": [1.0, 1.0], "grad_norm": [1.0, 1.0]}
-    _, state = weights_of("pa3fed", sizes=first.pop("num_examples"), **first)
-    weights, _ = weights_of("pa3fed", [1, 1], state, loss=[1.0, 5000.0], grad_norm=[2.0, 2.0])
+    rule = "pa3fed:preset=literal"
+    _, state = weights_of(rule, sizes=[1, 1], loss_before=[1.0, 1.0], grad_norm=[1.0, 1.0])
+    weights, _ = weights_of(rule, [1, 1], state, loss_before=[1.0, 5000.0], grad_norm=[2.0, 2.0])
     assert weights.tolist() == [0.0, 1.0]
 
 
@@ -184,3 +184,39 @@ def test_weights_that_are_not_finite_are_named_as_such():
         weights_of(Broken(np.inf), [1, 1])
     weights, _ = weights_of(steelyard.if_finite(Broken(np.inf)), [1, 1])
     assert weights.tolist() == [0.5, 0.5]
+
+
+def test_pa3fed_scores_the_global_model_and_favours_who_improves():
+    weights = {}
+    for rule in ("pa3fed", "pa3fed:preset=literal"):
+        before = {"loss_before": [2.0, 2.0], "grad_norm": [1.0, 1.0], "loss": [9.0, 0.0]}
+        _, state = weights_of(rule, [1, 1], **before)
+        weights[rule], _ = weights_of(
+            rule, [1, 1], state, loss_before=[1.0, 2.0], grad_norm=[2.0, 2.0], loss=[0.0, 9.0]
+        )
+    alpha = np.exp([0.3, 0.0])
+    assert weights["pa3fed"] == pytest.approx(alpha / alpha.sum())
+    assert weights["pa3fed:preset=literal"] == pytest.approx((alpha / alpha.sum())[::-1])  # against the paper's text
+
+
+def test_pa3fed_does_not_compare_scores_of_different_readings():
+    _, state = weights_of("pa3fed:detector=always", [1, 1], loss_before=[2.0, 1.0])
+    for rule in ("pa3fed:detector=always,preset=literal", "pa3fed:detector=always,score=accuracy"):
+        weights, _ = weights_of(rule, [1, 1], state, loss_before=[2.0, 1.0], accuracy_before=[0.1, 0.9])
+        assert weights == pytest.approx([0.5, 0.5]), rule
+
+
+def test_always_adapts_in_every_round_and_asks_for_no_gradient_norms():
+    rule = steelyard.pa3fed(detector="always")
+    assert rule.needs.metrics == {"loss_before"}
+    state, weights = None, []
+    for losses in ([2.0, 2.0], [1.0, 2.0], [1.0, 1.5]):
+        share, state = weights_of(rule, [1, 1], state, loss_before=losses)
+        weights.append(share[0])
+    assert weights == pytest.approx([0.5, 1 / (1 + np.exp(-0.3)), 1 / (1 + np.exp(0.15))])
+    assert steelyard.always().check(1.0, {}) == (True, {})
+
+
+def test_pa3fed_on_trained_models_is_said_to_hardly_act():
+    assert "change little" in steelyard.Algorithm("pa3fed:model=local").explain().remarks[0]
+    assert not steelyard.Algorithm("pa3fed").explain().remarks

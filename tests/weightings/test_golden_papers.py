@@ -263,13 +263,21 @@ def test_fednova(setting):
     assert_near(official.report["tau_eff"], golden[f"{setting}/tau_eff"])
 
 
-@pytest.mark.parametrize(("score", "suffix"), [("loss", "literal"), ("neg_loss", "neg")])
-def test_pa3fed_alpha(score, suffix):
+@pytest.mark.parametrize(
+    ("options", "metric", "suffix"),
+    [
+        ({"preset": "literal"}, "loss_before", "literal"),
+        ({}, "loss_before", "neg"),
+        ({"score": "loss", "model": "local"}, "loss", "literal"),
+        ({"model": "local"}, "loss", "neg"),
+    ],
+)
+def test_pa3fed_alpha(options, metric, suffix):
     golden = document("pa3fed_alpha")
     base, clients = torch.zeros(3), torch.ones(5, 3)
     seen = [k for k in range(5) if golden["prev_loss"][k] is not None]
     rule = steelyard.chain(
-        steelyard.fedavg(by="m"), steelyard.pa3fed(score=score, detector=steelyard.eq6(average="mean"))
+        steelyard.fedavg(by="m"), steelyard.pa3fed(**options, detector=steelyard.eq6(average="mean"))
     )
     first = steelyard.aggregate(
         rule,
@@ -278,7 +286,7 @@ def test_pa3fed_alpha(score, suffix):
         ids=seen,
         metrics={
             "m": [golden["m"][k] for k in seen],
-            "loss": [golden["prev_loss"][k] for k in seen],
+            metric: [golden["prev_loss"][k] for k in seen],
             "grad_norm": [1.0] * 4,
         },
     )
@@ -286,7 +294,7 @@ def test_pa3fed_alpha(score, suffix):
         rule,
         base,
         clients,
-        metrics={"m": golden["m"], "loss": golden["cur_loss"], "grad_norm": [2.0] * 5},
+        metrics={"m": golden["m"], metric: golden["cur_loss"], "grad_norm": [2.0] * 5},
         state=first.state,
         round=2,
     )

@@ -116,9 +116,9 @@ ATTACKS = [
 ATTACKS += [
     "huge statistics",
     "num_examples=1e9",
-    "loss=-1",
-    "loss=1e9",
-    "loss=nan",
+    "loss_before=-1",
+    "loss_before=1e9",
+    "loss_before=nan",
     "grad_norm=1e9",
     "normalizer=1e-9",
 ]
