@@ -21,7 +21,7 @@ GEOMETRY = {
     "mean_cosine": "mean cos(d_i, d_j) over pairs of clients (FedCos, Fig. 3)",
     "divergence": "mean |d_k - d|, d the mean by size, or plain where the rule does not know sizes (FedAdp, Fig. 7)",
     "shrinking": "|(1 - gamma) theta|: norm of the pseudo-gradient of weight shrinking (FedLAW, Eq. 4)",
-    "shrinking_ratio": "r = update_norm / shrinking (FedLAW, Fig. 3)",
+    "shrinking_ratio": "r = update_norm / shrinking, times the lr of server=sgd (FedLAW, Fig. 3)",
 }
 """What a record says of the updates as a whole, all of it read off the Gram."""
 
@@ -50,8 +50,12 @@ def describe(
     gram: Gram | None,
     number: int,
     sizes: Array | None = None,
+    global_lr: float = 1.0,
 ) -> Report:
-    """The report of a round that used these weights `[g, K]`; `sizes` are the clients', if the rule knows them."""
+    """The report of a round that used these weights `[g, K]`.
+
+    `sizes` are the clients', if the rule knows them; `global_lr` is the server's learning rate on the aggregated step.
+    """
     overall = np.abs(weights).mean(axis=0)
     share = overall / overall.sum() if overall.sum() > 0 else overall
     report = Report(
@@ -65,7 +69,7 @@ def describe(
     if gram is not None:
         report.update(_geometry(store, gram, weights, share))
         report.update(_between(gram.whole(), sizes))
-        report.update(_shrinking(gram, mixture.base, report["update_norm"]))
+        report.update(_shrinking(gram, mixture.base, global_lr * report["update_norm"]))
     report.update({name: value for name, value in mixture.notes.items() if name != "set_aside"})
     return report
 
