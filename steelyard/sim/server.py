@@ -74,6 +74,7 @@ class Server:
             step=buffers.sent.get("step"),
             probe=work.probe,
             refine=work.algorithm.refine,
+            population_examples=int(work.sizes.sum()),
         )
         outcome = rounds.run_or_void(self.rule, store, job, sink)
         if not outcome.void:
