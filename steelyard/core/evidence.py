@@ -42,6 +42,8 @@ class Evidence:
             layer_counts=lambda layers: len(self.store.layout.layers(layers).names),
             trials=self.trial,
             lengths=lambda: self.norms,
+            global_lr=1.0 if self.job.server is None else self.job.server.global_lr,
+            population_examples=self.job.population_examples,
         )
 
     @cached_property

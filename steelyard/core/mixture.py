@@ -33,6 +33,8 @@ class Mixture:
         layers: what the leading axis means; None for the whole model.
         reduce: if set, the sum becomes `sum(w) * reduce({d_k : w_k != 0})`, coordinate by coordinate.
         rows: a linear map `[n, K]` of the updates that comes before `reduce`; without one it is folded into `weights`.
+        scale: the shrinking factor that `weights` and `base` already contain. A server optimizer acts inside it:
+            `theta' = scale * optimizer(theta, target / scale)`.
         stat_scale: multiplies BatchNorm statistics; 1 in every sane rule.
         stat_clip: if set, a client's statistics may differ from the global ones by at most this many medians.
         void: if set, the round is void for this reason: model and state stay as they were.
@@ -44,6 +46,7 @@ class Mixture:
     layers: Granularity | None = None
     reduce: Reducer | None = None
     rows: Array | None = None
+    scale: float = 1.0
     stat_scale: float = 1.0
     stat_clip: float | None = None
     void: str | None = None
@@ -67,6 +70,23 @@ class Mixture:
         base = np.broadcast_to(self.base, (shares.shape[0],))
         total = self.weights.sum(axis=1, keepdims=True)
         return replace(self, weights=shares * total, base=base, notes={**self.notes, **notes})
+
+    def scaled(self, factor: float) -> Mixture:
+        """The mixture whose aggregated model is multiplied by `factor`, after any server optimizer."""
+        weights = self.weights * factor
+        base = self.base * factor
+        return replace(self, weights=weights, base=base, scale=self.scale * factor)
+
+    @property
+    def unscaled(self) -> Mixture:
+        """The mixture before its shrinking factor: what a server optimizer receives."""
+        if self.scale == 1.0:
+            return self
+        return replace(self, weights=self.weights / self.scale, base=self.base / self.scale, scale=1.0)
+
+    def with_global_lr(self, lr: float) -> Mixture:
+        """The mixture whose aggregated step is multiplied by `lr`; the global model keeps its coefficient."""
+        return replace(self, weights=self.weights * lr)
 
     def in_layers(self, layers: Granularity, count: int) -> Mixture:
         """The same mixture said once for each layer."""

@@ -22,7 +22,7 @@ GEOMETRY = {
     "weighted_cosine": "sum_k psi_k cos(d_k, d), psi_k the share of client k, d as for divergence (FedAdp, Theorem 1)",
     "divergence": "mean |d_k - d|, d the mean by size, or plain where the rule does not know sizes (FedAdp, Fig. 7)",
     "shrinking": "|(1 - gamma) theta|: norm of the pseudo-gradient of weight shrinking (FedLAW, Eq. 4)",
-    "shrinking_ratio": "r = update_norm / shrinking (FedLAW, Fig. 3)",
+    "shrinking_ratio": "r = update_norm / shrinking, times the lr of server=sgd (FedLAW, Fig. 3)",
 }
 """What a record says of the updates as a whole, all of it read off the Gram."""
 
@@ -52,8 +52,12 @@ def describe(
     gram: Gram | None,
     number: int,
     sizes: Array | None = None,
+    global_lr: float = 1.0,
 ) -> Report:
-    """The report of a round that used these weights `[g, K]`; `sizes` are the clients', if the rule knows them."""
+    """The report of a round that used these weights `[g, K]`.
+
+    `sizes` are the clients', if the rule knows them; `global_lr` is the server's learning rate on the aggregated step.
+    """
     overall = np.abs(weights).mean(axis=0)
     share = overall / overall.sum() if overall.sum() > 0 else overall
     report = Report(
@@ -67,7 +71,7 @@ def describe(
     if gram is not None:
         report.update(_geometry(store, gram, weights, share))
         report.update(_between(gram.whole(), sizes, weights.mean(axis=0)))
-        report.update(_shrinking(gram, mixture.base, report["update_norm"]))
+        report.update(_shrinking(gram, mixture.base, global_lr * report["update_norm"]))
     report.update({name: value for name, value in mixture.notes.items() if name != "set_aside"})
     return report
 

@@ -51,6 +51,7 @@ class Round:
         direction: what clients were sent to pull along, if anything: a diagnosed round reports their cosines to it.
         probe: the server's proxy data, for rules and refiners that look at it.
         refine: what the server does with the proxy data after the sum.
+        population_examples: how many examples all clients hold, in this round or not; None if unknown.
     """
 
     metrics: Mapping[str, Mapping[ClientId, Any]] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class Round:
     direction: torch.Tensor | None = None
     probe: ProxyLoss | None = None
     refine: Refiner | None = None
+    population_examples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     cosines = evidence.direction_cosines()  # before `direction`, which may be `step`, is replaced
     weights = _write(evidence, mixture, cut, state, sink)
     gram, sizes = evidence.seen(mixture.layers), evidence.metrics.get("num_examples")
-    report = describe(store, mixture, weights, cut, gram, job.number, sizes)
+    lr = 1.0 if job.server is None else job.server.global_lr
+    report = describe(store, mixture, weights, cut, gram, job.number, sizes, lr)
     if cosines:
         report["direction_cosines"] = cosines
     return Outcome(store, weights, np.array(mixture.base), state, report, False)
@@ -176,7 +179,11 @@ def _combine(
 ) -> Array | None:
     """The second pass. Returns how often a reducer used each row, if there is one."""
     layout = store.layout
+    # A server optimizer acts on the step before the shrinking factor; without one the factor is in the weights.
     server = _ServerStep(job.server, layout, state, job.state) if job.server is not None else None
+    scale = 1.0 if server is None else mixture.scale
+    if server is not None:
+        mixture = mixture.unscaled
     reduction = _Reduction(mixture, layout.row_dtype) if mixture.reduce is not None else None
     mix = reduction or WeightedSum(mixture.weights, mixture.base, layout.row_dtype)
     step = None if job.step is None else torch.empty_like(job.step)  # the old one stays if the pass fails
@@ -185,9 +192,12 @@ def _combine(
         room = sink.room(piece.start, piece.stop)
         values = mix(rows, cut.spans[piece.span][2], room)
         if step is not None:
-            torch.sub(values, rows[-1], out=step[piece.start : piece.stop])
+            target = values if scale == 1.0 else scale * values
+            torch.sub(target, rows[-1], out=step[piece.start : piece.stop])
         if server is not None:
             values = server(rows[-1], values, piece.start, piece.stop)
+        if scale != 1.0:
+            values = scale * values
         if not finite(values):
             _refuse_non_finite(rows)
             raise SteelyardError(f"the aggregated model overflows {layout.row_dtype}: the base model stays as it was")

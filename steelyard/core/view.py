@@ -20,6 +20,9 @@ class View:
     """One round as a rule sees it.
 
     The Gram is computed on first touch, so a gate that stays closed costs no pass over the updates.
+
+    `global_lr` is the server's learning rate on the aggregated step (1 where its optimizer does more than scale), and
+    `population_examples` the number of examples of all clients, in this round or not, where that is known.
     """
 
     ids: tuple[ClientId, ...]
@@ -32,6 +35,8 @@ class View:
     lengths: Callable[[], Array]
     layers: Granularity | None = None
     rows: Array | None = None
+    global_lr: float = 1.0
+    population_examples: int | None = None
 
     def metric(self, name: str) -> Array:
         """What clients reported under this name, float64 `[K]` (`[K, C]` for histograms)."""
@@ -74,6 +79,21 @@ class View:
     def layer_count(self) -> int:
         """Length of the leading axis `g`."""
         return self.layer_counts(self.layers)
+
+    def cohort_share(self, population_examples: int | None = None) -> float:
+        """The share of all clients' examples that the clients of this round hold.
+
+        Args:
+            population_examples: how many examples all clients hold; by default what the round was told.
+
+        Returns:
+            A number in (0, 1]; 1 where the population's or the clients' numbers of examples are unknown.
+        """
+        total = population_examples or self.population_examples
+        sizes = self.metrics.get("num_examples")
+        if total is None or sizes is None:
+            return 1.0
+        return min(1.0, float(sizes.sum()) / total)
 
     def restricted(self, needs: Needs) -> View:
         """The same round for a part that declared these needs."""

@@ -27,8 +27,8 @@ class ResNet18(Architecture):
         norm: `batch`; `group`; or `fedcos`: GroupNorm but for the shortcuts, which keep BatchNorm, as in FedCos's code
             (1,795 numbers in buffers, where its paper speaks of GroupNorm alone).
         groups: of GroupNorm; FedCos's code has 16.
-        max_pool: halves the image once more, for 64x64 images as FedAWA's code does on Tiny-ImageNet. Where in the
-            network and of what size is not on record: here 3x3 at stride 2 behind the stem, as in He et al.
+        max_pool: halves the image once more, for 64x64 images: 3x3 at stride 2 behind the stem, as FedAWA's code
+            has it on Tiny-ImageNet (models_dict/resnet.py) and as in He et al.
     """
 
     norm: str = "batch"

@@ -2,10 +2,11 @@
 
 FedAWA's settings: patches of 4x4, 512 numbers per token, 6 layers, 8 heads of 64, 512 hidden units, dropout 0.1. The
 count of its code (9,523,722 at 32x32 and 10 classes) needs: no bias in the projections to queries, keys and values; a
-norm before attention and before the hidden layer; one norm behind the class token and none elsewhere. It does not tell
-where dropout is: here behind the position embedding, on the attention, behind its projection and behind each of the
-hidden layer's two linear maps. Initial embeddings are standard normal. Patches are cut by a convolution, which is the
-same linear map as one of flattened patches, with the same initial distribution.
+norm before attention and before the hidden layer; one norm behind the class token and none elsewhere. Dropout is where
+the code has it (models_dict/vit.py): after the position embedding, after the projection of the attention's output and
+after each of the hidden layer's two linear maps; none on the attention itself. Initial embeddings are standard normal.
+Patches are cut by a convolution, which is the same linear map as one of flattened patches, with the same initial
+distribution.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ViT(Architecture):
         heads: of attention.
         head_dim: numbers per head.
         hidden: width of the hidden layer.
-        dropout: everywhere.
+        dropout: after the embedding, the attention's projection and each linear map of the hidden layer.
     """
 
     patch: int = 4
@@ -92,7 +93,7 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, heads: int, head_dim: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads = heads
         self.norm = nn.LayerNorm(dim)
         self.project = nn.Linear(dim, 3 * heads * head_dim, bias=False)
         self.out = nn.Sequential(nn.Linear(heads * head_dim, dim), nn.Dropout(dropout))
@@ -100,8 +101,7 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scaled by the square root of the heads' width."""
         query, key, value = self.project(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        share = self.dropout if self.training else 0.0
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=share)  # [N, heads, T, d]
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value)  # [N, heads, T, d]
         added: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return x + added
 

@@ -11,6 +11,10 @@ With `D = target - theta`, the aggregated step:
     yogi       m as adam              ; v <- v - (1 - b2) D^2 sign(v - D^2)   ; as adam
     adagrad    m as adam, b1 = 0      ; v <- v + D^2                          ; as adam
 
+A rule's shrinking factor gamma (`shrink`, `gws`, `fedlaw`) is no part of D: it multiplies the result, so that with sgd
+the new model is FedLAW's Eq. (4), `gamma (theta + lr D)`, and gamma and lambda are learned at that point. With the other
+optimizers they are learned at `theta + D`, since their step depends on D coordinate by coordinate.
+
 v starts at 0 and nothing is bias-corrected, as in FedLAW's code (Reddi et al. start at tau^2). Beware of lr = 1 for
 adam: the first step is about +-1 per coordinate whatever D is; FedLAW's comments suggest 0.01.
 """
@@ -43,6 +47,11 @@ class SGD(ServerOptimizer):
 
     def __post_init__(self) -> None:
         checks.number("lr", self.lr, 0.0, open_low=True)
+
+    @property
+    def global_lr(self) -> float:
+        """`lr`."""
+        return self.lr
 
     def update(self, theta: torch.Tensor, step: torch.Tensor, slots: Slots, t: int) -> torch.Tensor:
         """`theta + lr D`."""

@@ -75,6 +75,7 @@ class Server:
             direction=buffers.sent.get(work.algorithm.client.direction),
             probe=work.probe,
             refine=work.algorithm.refine,
+            population_examples=int(work.sizes.sum()),
         )
         outcome = rounds.run_or_void(self.rule, store, job, sink)
         if not outcome.void:

@@ -11,7 +11,8 @@ with lambda = softmax(T), T kept across rounds, d = 1 - cosine. Where the author
 option names the point and a preset sets them all:
 
     option    paper               official            the disagreement
-    init      "log": log n_k      "raw": n_k / n      softmax of raw fractions is nearly uniform: sizes are thrown away
+    init      "log": log n_k      "raw": n_k / n      softmax of raw fractions is nearly uniform: sizes are thrown away;
+                                                      n counts the examples of all clients, sampled or not
     penalty   "model": d of the   "clients":          Eq. (3) measures the aggregated model, the code the clients' mean
               aggregated model    sum lambda_k d_k
     euclidean "l2"                "mse"               for distance="euc" the code takes a mean square: about 0
@@ -27,6 +28,10 @@ weight on one client, and on a free-rider that returns the model unchanged first
 is not solved: steps x lr is its real parameter. `travel` bounds how far a logit may ever move from where its client
 entered, so the odds between two clients never change by more than exp(2 travel). Against the code, which carries T by
 position in the cohort, logits belong to client ids; a client met for the first time enters at the prior's odds.
+
+The n of `init="raw"` is the whole population's, as in the code. A simulated run knows it; elsewhere (`aggregate`, Flower,
+a merge) the option `population_examples` tells it. Where nobody does, n is the cohort's: the same thing if all clients
+take part, and logits that lie further apart than the code's if they are sampled.
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ from typing import Any
 import numpy as np
 
 from steelyard.core import checks
+from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Granularity
 from steelyard.core.mixture import Mixture
@@ -73,7 +79,22 @@ _CARD = Card(
 @RULES.register
 @dataclass(frozen=True)
 class FedAWA(Weighting):
-    """A few optimizer steps on Eq. (3), in Gram space: microseconds, whatever the model's size."""
+    """A few optimizer steps on Eq. (3), in Gram space: microseconds, whatever the model's size.
+
+    Attributes:
+        preset: `paper` or `official`; sets the options that are left out.
+        steps: optimizer steps per round.
+        lr: of the optimizer.
+        optimizer: `adam` or `sgd`.
+        distance: d in Eq. (3): `cos`, `euc` or `none`.
+        init: where logits start: `log` n_k or `raw` fractions.
+        penalty: d of the aggregated `model`, or the mean of d over `clients`.
+        euclidean: `l2` or `mse`, for `distance="euc"`.
+        weights: those `after` the last step or `before` it.
+        travel: how far a logit may ever move from where its client entered; None for no bound.
+        gamma: factor on the whole state dict.
+        population_examples: examples of all clients together, for `init="raw"`; None: what the run knows, or the cohort's.
+    """
 
     preset: str = "paper"
     steps: int = 1
@@ -86,6 +107,7 @@ class FedAWA(Weighting):
     weights: str = UNSET
     travel: float | None = UNSET
     gamma: float = 1.0
+    population_examples: int | None = None
 
     name = "fedawa"
     modifies = True
@@ -106,6 +128,13 @@ class FedAWA(Weighting):
         checks.number("gamma", self.gamma, 0.0, open_low=True)
         if self.travel is not None:
             checks.number("travel", self.travel, 0.0, open_low=True)
+        if self.population_examples is not None:
+            checks.whole("population_examples", self.population_examples, 1)
+            if self.init != "raw":
+                raise SteelyardError(
+                    f"population_examples={self.population_examples}: only init=raw (preset=official) reads it, and "
+                    f"init is {self.init}: leave it out"
+                )
 
     @property
     def needs(self) -> Needs:
@@ -114,12 +143,17 @@ class FedAWA(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """`steps` optimizer steps on the logits of this round's clients."""
+        # Logits of this round's clients: those of earlier rounds, or fresh ones.
         gram = view.gram
-        shape = (gram.dots.shape[0], len(view.ids))
         table, origins = state.get("logits", {}), state.get("origin", {})
-        fresh = _entry(np.broadcast_to(prior.shares, shape), table, view, self.init)
+        shares = np.broadcast_to(prior.shares, (gram.dots.shape[0], len(view.ids)))
+        if self.init == "raw":
+            fresh = shares * view.cohort_share(self.population_examples)
+        else:
+            fresh = _log_entry(shares, table, view)
         logits = gather(table, view.ids, fresh)  # [g, K]
         origin = gather(origins, view.ids, logits)
+        # The steps.
         step = adam() if self.optimizer == "adam" else sgd(decay=5e-4)
         for _ in range(self.steps):
             shares = softmax(logits)
@@ -127,6 +161,7 @@ class FedAWA(Weighting):
             logits = step(logits, shares * (slope - (shares * slope).sum(axis=1, keepdims=True)), self.lr)
             if self.travel is not None:
                 logits = np.clip(logits, origin - self.travel, origin + self.travel)
+        # What the next round starts from, and the mixture.
         after = {"logits": scatter(table, view.ids, logits)}
         if self.travel is not None:
             after["origin"] = scatter(origins, view.ids, origin)
@@ -165,10 +200,8 @@ class FedAWA(Weighting):
         return -turn
 
 
-def _entry(prior: Array, table: Any, view: View, init: str) -> Array:
+def _log_entry(prior: Array, table: Any, view: View) -> Array:
     """Logits of clients that have none yet: at the prior's odds to those that have."""
-    if init == "raw":
-        return prior.copy()
     logits: Array = np.log(np.maximum(prior, np.finfo(np.float64).tiny))
     old = known(table, view.ids)
     if old.any():

@@ -12,6 +12,10 @@ lambda is the softmax of logits x (`function="exp"`, gamma = exp g) or x^2 over 
 theta_k = theta + d_k the mixed model is `gamma theta + sum_k gamma lambda_k d_k`, so the weights on updates are
 `gamma lambda_k` and the base is `gamma`. gamma scales all parameters, BatchNorm's too, and no statistics.
 
+The global learning rate eta of Eq. (2) and (4) is inside the shrinking, `gamma (theta + eta sum_k lambda_k d_k)`, and
+gamma and lambda are learned at that point (Table 10): option `global_lr`, or `server="sgd:lr=..."`, which does the same.
+Other server optimizers act inside the shrinking too, but gamma and lambda are learned before their step.
+
 Where the authors' code says more than the paper, or something else, there is an option; presets differ in
 
               paper               official
@@ -31,7 +35,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,6 +79,7 @@ class FedLAW(Weighting):
             The paper calls the round in which coherence is near zero the critical point, and gives no number: try 0.
         floor: lower bound on the product of all gammas so far.
         trace: record the server's training curves (Fig. 14), thinned, as `trace`.
+        global_lr: learning rate on the aggregated step, inside the shrinking (eta in Eq. 4).
     """
 
     preset: str = "paper"
@@ -89,6 +94,7 @@ class FedLAW(Weighting):
     critical: float | None = None
     floor: float | None = None
     trace: bool = False
+    global_lr: float = 1.0
 
     name = "fedlaw"
     modifies = True
@@ -97,8 +103,7 @@ class FedLAW(Weighting):
     def __post_init__(self) -> None:
         checks.one_of("preset", self.preset, *EPOCHS)
         checks.one_of("function", self.function, "exp", "quad")
-        uniform = self.preset == "official" and self.function == "quad"
-        fill(self, {"epochs": EPOCHS[self.preset], "init": "uniform" if uniform else "prior"})
+        fill(self, {"epochs": EPOCHS[self.preset], "init": default_init(self.preset, self.function)})
         checks.whole("epochs", self.epochs, 1)
         checks.number("lr", self.lr, 0.0, open_low=True)
         check_optimizer(self.optimizer, self.betas)
@@ -112,6 +117,7 @@ class FedLAW(Weighting):
         if self.floor is not None:
             checks.number("floor", self.floor, 0.0, 1.0, open_low=True)
         checks.one_of("trace", self.trace, True, False)
+        checks.number("global_lr", self.global_lr, 0.0, open_low=True)
 
     @property
     def needs(self) -> Needs:
@@ -132,15 +138,20 @@ class FedLAW(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """`epochs` passes over the proxy data."""
+        prior = prior.with_global_lr(self.global_lr)
+        # Past the critical point nothing is learned any more.
         if self.critical is not None:
             state = {"passed": False, **state}
             if state["passed"] or coherence(view.whole_gram, prior.shares[0]) <= self.critical:
                 return prior.noted(law="past the critical point: the prior passes"), {**state, "passed": True}
+        # Learn gamma, lambda or both.
         point = Point.at(prior.shares[0], self.function, self.init)
-        learn_lambda, learn_gamma = self.learn != "gamma", self.learn != "lambda"
+        learn_lambda = self.learn != "gamma"
+        learn_gamma = self.learn != "lambda"
         curves = Curves()
         point = learned(
             view,
+            prior,
             point,
             self.epochs,
             lambda epoch: rate(self.lr, epoch, self.halve),
@@ -149,6 +160,7 @@ class FedLAW(Weighting):
             learn_gamma,
             lambda _, now, loss: curves.add(loss, now.gamma, now.shares),
         )
+        # Build the mixture.
         shares = point.shares if learn_lambda else prior.shares[0]
         mixture, after = settled(prior, shares, point.gamma, self.floor, view, state)
         return mixture.noted(trace=curves.thinned(view.ids)) if self.trace else mixture, after
@@ -215,8 +227,14 @@ class Point:
         return np.append(shares * centred, self.gamma * by_gamma)
 
 
+def default_init(preset: str, function: str) -> str:
+    """Where lambda starts: the authors' code starts the quadratic function uniform, all else starts at the prior."""
+    return "uniform" if preset == "official" and function == "quad" else "prior"
+
+
 def learned(
     view: View,
+    prior: Mixture,
     point: Point,
     epochs: int,
     rates: Callable[[int], float],
@@ -225,30 +243,41 @@ def learned(
     learn_gamma: bool,
     after: Callable[[int, Point, float], None],
 ) -> Point:
-    """Minimises the proxy loss over lambda, gamma or both.
+    """Minimises the proxy loss of `gamma (base theta + step sum_k lambda_k d_k)` over lambda, gamma or both.
 
+    `base` and `step` are the prior's coefficients, `step` times the server's learning rate: 1 and 1 after FedAvg.
     `after` hears every epoch's end: its number, the point reached, and the mean loss of its batches before their steps.
     """
     trial = view.probe
+    base = float(prior.base[0])
+    step_length = view.global_lr * _total(prior)
     used = np.append(np.full(len(point.x), learn_lambda), learn_gamma)
     for epoch in range(epochs):
         losses = []
         for batch in trial.epoch():
+            # Loss and slopes at this point.
             shares, gamma = point.shares, point.gamma
-            slopes = trial.slopes(gamma * shares, gamma, batch)
+            slopes = trial.slopes(gamma * step_length * shares, gamma * base, batch)
             losses.append(slopes.loss)
-            models = slopes.weights + slopes.base  # <grad, theta_k>
+            models = step_length * slopes.weights + base * slopes.base  # <grad, base theta + step d_k>
             if not (math.isfinite(slopes.loss) and np.isfinite(models).all()):
                 raise NonFiniteLoss(
                     f"the proxy loss is NaN or infinite at the clients' mixture in round {view.round}: lower the "
                     "clients' learning rate (local.lr) or the rule's, or let the weights before it pass: if_finite(...)"
                 )
+            # One step of the optimizer, on what is learned.
             gradient = point.gradient(gamma * models, float(shares @ models))
             vector = np.append(point.x, point.g)
             vector[used] = step(vector[used], gradient[used], rates(epoch))
             point = Point(vector[:-1], float(vector[-1]), point.function)
         after(epoch, point, sum(losses) / len(losses))
     return point
+
+
+def _total(prior: Mixture) -> float:
+    """The sum of the weights on updates; exactly 1 where it differs from 1 by rounding alone."""
+    total = float(prior.weights[0].sum())
+    return 1.0 if abs(total - 1.0) < 1e-12 else total
 
 
 def optimizer(name: str, betas: tuple[float, float]) -> Step:
@@ -293,5 +322,4 @@ def settled(
         "gamma_bounded": f"{gamma:.4f} learned, raised to {used:.4f}" if gamma < bound else None,
     }
     mixture = prior.reweighted(shares[None], **notes)
-    shrunk = replace(mixture, weights=mixture.weights * used, base=mixture.base * used)
-    return shrunk, {**state, "gamma_product": before * used}
+    return mixture.scaled(used), {**state, "gamma_product": before * used}

@@ -61,4 +61,4 @@ class LDAWA(Weighting):
         known = (gram.model_sq_norms > 0) & (gram.theta_sq > 0)[:, None]
         delta = np.where(known, gram.model_cosines(), 1.0)
         weights = delta / len(view.ids)
-        return replace(prior, weights=weights, base=weights.sum(axis=1), layers=self.layers), state
+        return replace(prior, weights=weights, base=weights.sum(axis=1), layers=self.layers, scale=1.0), state

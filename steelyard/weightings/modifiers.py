@@ -22,13 +22,17 @@ _AS_INPUT = "as the rules before it"
 @RULES.register
 @dataclass(frozen=True)
 class Shrink(Weighting):
-    """Fixed global weight shrinking: `theta' = gamma * target` (FedLAW, Eq. 2 with gamma fixed).
+    """Fixed global weight shrinking: `theta' = gamma (theta + global_lr m)` (FedLAW, Eq. 4 with gamma fixed).
 
-    `stats=True` shrinks BatchNorm statistics too, as the official FedAWA code's `gamma` does; leave it off.
+    Attributes:
+        gamma: the factor on the aggregated model.
+        stats: shrink BatchNorm statistics too, as the official FedAWA code's `gamma` does; leave it off.
+        global_lr: learning rate on the aggregated step m, inside the shrinking. `server=sgd:lr=...` does the same.
     """
 
     gamma: float
     stats: bool = False
+    global_lr: float = 1.0
 
     name = "shrink"
     modifies = True
@@ -37,6 +41,7 @@ class Shrink(Weighting):
 
     def __post_init__(self) -> None:
         checks.number("gamma", self.gamma, 0.0, open_low=True)
+        checks.number("global_lr", self.global_lr, 0.0, open_low=True)
 
     @property
     def needs(self) -> Needs:
@@ -44,9 +49,10 @@ class Shrink(Weighting):
         return Needs()
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """Base and weights, both times gamma."""
-        scale = prior.stat_scale * self.gamma if self.stats else prior.stat_scale
-        shrunk = replace(prior, weights=prior.weights * self.gamma, base=prior.base * self.gamma, stat_scale=scale)
+        """The weights times `global_lr`, then base and weights times gamma."""
+        shrunk = prior.with_global_lr(self.global_lr).scaled(self.gamma)
+        if self.stats:
+            shrunk = replace(shrunk, stat_scale=prior.stat_scale * self.gamma)
         return shrunk.noted(gamma=self.gamma), state
 
 
@@ -105,9 +111,9 @@ class Ema(Weighting):
         return prior.reweighted(smooth), {"shares": scatter(table, view.ids, smooth)}
 
 
-def shrink(rule: Weighting | str, gamma: float) -> Weighting:
-    """The rule, with its aggregated model multiplied by gamma."""
-    return chain(rule, Shrink(gamma))
+def shrink(rule: Weighting | str, gamma: float, global_lr: float = 1.0) -> Weighting:
+    """The rule, with its step multiplied by `global_lr` and then its aggregated model by gamma."""
+    return chain(rule, Shrink(gamma, global_lr=global_lr))
 
 
 def cap(rule: Weighting | str, max_weight: float) -> Weighting:

@@ -142,6 +142,184 @@ def test_official_quad_starts_uniform_and_paper_at_the_prior():
     assert_near(shares(prior), sizes / sizes.sum(), 1e-9)
 
 
+def authors_swa(function, epochs):
+    """The authors' SWA branch, by autograd and torch's own schedulers: lambda from its start, then gamma."""
+    models, sizes = clients("mlp"), torch.from_numpy(DATA["mlp/sizes"]).double()
+    net, inputs, targets = network("mlp"), torch.from_numpy(DATA["mlp/proxy_x"]), torch.from_numpy(DATA["mlp/proxy_y"])
+
+    def shares_of(x):
+        return x**2 / (x**2).sum() if function == "quad" else x.softmax(dim=0)
+
+    def loss(vector):
+        parts = dict(zip(dict(net.named_parameters()), torch.split(vector, [48, 8, 24, 3]), strict=True))
+        values = {name: part.view_as(net.get_parameter(name)) for name, part in parts.items()}
+        return nn.functional.cross_entropy(torch.func.functional_call(net, values, (inputs,)), targets)
+
+    start = torch.full_like(sizes, 1 / 6).sqrt() if function == "quad" else (sizes / sizes.sum()).log()
+    x = start.clone().requires_grad_()
+    optimizer = torch.optim.Adam([x], lr=0.01, betas=(0.5, 0.999))
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    rising = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.05)
+    optimizer.param_groups[0]["lr"] = 0.01
+    snapshots = []
+    for epoch in range(epochs // 2):
+        optimizer.zero_grad()
+        loss(shares_of(x) @ models).backward()
+        optimizer.step()
+        if epoch > 5:
+            snapshots.append(x.detach().clone())
+            rising.step()
+        else:
+            cosine.step()
+    lam = shares_of(torch.stack(snapshots).mean(dim=0))
+    g = torch.tensor(1.0 if function == "quad" else 0.0, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([g], lr=0.01, betas=(0.5, 0.999))
+    halving = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.5)
+    for _ in range(epochs // 2):
+        optimizer.zero_grad()
+        loss((g**2 if function == "quad" else g.exp()) * (lam @ models)).backward()
+        optimizer.step()
+        halving.step()
+    return lam, (g**2 if function == "quad" else g.exp()).item()
+
+
+@pytest.mark.parametrize("function", ["exp", "quad"])
+def test_swa_is_the_authors_for_both_functions(function):
+    """The golden runs have exp alone: they vouch for the loop above, and the loop for quad."""
+    lam, gamma = authors_swa(function, 20)
+    if function == "exp":
+        assert_near(lam, DATA["mlp/swa_exp_e20_b40_f64/lam"], 1e-9)
+        assert_near(gamma, DATA["mlp/swa_exp_e20_b40_f64/gamma"], 1e-9)
+    out = aggregate(f"fedlaw_swa:preset=official,epochs=20,function={function}", "mlp", probe("mlp", 40))
+    assert_near(shares(out), lam, 1e-9)
+    assert_near(out.report["gamma"], gamma, 1e-9)
+
+
+def test_official_swa_with_quad_starts_uniform_and_paper_at_the_prior():
+    still = "function=quad,epochs=14,lr=1e-12,swa_lr=1e-12"
+    uniform = aggregate(f"fedlaw_swa:preset=official,{still}", "mlp", probe("mlp", 40))
+    assert_near(shares(uniform), np.full(6, 1 / 6), 1e-9)
+    sizes = DATA["mlp/sizes"] / DATA["mlp/sizes"].sum()
+    assert_near(shares(aggregate(f"fedlaw_swa:{still}", "mlp", probe("mlp", 40))), sizes, 1e-9)
+    chosen = aggregate(f"fedlaw_swa:{still},init=uniform", "mlp", probe("mlp", 40))
+    assert_near(shares(chosen), np.full(6, 1 / 6), 1e-9)
+    exp = aggregate("fedlaw_swa:preset=official,epochs=14,lr=1e-12,swa_lr=1e-12", "mlp", probe("mlp", 40))
+    assert_near(shares(exp), sizes, 1e-9)
+
+
+def test_law_with_swa_is_the_first_stage_of_the_authors_swa():
+    """Their first stage has half of the 100 epochs and gamma = 1: LAW with SWA is that stage, with all of its epochs."""
+    out = aggregate("fedlaw_swa:learn=lambda,epochs=50", "mlp", probe("mlp", 40))
+    assert_near(shares(out), DATA["mlp/swa_exp_e100_b40_f64/lam"], 1e-12)
+    assert out.report["gamma"] == 1.0
+    assert_near(out.base, [1.0], 1e-12)
+    assert_near(out.weights.sum(), 1.0, 1e-12)
+    swapped = aggregate("fedlaw_swa:learn=lambda,epochs=50,order=lambda_first", "mlp", probe("mlp", 40))
+    assert torch.equal(out.params, swapped.params)
+
+
+def test_law_with_swa_refuses_what_has_no_meaning_for_it():
+    with pytest.raises(SteelyardError, match=r"epochs=6: the first snapshot is taken after epoch 6 of 6.*at least 7"):
+        steelyard.fedlaw_swa(learn="lambda", epochs=6)
+    steelyard.fedlaw_swa(learn="lambda", epochs=7)
+    with pytest.raises(SteelyardError, match="learn=lambda keeps gamma at 1"):
+        steelyard.fedlaw_swa(learn="lambda", floor=0.5)
+    with pytest.raises(SteelyardError, match="learn"):
+        steelyard.fedlaw_swa(learn="gamma")
+    assert steelyard.fedlaw_swa(learn="lambda").remarks == ()
+
+
+def moved_clients(eta):
+    """The clients with updates times eta: where the global learning rate puts them (the authors' own way to write it)."""
+    models = clients("mlp")
+    base = models.mean(dim=0)
+    return base, base + eta * (models - base)
+
+
+LEARNING = ["gws:epochs=30", "law:epochs=30", "fedlaw:epochs=30", "fedlaw:epochs=30,function=quad"]
+LEARNING += ["fedlaw_swa:epochs=30", "fedlaw_swa:epochs=30,learn=lambda"]
+
+
+@pytest.mark.parametrize("eta", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("rule", ["fedavg|shrink:gamma=0.9", *LEARNING])
+def test_the_global_learning_rate_is_inside_the_shrinking(rule, eta):
+    """Eq. (4): gamma (w - eta g), gamma and lambda learned there. Both spellings, against updates that come scaled."""
+    base, models = moved_clients(eta)
+    metrics = {"num_examples": DATA["mlp/sizes"].tolist()}
+    wanted = steelyard.aggregate(rule, base, models, metrics=metrics, probe=probe("mlp", 40), diagnose=True)
+    by_server = aggregate(rule, "mlp", probe("mlp", 40), server=f"sgd:lr={eta}", diagnose=True)
+    separator = "," if ":" in rule else ":"
+    by_option = aggregate(f"{rule}{separator}global_lr={eta}", "mlp", probe("mlp", 40), diagnose=True)
+    for found in (by_server, by_option):
+        assert_near(found.params, wanted.params, 1e-12)
+        assert_near(found.report["gamma"], wanted.report["gamma"], 1e-12)
+        if "lambda" in wanted.report:
+            assert_near(shares(found), shares(wanted), 1e-12)
+        if "shrinking_ratio" in wanted.report:
+            assert_near(found.report["shrinking_ratio"], wanted.report["shrinking_ratio"], 1e-9)
+
+
+def test_gws_learns_gamma_at_the_global_learning_rate_by_autograd():
+    models, sizes = clients("mlp"), torch.from_numpy(DATA["mlp/sizes"]).double()
+    base, eta = models.mean(dim=0), 1.5
+    target = base + eta * (sizes / sizes.sum() @ models - base)
+    proxy = probe("mlp", 40)
+    g = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([g], lr=0.01, betas=(0.5, 0.999))
+    halving = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.5)
+    names = dict(proxy.model.named_parameters())
+    for _ in range(40):
+        optimizer.zero_grad()
+        pieces = torch.split(g.exp() * target, [value.numel() for value in names.values()])
+        values = {name: piece.view(names[name].shape) for name, piece in zip(names, pieces, strict=True)}
+        outputs = torch.func.functional_call(proxy.model, values, (proxy.inputs,))
+        nn.functional.cross_entropy(outputs, proxy.targets).backward()
+        optimizer.step()
+        halving.step()
+    out = aggregate("gws:epochs=40", "mlp", proxy, server="sgd:lr=1.5")
+    assert_near(out.report["gamma"], g.exp().item(), 1e-9)
+    assert_near(out.params, (g.exp() * target).detach(), 1e-9)
+
+
+def test_gamma_is_learned_where_the_prior_puts_the_model():
+    """FedNova's weights do not sum to 1, and a shrunk prior has a base of its own: the loss is of the model that follows."""
+    models = clients("mlp")
+    base, sizes = models.mean(dim=0), DATA["mlp/sizes"].tolist()
+    metrics = {"num_examples": sizes, "num_steps": [1, 2, 3, 4, 5, 6], "normalizer": [1, 2, 3, 4, 5, 6]}
+    nova = steelyard.aggregate("fednova", base, models, metrics=metrics)
+    assert abs(float(nova.weights.sum()) - 1) > 0.1
+    chained = steelyard.aggregate("fednova|gws:epochs=20", base, models, metrics=metrics, probe=probe("mlp", 40))
+    alone = steelyard.aggregate("uniform|gws:epochs=20", base, [nova.params], probe=probe("mlp", 40))
+    assert_near(chained.report["gamma"], alone.report["gamma"], 1e-9)
+    shrunk = aggregate("shrink:gamma=0.8|gws:epochs=20", "mlp", probe("mlp", 40))
+    target = aggregate("shrink:gamma=0.8", "mlp", None).params
+    alone = steelyard.aggregate("uniform|gws:epochs=20", base, [target], probe=probe("mlp", 40))
+    assert_near(shrunk.report["gamma"], alone.report["gamma"], 1e-9)
+
+
+@pytest.mark.parametrize("server", ["momentum:beta=0.5,lr=0.7", "adam:lr=0.05", "yogi", "adagrad"])
+@pytest.mark.parametrize("rule", ["shrink:gamma=0.9", "gws:epochs=5", "fedlaw:epochs=5", "fedawa:gamma=0.9"])
+def test_other_server_optimizers_act_inside_the_shrinking(rule, server):
+    """Over two rounds: gamma times what the optimizer makes of the unshrunk step, and its state knows no gamma."""
+    state, plain_state = None, None
+    base = clients("mlp").mean(dim=0)
+    for number in (1, 2):
+        out = aggregate(rule, "mlp", probe("mlp", 40), base=base, server=server, state=state, round=number)
+        gamma = out.report["gamma"]
+        weights = out.weights / gamma
+        unshrunk = base + weights @ (clients("mlp") - base)
+        plain = steelyard.aggregate(
+            "uniform", base, [unshrunk], server=server, state=plain_state, round=number
+        )  # one client that holds the target
+        assert_near(out.params, gamma * plain.params, 1e-9)
+        state, plain_state, base = out.state, plain.state, out.params
+
+
+def test_law_past_its_critical_point_keeps_the_global_learning_rate():
+    out = aggregate("law:epochs=3,critical=1,global_lr=0.5", "mlp", probe("mlp", 40))
+    assert_near(out.weights, 0.5 * DATA["mlp/sizes"] / DATA["mlp/sizes"].sum(), 1e-12)
+
+
 def test_too_few_epochs_for_a_snapshot_are_an_error():
     with pytest.raises(SteelyardError, match=r"epochs=12: the first snapshot is taken after epoch 6 of 6.*at least 14"):
         steelyard.fedlaw_swa(epochs=12)

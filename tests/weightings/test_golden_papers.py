@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import steelyard
+from steelyard.core.errors import SteelyardError
 from steelyard.weightings.fedadp import gompertz
 from tests.golden import arrays, assert_near, document, tensor
 
@@ -125,6 +126,36 @@ def test_fedawa_logits_belong_to_clients_not_positions():
         base, state = out.params, out.state
     theirs = golden["partial_e1_adam_cos_f64/lam"]
     assert np.abs(ours[1] - theirs[1]).max() > 1e-3  # a new cohort: theirs runs on the old cohort's logits
+
+
+@pytest.mark.parametrize("rule", ["fedawa", "fedawa_l"])
+def test_fedawa_official_has_the_populations_sizes_under_partial_participation(rule):
+    """The authors' first round with 4 of 8 clients: raw logits are shares of all clients' examples."""
+    golden = arrays("fedawa")
+    cohort, base = golden["partial/select"][0], tensor(golden["g0"])
+    options = {
+        "ids": cohort.tolist(),
+        "metrics": {"num_examples": golden["sizes"][cohort]},
+    }
+    clients = base + tensor(golden["client_deltas"][0, cohort])
+    told = f"{rule}:preset=official,population_examples={golden['sizes'].sum()}"
+    out = steelyard.aggregate(told, base, clients, **options)
+    weights = out.weights if rule == "fedawa" else out.weights[0]
+    assert_near(weights, golden["partial_e1_adam_cos_f64/lam"][0], 1e-7)  # their sizes are float32
+    if rule == "fedawa":
+        logits = [out.state["fedawa"]["logits"][int(client)] for client in cohort]
+        assert_near(logits, golden["partial_e1_adam_cos_f64/T"][0], 1e-7)
+    untold = steelyard.aggregate(f"{rule}:preset=official", base, clients, **options)
+    fallback = np.exp(golden["sizes"][cohort] / golden["sizes"][cohort].sum())
+    weights = untold.weights if rule == "fedawa" else untold.weights[0]
+    assert_near(weights, fallback / fallback.sum(), 1e-12)  # nobody said: the cohort's sizes
+
+
+def test_fedawa_population_examples_are_for_raw_logits_alone():
+    with pytest.raises(SteelyardError, match=r"population_examples=10: only init=raw .* leave it out"):
+        steelyard.fedawa(population_examples=10)
+    with pytest.raises(SteelyardError, match="population_examples"):
+        steelyard.fedawa(preset="official", population_examples=0)
 
 
 def test_fedawa_newcomers_enter_at_the_priors_odds():
