@@ -85,6 +85,7 @@ class Checkpoints:
             self._link("best" if snapshot.state is None else "last", name)
             self._prune(snapshot.identity)
         except (OSError, SafetensorError) as error:
+            self.open()  # where the directory itself is gone, that is the error to tell of
             raise CheckpointError(
                 f"checkpoint of round {snapshot.round} in {self.path}: {getattr(error, 'strerror', None) or error}; "
                 "earlier checkpoints are intact: make room, then resume"

@@ -199,7 +199,7 @@ class RunDirectory:
             close_private(self.log)
             self.log = None
         # Leave a directory in which no run began as it was before.
-        if place_of(self.path) == self.place and not is_present(self.path / CONFIG):
+        if place_of(self.path) == self.place and not is_file_of_run(self.path, CONFIG):
             with contextlib.suppress(OSError):
                 if self.is_new or not self.had_lock:
                     remove_lock(self.path, self.lock)
