@@ -86,6 +86,14 @@ class Evidence:
         _refuse(~np.isfinite(found))
         return found
 
+    @property
+    def lengths(self) -> Array:
+        """Lengths of the updates, off a Gram where there is one."""
+        for gram in self._grams.values():
+            norms: Array = gram.whole().norms[0]
+            return norms
+        return self.norms
+
     @cached_property
     def session(self) -> Session:
         """The server's proxy data, and a network to try mixtures in."""

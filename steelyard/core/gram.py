@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from steelyard.core.rows import Array as Array
+from steelyard.core.rows import RowMap, Selection
 
 # Squared distances below this share of the squared norms they are made of are rounding noise of the Gram.
 _NOISE = 4e-15
@@ -90,10 +91,29 @@ class Gram:
         square = np.maximum((weights * dots).sum(axis=1), 0.0)[:, None]
         return _clamped(self.sq_norms - 2 * dots + square, self.sq_norms + square)
 
-    def transformed(self, rows: Array) -> Gram:
-        """The Gram of the updates `rows @ D` (`rows` is `[K, K]`): clipping and neighbour mixing, for free."""
+    def transformed(self, rows: RowMap) -> Gram:
+        """The Gram of the updates `rows @ D`: clipping and neighbour mixing without touching a tensor."""
+        if isinstance(rows, Selection):
+            return self._selected(rows)
         dots = rows @ self.dots @ rows.T
         return Gram((dots + dots.transpose(0, 2, 1)) / 2, self.theta_dots @ rows.T, self.theta_sq, self.dims)
+
+    def _selected(self, rows: Selection) -> Gram:
+        """The Gram of some updates, each times a factor: no matrix product, one copy at most."""
+        if rows.is_identity:
+            return self
+        everyone = len(rows.index) == rows.count
+        dots = self.dots.copy() if everyone else self.dots[:, rows.index[:, None], rows.index]
+        scaled = np.flatnonzero(rows.factors != 1.0)
+        factors = rows.factors[scaled]
+        dots[:, scaled, :] *= factors[:, None]
+        dots[:, :, scaled] *= factors
+        # Rounding depends on the order of the two products: both triangles get the same one.
+        pairs = np.ix_(scaled, scaled)
+        block = dots[:, pairs[0], pairs[1]]
+        dots[:, pairs[0], pairs[1]] = (block + block.transpose(0, 2, 1)) / 2
+        theta_dots = self.theta_dots[:, rows.index] * rows.factors
+        return Gram(dots, theta_dots, self.theta_sq, self.dims)
 
     def whole(self) -> Gram:
         """All layers as one."""

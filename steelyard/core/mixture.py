@@ -11,6 +11,7 @@ import torch
 
 from steelyard.core.gram import Array
 from steelyard.core.layout import Granularity
+from steelyard.core.rows import RowMap, compose_rows
 
 
 class Reducer(Protocol):
@@ -32,11 +33,15 @@ class Mixture:
         base: coefficient on the global model, `[g]`.
         layers: what the leading axis means; None for the whole model.
         reduce: if set, the sum becomes `sum(w) * reduce({d_k : w_k != 0})`, coordinate by coordinate.
-        rows: a linear map `[n, K]` of the updates that comes before `reduce`; without one it is folded into `weights`.
+        rows: a linear map of the updates that comes before `reduce`; without one it is folded into `weights`.
         scale: the shrinking factor that `weights` and `base` already contain. A server optimizer acts inside it:
             `theta' = scale * optimizer(theta, target / scale)`.
         stat_scale: multiplies BatchNorm statistics; 1 in every sane rule.
-        stat_clip: if set, a client's statistics may differ from the global ones by at most this many medians.
+        stat_clip: if set, a client's statistics may differ from the global ones by at most this many medians, and
+            vectors that clients keep (SCAFFOLD's) from those they had before.
+        clip_norm: if set, the length to which a guard cut the updates: the server parts of client terms and refiners
+            see them cut, too.
+        selects: whether zero weights are the rule's point (Krum): it picks a few clients who share the whole step.
         void: if set, the round is void for this reason: model and state stay as they were.
         notes: what the rule wants in the report.
     """
@@ -45,10 +50,12 @@ class Mixture:
     base: Array
     layers: Granularity | None = None
     reduce: Reducer | None = None
-    rows: Array | None = None
+    rows: RowMap | None = None
     scale: float = 1.0
     stat_scale: float = 1.0
     stat_clip: float | None = None
+    clip_norm: float | None = None
+    selects: bool = False
     void: str | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -93,11 +100,11 @@ class Mixture:
         weights = np.broadcast_to(self.weights, (count, self.weights.shape[1]))
         return replace(self, weights=weights, base=np.broadcast_to(self.base, (count,)), layers=layers)
 
-    def of_rows(self, rows: Array) -> Mixture:
+    def of_rows(self, rows: RowMap) -> Mixture:
         """A mixture of the updates `rows @ D`, written as one of `D`: how clipping and mixing wrappers pass it on."""
         if self.reduce is None:
             return replace(self, weights=self.weights @ rows)
-        return replace(self, rows=rows if self.rows is None else self.rows @ rows)
+        return replace(self, rows=rows if self.rows is None else compose_rows(self.rows, rows))
 
     @property
     def finite(self) -> bool:

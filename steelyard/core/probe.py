@@ -19,6 +19,7 @@ import torch
 from steelyard import kernels
 from steelyard.core.gram import Array
 from steelyard.core.layout import Layout
+from steelyard.core.rows import RowMap, compose_rows
 from steelyard.core.store import UpdateStore
 from steelyard.core.sums import WeightedSum
 
@@ -94,7 +95,7 @@ class Trial:
     store: UpdateStore
     session: Session
     chunk: int | None = None
-    rows: Array | None = None
+    rows: RowMap | None = None
 
     def epoch(self) -> Iterator[torch.Tensor]:
         """The batches of one pass over the proxy samples."""
@@ -120,6 +121,6 @@ class Trial:
         spans = [(0, self.store.layout.dim)]
         kernels.combine(self.store, len(self.store.ids) + 1, spans, emit, self.chunk)
 
-    def transformed(self, rows: Array) -> Trial:
+    def transformed(self, rows: RowMap) -> Trial:
         """The same loss as a function of weights on the updates `rows @ D`."""
-        return replace(self, rows=rows if self.rows is None else rows @ self.rows)
+        return replace(self, rows=compose_rows(rows, self.rows))

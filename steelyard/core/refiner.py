@@ -14,6 +14,7 @@ from steelyard.core.layout import Leaf
 from steelyard.core.probe import Session, Trial
 from steelyard.core.sink import Sink
 from steelyard.core.store import UpdateStore
+from steelyard.core.sums import UpdateMap
 from steelyard.core.table import State
 from steelyard.core.weighting import Card
 
@@ -36,6 +37,14 @@ class AtRefine:
     def store(self) -> UpdateStore:
         """The updates."""
         return self.trial.store
+
+    def updates(self, leaf: Leaf) -> tuple[torch.Tensor, torch.Tensor]:
+        """The clients' updates of a leaf `[K, n]`, as a guard lets them pass, and the global parameters `[n]`."""
+        rows = self.store.rows(leaf.start, leaf.stop, self.store.scratch(leaf.size))
+        updates = rows[:-1]
+        if self.trial.rows is not None:
+            updates = UpdateMap(self.trial.rows, updates.dtype)(updates)
+        return updates, rows[-1]
 
     def client(self, row: int) -> None:
         """Puts a client's model into the network, with its own statistics."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard import kernels, threads
+from steelyard import kernels
+from steelyard.core.bounds import Bounds, clip_factors
 from steelyard.core.errors import (
     BAD_BASE,
     NOT_FINITE,
@@ -30,7 +31,7 @@ from steelyard.core.refiner import Held, Refiner
 from steelyard.core.report import Report, describe
 from steelyard.core.sink import Sink
 from steelyard.core.store import UpdateStore
-from steelyard.core.sums import WeightedSum, finite
+from steelyard.core.sums import UpdateMap, WeightedSum, finite
 from steelyard.core.table import ClientId, State
 from steelyard.core.text import to_text
 from steelyard.core.weighting import Weighting
@@ -69,7 +70,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round decided: weights and base by client id order of the store, state, report."""
+    """What a round decided: weights and base by client id order of the store, state, report.
+
+    `bounds` are those of a guard, if there is one in the rule.
+    """
 
     store: UpdateStore
     weights: Array
@@ -77,6 +81,7 @@ class Outcome:
     state: State
     report: Report
     void: bool
+    bounds: Bounds | None = None
 
 
 def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
@@ -129,17 +134,35 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
         weights, base = np.zeros((len(cut.names), len(store.ids))), np.ones(len(cut.names))
         return Outcome(store, weights, base, job.state, describe(store, mixture, weights, cut, None, job.number), True)
     state = dict(after)
+    bounds = _bounds(evidence, mixture)
     cosines = evidence.direction_cosines()  # before `direction`, which may be `step`, is replaced
-    weights = _write(evidence, mixture, cut, state, sink)
+    weights = _write(evidence, mixture, cut, state, sink, bounds)
     gram, sizes = evidence.seen(mixture.layers), evidence.metrics.get("num_examples")
     lr = 1.0 if job.server is None else job.server.global_lr
     report = describe(store, mixture, weights, cut, gram, job.number, sizes, lr)
     if cosines:
         report["direction_cosines"] = cosines
-    return Outcome(store, weights, np.array(mixture.base), state, report, False)
+    return Outcome(store, weights, np.array(mixture.base), state, report, False, bounds)
 
 
-def _write(evidence: Evidence, mixture: Mixture, cut: Layers, state: dict[str, Any], sink: Sink) -> Array:
+def _bounds(evidence: Evidence, mixture: Mixture) -> Bounds | None:
+    """What the guard in the rule, if there is one, decided about each client."""
+    if mixture.clip_norm is None or mixture.stat_clip is None:
+        return None
+    factors = clip_factors(evidence.lengths, mixture.clip_norm)
+    aside = mixture.notes.get("set_aside", {})
+    factors[[client in aside for client in evidence.store.ids]] = 0.0
+    return Bounds(factors, mixture.stat_clip)
+
+
+def _write(
+    evidence: Evidence,
+    mixture: Mixture,
+    cut: Layers,
+    state: dict[str, Any],
+    sink: Sink,
+    bounds: Bounds | None,
+) -> Array:
     """The new model into the sink, refined if it is to be; returns the weights that clients turned out to have."""
     store, job, layout = evidence.store, evidence.job, evidence.store.layout
     tried = evidence.tried  # the rule looked at the proxy data, and its passes left statistics
@@ -160,7 +183,8 @@ def _write(evidence: Evidence, mixture: Mixture, cut: Layers, state: dict[str, A
     if held is not None and job.refine is not None:
         share = np.maximum(weights, 0.0).mean(axis=0)
         before = job.state.get("refine", {})
-        state["refine"] = held.refined(job.refine, evidence.trial(), share / share.sum(), before, sink)
+        trial = evidence.trial() if bounds is None else evidence.trial().transformed(bounds.rows)
+        state["refine"] = held.refined(job.refine, trial, share / share.sum(), before, sink)
     if evidence.tried and layout.flat and (buffers := evidence.session.buffers()):
         state["probe"] = buffers  # a flat model has no place of its own for them
     return weights
@@ -250,7 +274,7 @@ class _Reduction:
     def __init__(self, mixture: Mixture, dtype: torch.dtype) -> None:
         assert mixture.reduce is not None
         self.reduce = mixture.reduce
-        self.map = None if mixture.rows is None else torch.from_numpy(mixture.rows).to(dtype)
+        self.map = None if mixture.rows is None else UpdateMap(mixture.rows, dtype)
         self.chosen = torch.from_numpy(np.flatnonzero((mixture.weights != 0).any(axis=0)))
         self.total = mixture.weights.sum(axis=1).tolist()
         self.base = mixture.base.tolist()
@@ -263,8 +287,7 @@ class _Reduction:
             _refuse_non_finite(rows)
         updates = rows[:-1]
         if self.map is not None:
-            with threads.alone():
-                updates = self.map @ updates
+            updates = self.map(updates)
         values, used = self.reduce(updates[self.chosen])
         with self.lock:
             self.used.index_add_(0, self.chosen, used)

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import torch
 
-from steelyard.core.gram import Array
+from steelyard import threads
+from steelyard.core.rows import Array, RowMap, Selection
 
 ALIGNMENT = 64  # bytes: torch's own for fresh tensors
 
@@ -25,6 +26,24 @@ class WeightedSum:
             return torch.mv(rows.T, self.coefficients[layer], out=out)
         # Elsewhere BLAS would begin with a few elements in another arithmetic: bits would depend on the place.
         return out.copy_(torch.mv(rows.T, self.coefficients[layer]))
+
+
+class UpdateMap:
+    """Applies a linear map to chunks of updates `[K, n]`."""
+
+    def __init__(self, rows: RowMap, dtype: torch.dtype) -> None:
+        self.index: torch.Tensor | None = None
+        if isinstance(rows, Selection):
+            self.index = torch.from_numpy(rows.index)
+            rows = rows.factors[:, None]
+        self.factors = torch.from_numpy(rows).to(dtype)
+
+    def __call__(self, updates: torch.Tensor) -> torch.Tensor:
+        """The mapped updates, `[m, n]`, in memory of their own."""
+        if self.index is not None:
+            return updates[self.index].mul_(self.factors)
+        with threads.alone():
+            return self.factors @ updates
 
 
 def finite(values: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Granularity
 from steelyard.core.needs import Needs
 from steelyard.core.probe import Trial
+from steelyard.core.rows import RowMap, Selection, compose_rows
 from steelyard.core.table import ClientId
 
 
@@ -34,7 +35,7 @@ class View:
     trials: Callable[[], Trial]
     lengths: Callable[[], Array]
     layers: Granularity | None = None
-    rows: Array | None = None
+    rows: RowMap | None = None
     global_lr: float = 1.0
     population_examples: int | None = None
 
@@ -59,7 +60,14 @@ class View:
         """Lengths of the updates, `[K]`: at the cost of reading them, where nobody wants the Gram itself."""
         if not self.needs.gram:
             raise UndeclaredNeed("the rule reads norms but declares gram=False")
-        return self.lengths() if self.rows is None else self.whole_gram.norms[0]
+        if self.rows is None:
+            return self.lengths()
+        norms: Array
+        if isinstance(self.rows, Selection):
+            norms = np.abs(self.rows.factors) * self.lengths()[self.rows.index]
+        else:
+            norms = self.whole_gram.norms[0]
+        return norms
 
     def _gram(self, layers: Granularity | None) -> Gram:
         if not self.needs.gram:
@@ -103,13 +111,13 @@ class View:
         """The same round seen layer by layer."""
         return replace(self, layers=layers)
 
-    def transformed(self, rows: Array) -> View:
-        """The same round with the updates replaced by `rows @ D`, `rows` `[K, K]`."""
-        return replace(self, rows=rows if self.rows is None else rows @ self.rows)
+    def transformed(self, rows: RowMap) -> View:
+        """The same round with the updates replaced by `rows @ D`."""
+        return replace(self, rows=compose_rows(rows, self.rows))
 
     def only(self, keep: Sequence[int]) -> View:
         """The same round with these clients alone."""
-        select = np.eye(len(self.ids))[list(keep)]
+        select = Selection.of(keep, np.ones(len(self.ids)))
         metrics = {name: values[list(keep)] for name, values in self.metrics.items()}
         return replace(self.transformed(select), ids=tuple(self.ids[k] for k in keep), metrics=metrics)
 

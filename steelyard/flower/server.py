@@ -14,7 +14,7 @@ from steelyard.core import round as rounds
 from steelyard.core.errors import SteelyardError
 from steelyard.core.evidence import in_need
 from steelyard.core.layout import Layout
-from steelyard.core.settling import Settling
+from steelyard.core.settling import Settling, usual_lengths, with_usual_lengths
 from steelyard.core.sums import finite
 from steelyard.core.table import ClientId, sort_key
 from steelyard.core.term import ClientTerm
@@ -133,14 +133,16 @@ class Server:
         with one_thread(), threads.parallel(threads.cores()):
             outcome = rounds.run_or_void(self.rule, store, job, sink)
             settled: tuple[ClientId, ...] = ()
+            state = outcome.state
             if not outcome.void:
-                settled = self._settle(outcome, sink, model, replies, population)
+                settled, usual = self._settle(outcome, sink, model, replies, population)
+                state = with_usual_lengths(state, usual)
         weights = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
         outcome.report.update({} if outcome.void else told(table, outcome.store.ids))
         record = plain(outcome.report, weights, outcome.weights)
         if outcome.void:
             return Made(None, None, record, (), {})
-        self.state = outcome.state
+        self.state = state
         made = sink.state()
         ids = outcome.store.ids
         known = {name: {client: column[client] for client in ids if client in column} for name, column in table.items()}
@@ -163,8 +165,12 @@ class Server:
 
     def _settle(
         self, outcome: rounds.Outcome, sink: MemorySink, model: Source, replies: Replies, population: int
-    ) -> tuple[ClientId, ...]:
-        """Lets terms update what the server keeps, and possibly the model; returns whose vectors could be used."""
+    ) -> tuple[tuple[ClientId, ...], dict[str, float]]:
+        """Lets terms update what the server keeps, and possibly the model.
+
+        Returns:
+            Whose vectors could be used, and the usual lengths of vectors where a guard measures them.
+        """
         ids, real = outcome.store.ids, sink.flat.dtype
         slots = [term.key(slot) for term in self.algorithm.client for slot in term.told_slots]
         sound = {name: _sound(name, ids, replies.told, sink.layout) for name in slots}
@@ -177,7 +183,7 @@ class Server:
                     source.read(term.key(slot), part.start, new[slot][row])
             return {slot: torch.zeros(1, 1, dtype=real).expand_as(rows) for slot, rows in new.items()}, new
 
-        Settling(
+        usual = Settling(
             store=outcome.store,
             theta=sink.flat,
             weights=torch.from_numpy(outcome.weights.mean(axis=0)).to(real),
@@ -187,12 +193,17 @@ class Server:
             work=torch.ones(len(ids)),
             lr=float("nan"),
             population=population,
+            bounds=outcome.bounds,
+            usual=usual_lengths(self.state),
         ).run(self.algorithm.client)
         if "move" in self.sent:
             for leaf in sink.layout.params:
                 part, before = slice(leaf.start, leaf.stop), model.load(leaf.name).reshape(-1).to(real)
                 torch.sub(sink.flat[part], before, out=self.sent["move"][part])
-        return tuple(client for row, client in enumerate(ids) if all(row in rows for rows in sound.values()))
+        aside = set() if outcome.bounds is None else set(outcome.bounds.aside)
+        counted = [row for row in range(len(ids)) if row not in aside]
+        settled = tuple(ids[row] for row in counted if all(row in rows for rows in sound.values()))
+        return settled, usual
 
     def _shown(self, made: StateDict, sink: MemorySink) -> StateDict:
         """The model to evaluate: the one that is sent, unless a term says otherwise."""

@@ -210,8 +210,7 @@ class FedBE(Trained):
             at.trial.mix(at.session.rng.dirichlet(np.full(len(at.shares), self.alpha)), 1.0)
             return
         for leaf in at.store.layout.params:
-            rows = at.store.rows(leaf.start, leaf.stop, at.store.scratch(leaf.size))
-            updates, theta = rows[:-1], rows[-1]
+            updates, theta = at.updates(leaf)
             norms = torch.linalg.vector_norm(updates, dim=1, keepdim=True)
             units = updates / norms.clamp(min=torch.finfo(updates.dtype).tiny)
             mean = units.mean(dim=0)

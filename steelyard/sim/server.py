@@ -10,7 +10,7 @@ import torch
 from steelyard.core import round as rounds
 from steelyard.core.gram import Array
 from steelyard.core.report import Report
-from steelyard.core.settling import Settling
+from steelyard.core.settling import Settling, usual_lengths, with_usual_lengths
 from steelyard.core.table import ClientId
 from steelyard.core.term import ClientTerm, Vectors
 from steelyard.metrics import refused_by_metrics
@@ -79,8 +79,8 @@ class Server:
         )
         outcome = rounds.run_or_void(self.rule, store, job, sink)
         if not outcome.void:
-            self._settle(number, outcome, sink, [seat for seat in seats if seat in fine])
-            self.state = outcome.state
+            usual = self._settle(number, outcome, sink, [seat for seat in seats if seat in fine])
+            self.state = with_usual_lengths(outcome.state, usual)
             outcome.report.update(told(table, outcome.store.ids))
         by_client = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
         return outcome.report, by_client, outcome.weights
@@ -123,8 +123,14 @@ class Server:
             table["label_hist"] = {ids[s.client]: self.buffers.histograms[s.place].tolist() for s in seats}
         return table
 
-    def _settle(self, number: int, outcome: rounds.Outcome, sink: MemorySink, seats: Sequence[Seat]) -> None:
-        """Takes over the new model, lets terms update what they keep, and files what clients keep."""
+    def _settle(
+        self, number: int, outcome: rounds.Outcome, sink: MemorySink, seats: Sequence[Seat]
+    ) -> dict[str, float]:
+        """Takes over the new model, lets terms update what they keep, and files what clients keep.
+
+        Returns:
+            The usual lengths of clients' vectors, where a guard measures them.
+        """
         buffers, work = self.buffers, self.work
         accepted = set(outcome.store.ids)
         cohort = [seat for seat in seats if seat.row >= 0 and work.federation.ids[seat.client] in accepted]
@@ -140,7 +146,7 @@ class Server:
             for slot, changed in new.items():
                 buffers.staged[term.key(slot)][places, part] = changed
 
-        Settling(
+        usual = Settling(
             store=outcome.store,
             theta=theta,
             weights=torch.from_numpy(outcome.weights.mean(axis=0)).to(theta.dtype),
@@ -150,6 +156,8 @@ class Server:
             work=buffers.work[places],
             lr=work.local.rate(number, work.rounds),
             population=len(work.federation.ids),
+            bounds=outcome.bounds,
+            usual=usual_lengths(self.state),
         ).run(work.algorithm.client)
         if "move" in buffers.sent:
             torch.sub(theta, buffers.theta, out=buffers.sent["move"])
@@ -158,6 +166,10 @@ class Server:
             buffers.stats[leaf.start : leaf.stop].copy_(sink.others[leaf.name].reshape(-1))
         for leaf in work.model.layout.counts:
             buffers.counts[leaf.start : leaf.stop].copy_(sink.others[leaf.name].reshape(-1))
+        if outcome.bounds is not None:
+            # What a client keeps counts if the server counted it: not where a guard set the client aside.
+            aside = set(outcome.bounds.aside)
+            cohort = [seat for row, seat in enumerate(cohort) if row not in aside]
         filed = [seat for seat in seats if seat.row < 0] + cohort
         settled = [term for term in work.algorithm.client if not term.files_all]
         alone = {term.key(slot) for term in settled for slot in term.client_slots}
@@ -168,6 +180,7 @@ class Server:
             self.known.update(seat.client for seat in filed)
             for seat in filed:
                 buffers.steps_taken[seat.client] += buffers.steps[seat.place]
+        return usual
 
     def snapshot(self, round: int, progress: Mapping[str, Any], identity: str) -> Snapshot:
         """Everything a run needs to go on after this round, in memory of its own; the model as it is shown."""

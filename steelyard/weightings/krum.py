@@ -11,7 +11,7 @@ paper's n - f - 2 nearest others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +60,7 @@ class MultiKrum(Weighting):
         order = np.argsort(scores(view.gram.sq_distances(), f, self.neighbours), axis=1, kind="stable")
         weights = np.zeros(order.shape)
         np.put_along_axis(weights, order[:, : min(self.keep or count - f, count)], 1.0, axis=1)
-        return Mixture.convex(weights).noted(withstands=f), state
+        return replace(Mixture.convex(weights), selects=True).noted(withstands=f), state
 
 
 def krum(f: int = 1, neighbours: str = "byzfl") -> Weighting:

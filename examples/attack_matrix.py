@@ -1,0 +1,328 @@
+"""Rules under attack: the test accuracy of each rule, plain and guarded, under each attack.
+
+    python examples/attack_matrix.py                  # the whole matrix: about ten minutes of one core
+    python examples/attack_matrix.py --quick          # a few rules and attacks, one seed: some seconds
+    python examples/attack_matrix.py --markdown       # prints the table of what is in --out, and runs nothing
+
+Twenty clients share the embedded digits, skewed by Dirichlet(0.5), and train a small network for 20 rounds. One client,
+or 30 % of them, attack in every round. Attackers know all honest updates of the round (the worst case). Results are
+appended to a CSV file, one line per run; runs that are in it already are not made again.
+
+    x100          the own update a hundredfold
+    -10x          the own update tenfold, in the opposite direction
+    faked size    an update of opposite direction that claims a billion samples (and as much work)
+    label flip    honest training on data whose label y is 9 - y
+    alie          mean - z * deviation of the honest updates, coordinate by coordinate ("a little is enough"), z = 1.5
+    min-max       mean - gamma * deviation, with the largest gamma whose distance to any honest update is no larger than
+                  the largest distance between two honest ones
+    ipm 0.5, 2    minus 0.5 or 2 times the mean of the honest updates (inner-product manipulation)
+    sybils        all attackers send one and the same random direction, of the honest updates' median length
+"""
+
+import argparse
+import csv
+import multiprocessing
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import steelyard
+from steelyard.data import corrupt
+from steelyard.data.corruption import corrupted
+
+CLIENTS = 20
+ROUNDS = 20
+HIDDEN = 32
+BATCH = 16
+RATE = 0.1
+Z_ALIE = 1.5
+ATTACKS = ("x100", "-10x", "faked size", "label flip", "alie", "min-max", "ipm 0.5", "ipm 2", "sybils")
+ADAPTIVE = ("fedavg", "uniform", "fedadp", "fedawa", "pa3fed", "ldawa", "fednova")
+ROBUST = ("krum:f=6", "median", "geometric_median")
+RULES = (
+    *(text for rule in (*ADAPTIVE, *ROBUST) for text in (rule, f"guard({rule})")),
+    "multikrum:f=6",
+    "trimmed_mean:f=6",
+    "guard(nnm(fedavg):f=6)",
+    "guard(nnm(fedadp):f=6)",
+    "nnm(median):f=6",
+)
+QUICK = {"rules": ("fedavg", "guard(fedavg)"), "attacks": ("x100", "label flip"), "seeds": 1}
+FIELDS = ("rule", "attack", "attackers", "seed", "accuracy")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a rule, an attack (or "none") by so many clients, and a seed."""
+
+    rule: str
+    attack: str
+    attackers: int
+    seed: int
+
+    @property
+    def key(self):
+        return (self.rule, self.attack, str(self.attackers), str(self.seed))
+
+
+class Clients:
+    """All clients' data in one tensor, and their local training, side by side: one network per client.
+
+    Args:
+        federation: who has which samples.
+        seed: of the first model and of the batches.
+    """
+
+    def __init__(self, federation, seed):
+        self.generator = torch.Generator().manual_seed(seed)
+        train = federation.train
+        self.inputs = train.inputs.reshape(len(train.inputs), -1).float()
+        self.targets = train.targets
+        self.indices = [torch.as_tensor(federation.index[k]) for k in range(CLIENTS)]
+        self.sizes = [len(index) for index in self.indices]
+        width = self.inputs.shape[1]
+        self.shapes = {"0.weight": (HIDDEN, width), "0.bias": (HIDDEN,), "1.weight": (10, HIDDEN), "1.bias": (10,)}
+
+    def first_model(self):
+        """A random model, as a state dict."""
+        model = {}
+        for name, shape in self.shapes.items():
+            scale = shape[-1] ** -0.5 if len(shape) == 2 else 0.0
+            model[name] = scale * torch.randn(shape, generator=self.generator)
+        return model
+
+    def train(self, model):
+        """One local epoch of SGD for every client; returns their models, stacked, and what they report."""
+        stacked = {name: value.expand(CLIENTS, *value.shape).clone() for name, value in model.items()}
+        before, norms = self._score(stacked)
+        steps = torch.tensor([-(-size // BATCH) for size in self.sizes])
+        batches = self._batches(int(steps.max()))
+        for step, batch in enumerate(batches):
+            active = (steps > step).float()
+            losses = self._losses(stacked, batch)
+            gradients = torch.autograd.grad((losses * active).sum(), list(stacked.values()))
+            with torch.no_grad():
+                for value, gradient in zip(stacked.values(), gradients, strict=True):
+                    value.sub_(gradient, alpha=RATE)
+        after, _ = self._score(stacked)
+        metrics = {
+            "num_examples": list(self.sizes),
+            "num_steps": steps.tolist(),
+            "normalizer": steps.double().tolist(),
+            "loss_before": before,
+            "loss": after,
+            "grad_norm": norms,
+        }
+        return {name: value.detach() for name, value in stacked.items()}, metrics
+
+    def _batches(self, steps):
+        """Positions of the samples of each step, `[steps, CLIENTS, BATCH]`: epochs in random order, again and again."""
+        rows = []
+        for index in self.indices:
+            order = torch.cat([index[torch.randperm(len(index), generator=self.generator)] for _ in range(2)])
+            while len(order) < steps * BATCH:
+                order = torch.cat([order, order])
+            rows.append(order[: steps * BATCH].view(steps, BATCH))
+        return torch.stack(rows, dim=1)
+
+    def _losses(self, stacked, batch):
+        """The mean loss of each client's network on its samples, `[CLIENTS]`."""
+        for value in stacked.values():
+            value.requires_grad_(True)
+        logits = _outputs(stacked, self.inputs[batch])
+        losses = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), self.targets[batch].flatten(), reduction="none"
+        )
+        return losses.view(batch.shape).mean(dim=1)
+
+    def _score(self, stacked):
+        """Loss and gradient norm of each client's network on a sample of its data."""
+        batch = torch.stack([index[torch.arange(4 * BATCH) % len(index)] for index in self.indices])
+        losses = self._losses(stacked, batch)
+        gradients = torch.autograd.grad(losses.sum(), list(stacked.values()))
+        squares = sum(gradient.flatten(1).square().sum(dim=1) for gradient in gradients)
+        return losses.tolist(), squares.sqrt().tolist()
+
+
+def _outputs(stacked, inputs):
+    """Logits of stacked networks `[C, ...]` on inputs `[C, n, width]`."""
+    hidden = torch.baddbmm(stacked["0.bias"][:, None], inputs, stacked["0.weight"].transpose(1, 2)).relu()
+    return torch.baddbmm(stacked["1.bias"][:, None], hidden, stacked["1.weight"].transpose(1, 2))
+
+
+def flatten(models):
+    """Stacked models as rows `[CLIENTS, d]`."""
+    return torch.cat([value.flatten(1) for value in models.values()], dim=1)
+
+
+def unflatten(vector, model):
+    """One row as a state dict shaped like `model`."""
+    parts = torch.split(vector, [value.numel() for value in model.values()])
+    return {name: part.view(value.shape) for part, (name, value) in zip(parts, model.items(), strict=True)}
+
+
+def attack_updates(kind, updates, attackers, metrics, seed):
+    """The updates `[CLIENTS, d]` with those of the attackers replaced; reports in `metrics` are faked in place.
+
+    Args:
+        kind: the attack's name; "none" and "label flip" change nothing here.
+        updates: what honest training gave, of all clients.
+        attackers: positions of the attacking clients.
+        metrics: what clients report, by name: lists.
+        seed: of the sybils' direction, which is the same in every round.
+    """
+    honest = torch.tensor([k for k in range(len(updates)) if k not in attackers])
+    others = updates[honest]
+    mean, deviation = others.mean(dim=0), others.std(dim=0)
+    updates = updates.clone()
+    rows = list(attackers)
+    if kind == "x100":
+        updates[rows] *= 100
+    elif kind == "-10x":
+        updates[rows] *= -10
+    elif kind == "faked size":
+        updates[rows] *= -1
+        for name in ("num_examples", "num_steps", "normalizer"):
+            for row in rows:
+                metrics[name][row] = 10**9
+    elif kind == "alie":
+        updates[rows] = mean - Z_ALIE * deviation
+    elif kind == "min-max":
+        updates[rows] = mean - _largest_hidden_step(others, mean, deviation) * deviation
+    elif kind.startswith("ipm"):
+        updates[rows] = -float(kind.split()[1]) * mean
+    elif kind == "sybils":
+        direction = torch.randn(updates.shape[1], generator=torch.Generator().manual_seed(seed))
+        updates[rows] = direction * others.norm(dim=1).median() / direction.norm()
+    return updates
+
+
+def _largest_hidden_step(others, mean, deviation):
+    """The largest gamma for which `mean - gamma * deviation` is as near to all as the two farthest honest updates."""
+    farthest = torch.cdist(others, others).max()
+    low, high = 0.0, 100.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        inside = (others - (mean - middle * deviation)).norm(dim=1).max() <= farthest
+        low, high = (middle, high) if inside else (low, middle)
+    return low
+
+
+def choose_attackers(federation, count, seed):
+    """Who attacks: as many clients as asked for, those whose data `corrupt` would change."""
+    ids = corrupted(federation, count / CLIENTS, seed=seed) if count else ()
+    return tuple(federation.ids.index(client) for client in ids)
+
+
+def run_cell(cell, rounds=ROUNDS):
+    """The test accuracy at the end of a run."""
+    torch.set_num_threads(1)
+    federation = steelyard.Federation.partitioned(*steelyard.data.load("digits"), "dirichlet:0.5", CLIENTS, cell.seed)
+    attackers = choose_attackers(federation, cell.attackers, cell.seed)
+    if cell.attack == "label flip":
+        federation = corrupt(federation, cell.attackers / CLIENTS, "flip", seed=cell.seed)
+    clients = Clients(federation, cell.seed)
+    model = clients.first_model()
+    state = None
+    for number in range(1, rounds + 1):
+        models, metrics = clients.train(model)
+        base = torch.cat([value.flatten() for value in model.values()])
+        updates = attack_updates(cell.attack, flatten(models) - base, attackers, metrics, cell.seed)
+        replies = {k: unflatten(base + update, model) for k, update in enumerate(updates)}
+        try:
+            result = steelyard.aggregate(cell.rule, model, replies, metrics=metrics, state=state, round=number)
+        except steelyard.SteelyardError:
+            break  # the model overflowed: the run is lost, and its last model counts
+        model, state = result.params, result.state
+    return test_accuracy(model, federation)
+
+
+def test_accuracy(model, federation):
+    """The share of test samples that a model gets right."""
+    stacked = {name: value[None] for name, value in model.items()}
+    inputs = federation.test.inputs.reshape(1, len(federation.test.inputs), -1).float()
+    return float((_outputs(stacked, inputs)[0].argmax(dim=1) == federation.test.targets).float().mean())
+
+
+def make_cells(rules, attacks, seeds):
+    """Every run of the matrix."""
+    cells = []
+    for seed in range(seeds):
+        for rule in rules:
+            cells.append(Cell(rule, "none", 0, seed))
+            cells += [Cell(rule, attack, count, seed) for attack in attacks for count in (1, 6)]
+    return cells
+
+
+def read_results(path):
+    """Accuracies by cell key, from the CSV file; none if there is no such file."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["accuracy"]]
+    return {tuple(row[name] for name in FIELDS[:4]): float(row["accuracy"]) for row in rows}
+
+
+def run_matrix(cells, path, processes):
+    """Runs the cells that are not in the file yet, and appends each result to it."""
+    done = read_results(path)
+    missing = [cell for cell in cells if cell.key not in done]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    with path.open("a", newline="") as file, multiprocessing.get_context("spawn").Pool(processes) as pool:
+        writer = csv.writer(file)
+        if is_new:
+            writer.writerow(FIELDS)
+        for number, (cell, accuracy) in enumerate(pool.imap_unordered(_run_named, missing), 1):
+            writer.writerow((*cell.key, f"{accuracy:.4f}"))
+            file.flush()
+            print(f"{number} of {len(missing)}: {cell} {accuracy:.3f}", file=sys.stderr)
+
+
+def _run_named(cell):
+    return cell, run_cell(cell)
+
+
+def format_table(results, rules, attacks, seeds):
+    """The matrix as Markdown: means over seeds in percent, for one attacker / for 30 %."""
+    lines = [
+        "| rule | none | " + " | ".join(attacks) + " |",
+        "|---|" + "---|" * (len(attacks) + 1),
+    ]
+    for rule in rules:
+        cells = [_mean(results, rule, "none", 0, seeds)]
+        for attack in attacks:
+            one, many = (_mean(results, rule, attack, count, seeds) for count in (1, 6))
+            cells.append(f"{one} / {many}")
+        lines.append(f"| `{rule}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _mean(results, rule, attack, attackers, seeds):
+    values = [results.get((rule, attack, str(attackers), str(seed))) for seed in range(seeds)]
+    known = [value for value in values if value is not None]
+    return f"{100 * sum(known) / len(known):.0f}" if known else "-"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("out/attack-matrix.csv"), help="the CSV file of results")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... of partition, model, batches, attackers")
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time")
+    parser.add_argument("--rules", nargs="+", default=None, help="rules instead of all")
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=None, help="attacks instead of all")
+    parser.add_argument("--quick", action="store_true", help="two rules, two attacks, one seed")
+    parser.add_argument("--markdown", action="store_true", help="print the table of what is there, and run nothing")
+    arguments = parser.parse_args()
+    rules = arguments.rules or (QUICK["rules"] if arguments.quick else RULES)
+    attacks = arguments.attacks or (QUICK["attacks"] if arguments.quick else ATTACKS)
+    seeds = QUICK["seeds"] if arguments.quick else arguments.seeds
+    if not arguments.markdown:
+        run_matrix(make_cells(rules, attacks, seeds), arguments.out, arguments.processes)
+    print(format_table(read_results(arguments.out), rules, attacks, seeds))
+
+
+if __name__ == "__main__":
+    main()
