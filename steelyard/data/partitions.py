@@ -102,15 +102,16 @@ class Dirichlet(Partition):
 class XClass(Partition):
     """FedAdp's "X IID + Y non-IID(x)" nodes: each client has `samples` samples.
 
-    The first `iid` clients draw from all data, the others from the data of `classes` classes chosen at random. Draws
-    are without replacement within a client; clients choose independently, so classes and samples may be shared.
+    The first `iid` clients draw from all data, the others from the data of `classes` classes chosen at random. With a
+    list, `classes=[1,1,1,2,2]`, each of the others has its own number: one entry per client that is not IID. Draws are
+    without replacement within a client; clients choose independently, so classes and samples may be shared.
 
     The paper's section V-A has two further cases in which every client has its own number of classes x_i, out of C;
     `classes` and `iid` then mean nothing. `case=1`: the x_i are distinct, drawn from 1..C. `case=2`: x_i is uniform on
     1..C/2 for the first half of the clients, on C/2+1..C for the others.
     """
 
-    classes: int = 1
+    classes: int | tuple[int, ...] = 1
     iid: int = 5
     samples: int = 600
     case: int | None = None
@@ -120,7 +121,12 @@ class XClass(Partition):
     whole = False
 
     def __post_init__(self) -> None:
-        checks.whole("classes", self.classes, 1)
+        if isinstance(self.classes, (list, tuple)):
+            object.__setattr__(self, "classes", tuple(self.classes))
+            for count in self.classes:
+                checks.whole("classes", count, 1)
+        else:
+            checks.whole("classes", self.classes, 1)
         checks.whole("iid", self.iid)
         checks.whole("samples", self.samples, 1)
         checks.one_of("case", self.case, None, 1, 2)
@@ -152,9 +158,17 @@ class XClass(Partition):
             return [int(count) for count in np.concatenate([low, high])]
         if self.iid > clients:
             raise SteelyardError(f"iid={self.iid}: there are only {clients} clients, use at most as many")
-        if self.classes > labels:
-            raise SteelyardError(f"classes={self.classes}: the labels show only {labels}, use at most as many")
-        return [labels] * self.iid + [self.classes] * (clients - self.iid)
+        others = clients - self.iid
+        counts = self.classes if isinstance(self.classes, tuple) else (self.classes,) * others
+        if len(counts) != others:
+            raise SteelyardError(
+                f"classes={list(counts)}: {len(counts)} numbers for the {others} clients that are not IID "
+                f"({clients} clients, iid={self.iid}): give one for each of them, or one number for all"
+            )
+        most = max(counts, default=0)
+        if most > labels:
+            raise SteelyardError(f"classes={most}: the labels show only {labels}, use at most as many")
+        return [labels] * self.iid + list(counts)
 
 
 def shuffled_classes(targets: Index, rng: np.random.Generator) -> list[Index]:

@@ -78,6 +78,20 @@ def test_x_class_is_fedadps_iid_and_non_iid_nodes():
     assert len(chosen) > 1
 
 
+def test_x_class_takes_a_number_of_classes_for_each_node():
+    """FedAdp's Fig. 2 has 5 IID nodes, 3 with one class and 2 with two."""
+    mixed = partition("x_class:classes=[1,1,1,2,2],iid=5,samples=90", LABELS, 10, seed=0)
+    assert [len(group) for group in mixed] == [90] * 10
+    assert classes_of(mixed)[5:] == [1, 1, 1, 2, 2]
+    assert min(classes_of(mixed)[:5]) == 10
+    listed = XClass(classes=[1] * 5, samples=90)
+    assert listed == parse(to_text(listed), PARTITIONS)
+    assert hash(listed)
+    same = partition("x_class:classes=1,iid=5,samples=90", LABELS, 10, seed=0)
+    for one, other in zip(partition(listed, LABELS, 10, seed=0), same, strict=True):
+        assert (one == other).all()
+
+
 def test_x_class_clients_may_share_samples():
     groups = partition("x_class:iid=10,samples=500", LABELS, 10, seed=0)
     assert len(np.unique(np.concatenate(groups))) < 5000
@@ -101,6 +115,11 @@ def test_x_class_case_2_has_two_halves():
         ("dirichlet:alpha=-1", 4, "alpha=-1"),
         ("x_class:samples=200", 10, "samples=200: 1 of the 10 classes hold only 100 samples"),
         ("x_class:classes=11,samples=10", 10, "classes=11: the labels show only 10"),
+        ("x_class:classes=[1,11,1,1,1],samples=10", 10, "classes=11: the labels show only 10"),
+        ("x_class:classes=[1,2],samples=10", 10, r"classes=\[1, 2\]: 2 numbers for the 5 clients that are not IID"),
+        ("x_class:classes=[1,2],iid=10,samples=10", 10, "2 numbers for the 0 clients"),
+        ("x_class:classes=[1,0,1,1,1],samples=10", 10, "classes=0: use a whole number >= 1"),
+        ("x_class:classes=[1,1.5,1,1,1],samples=10", 10, "classes=1.5: use a whole number >= 1"),
         ("x_class:samples=10", 4, "iid=5: there are only 4 clients"),
         ("x_class:samples=10,case=1", 11, "clients=11: case=1"),
         ("x_class:case=3", 10, "case=3: use one of None, 1, 2"),

@@ -157,3 +157,23 @@ def test_an_unknown_data_set_has_no_estimate():
 )
 def test_durations_in_words(value, words):
     assert cost.duration(value) == words
+
+
+def test_every_pa3fed_row_says_which_reading_it_runs():
+    """The default of the rule may change; what a table's row ran may not."""
+    rows = [str(cell.raw["weighting"]) for cell in read("pa3fed-table2").cells if "PA3Fed" in cell.row]
+    assert len(rows) == 6 * 9
+    assert all("pa3fed:" in row and "preset=" in row for row in rows)
+
+
+def test_fedcos_table_2_ends_with_the_500th_epoch():
+    table = read("fedcos-table2")
+    batches = -(-(60_000 // 7) // 128)
+    assert table.rounds == -(-500 * batches // 400) == 84
+    assert {cell.config(1).local.steps for cell in table.cells} == {400}
+
+
+def test_fedadps_images_are_standardised():
+    """In [0, 1], 80 % on Fashion-MNIST is out of reach; MNIST is standardised by default."""
+    found = {cell.config(1).data.name for cell in read("fedadp-table1").cells}
+    assert found == {"mnist", "fashion-mnist:scale=standard"}
