@@ -166,7 +166,7 @@ def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
     for cell in table.cells:
         cost = seconds(cell.config(seeds[0]))
         total += len(seeds) * (cost or 0.0)
-        fields = [cell.name, cell.column, cell.row, str(cell.number)]
+        fields = [cell.name, cell.column, cell.row, cell.paper_text]
         shown.add_row(*map(escape, fields), duration(None if cost is None else len(seeds) * cost))
     show(shown, console)
     console.print(
@@ -184,9 +184,12 @@ def _print_results(table: Table, found: Sequence[Result], console: Console) -> N
     for result in found:
         cell = result.cell
         style = "yellow" if beyond(result) and result.rounds >= table.rounds else ""
-        fields = [cell.column, cell.row, str(cell.number), ours(result)]
-        shown.add_row(*map(escape, fields), f"[{style}]{gap(result)}[/]" if style else result.subset or gap(result))
+        fields = [cell.column, cell.row, cell.paper_text, ours(result)]
+        last = escape(result.remark or gap(result))
+        shown.add_row(*map(escape, fields), f"[{style}]{last}[/]" if style else last)
     show(shown, console)
     short = sorted({result.rounds for result in found if result.rounds < table.rounds})
     if short:
-        console.print(f"[yellow]reduced:[/] {short[0]} rounds, the paper has {table.rounds}", highlight=False)
+        console.print(
+            f"[yellow]reduced:[/] {short[0]} rounds, {table.rounds_source} has {table.rounds}", highlight=False
+        )

@@ -43,6 +43,16 @@ class Result:
     subset: str | None = None
 
     @property
+    def difference(self) -> str | None:
+        """Why it cannot be compared with the paper's number: a subset, another network; None if it can."""
+        return self.subset or self.cell.difference
+
+    @property
+    def remark(self) -> str | None:
+        """What a reader has to know of the cell; None if nothing."""
+        return "control" if self.cell.is_control else self.difference
+
+    @property
     def reached(self) -> bool:
         """Whether every seed has a number."""
         return bool(self.values) and None not in self.values.values()
@@ -116,8 +126,8 @@ def _digits(result: Result) -> int:
 
 
 def gap(result: Result) -> str:
-    """Ours less the paper's: in points, or in percent of the paper's rounds; nothing if the data is not the same."""
-    if result.subset is not None:
+    """Ours less the paper's: in points, or in percent of the paper's rounds; nothing where they cannot be compared."""
+    if result.remark is not None or _silent(result.cell.number):
         return ""
     if result.mean is None or result.cell.number.value is None:
         return "" if (result.mean is None) != (result.cell.number.value is None) else "both N/A"
@@ -129,10 +139,10 @@ def gap(result: Result) -> str:
 def beyond(result: Result) -> bool:
     """Whether the gap asks for a cause."""
     paper = result.cell.number.value
-    if result.subset is not None:
+    if result.remark is not None or _silent(result.cell.number):
         return False
     if result.mean is None or paper is None:
-        return (result.mean is None) != (paper is None) and not _silent(result.cell.number)
+        return (result.mean is None) != (paper is None)
     if not result.metric.percent:
         return abs(result.mean / paper - 1) > SHARE
     return abs(result.mean - paper) > POINTS
@@ -162,17 +172,21 @@ def markdown(table: Table, found: Sequence[Result], command: Sequence[str], envi
     ]
     short = {result.rounds for result in found if result.rounds < table.rounds}
     if short:
-        lines += [f"**Reduced: {_either(short)} rounds instead of the paper's {table.rounds}.** Gaps say little.", ""]
+        planned = f"{table.rounds_source}'s {table.rounds}"
+        lines += [f"**Reduced: {_either(short)} rounds instead of {planned}.** Gaps say little.", ""]
     if any(result.subset for result in found):
         lines += ["**Some cells had only a subset of their data set.** They cannot be compared with the paper's.", ""]
+    if any(result.cell.difference and not result.cell.is_control for result in found):
+        lines += ["**Some cells had another network or data set than the paper's.** They have no gap.", ""]
     lines += ["| setting | algorithm | paper | ours | by seed | gap | |", "|---|---|---|---|---|---|---|"]
     for result in found:
         cell = result.cell
-        flag = result.subset or ("reduced" if result.rounds < table.rounds else "beyond" if beyond(result) else "")
-        fields = [cell.column, cell.row, str(cell.number), ours(result), by_seed(result), gap(result), flag]
-        lines.append(f"| {' | '.join(map(markdown_text, fields))} |")
+        fields = [cell.column, cell.row, cell.paper_text, ours(result), by_seed(result), gap(result)]
+        lines.append(f"| {' | '.join(map(markdown_text, [*fields, _flag(result, table)]))} |")
     limits = f"{SHARE:.0%} of rounds" if table.metric == "rounds" else f"{POINTS:g} points"
     lines += ["", f"*beyond*: further than {limits} from the paper.", ""]
+    if any(result.cell.is_control for result in found):
+        lines += ["*control*: a row of ours, which the paper does not have.", ""]
     errors = [(result.cell.name, seed, error) for result in found for seed, error in result.errors.items()]
     if errors:
         lines += ["Failed:", "", *(f"- {name}, seed {seed}: {markdown_text(text)}" for name, seed, text in errors), ""]
@@ -182,6 +196,18 @@ def markdown(table: Table, found: Sequence[Result], command: Sequence[str], envi
         lines.append(f"- **Changed on the command line**, whatever is said below: `{'`, `'.join(changed)}`.")
     lines += [*(f"- {text}" for text in table.deviations), ""]
     return "\n".join(lines)
+
+
+def _flag(result: Result, table: Table) -> str:
+    """The last column of a cell: what a reader has to know before the gap."""
+    is_short = result.rounds < table.rounds
+    if result.cell.is_control:
+        return "control, reduced" if is_short else "control"
+    if result.difference is not None:
+        return result.difference
+    if is_short:
+        return "reduced"
+    return "beyond" if beyond(result) else ""
 
 
 def comma_separated(found: Sequence[Result]) -> str:
@@ -194,7 +220,7 @@ def comma_separated(found: Sequence[Result]) -> str:
             paper = "" if cell.number.value is None else f"{cell.number.value:g}"
             mine = "" if value is None else f"{value:g}"
             best = f"{result.best[seed]:.4f}"
-            rows.append([cell.name, cell.column, cell.row, seed, result.rounds, paper, mine, best, result.subset])
+            rows.append([cell.name, cell.column, cell.row, seed, result.rounds, paper, mine, best, result.remark])
     return csv_lines(rows)
 
 

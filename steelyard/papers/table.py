@@ -3,9 +3,12 @@
 A file in `tables/` has
 
     [base]       the run all cells share, in the keys of `steelyard run`
-    [[row]]      what a row changes: the algorithm; `where` holds what it changes more in columns of a pattern
-    [[column]]   what a column changes: data, partition, model
-    [numbers]    the paper's numbers, one list per row, in the order of the columns
+    [[row]]      what a row changes: the algorithm; `where` holds what it changes more in columns of a pattern;
+                 `control = true` marks a row of ours that the paper does not have
+    [[column]]   what a column changes: data, partition, model; `paper_models` names the networks that the paper's number
+                 is of, where the file runs another one
+    [numbers]    the paper's numbers, one list per row, in the order of the columns; none for a control
+    rounds_source   who says how many rounds to train, if not "the paper"
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.core.errors import SteelyardError, unknown
+from steelyard.core.text import parse
+from steelyard.models import MODELS
 from steelyard.sim.config import Config, put, validated
 
 FOLDER = Path(__file__).with_name("tables")
@@ -57,6 +62,9 @@ class Cell:
         column: label of its column.
         raw: the run, as plain configuration without a seed.
         number: what the paper says.
+        is_control: whether the row is ours: the paper has no number for it.
+        paper_models: text forms of the networks that the paper's number is of; empty if nothing is known.
+        paper_data: name of the data set that the paper's number is of; None if nothing is known.
     """
 
     name: str
@@ -64,6 +72,25 @@ class Cell:
     column: str
     raw: Mapping[str, Any]
     number: Number
+    is_control: bool = False
+    paper_models: tuple[str, ...] = ()
+    paper_data: str | None = None
+
+    @property
+    def paper_text(self) -> str:
+        """The paper's number as text; nothing for a control."""
+        return "" if self.is_control else str(self.number)
+
+    @property
+    def difference(self) -> str | None:
+        """Why the run cannot be compared with the paper's number: another network or data set; None if it can."""
+        model = str(self.raw.get("model"))
+        if self.paper_models and not any(_is_same_model(model, other) for other in self.paper_models):
+            return f"another network: {model} (paper: {self.paper_models[0]})"
+        data = _data_name(self.raw)
+        if self.paper_data is not None and data != self.paper_data:
+            return f"another data set: {data} (paper: {self.paper_data})"
+        return None
 
     def config(self, seed: int) -> Config:
         """The run with this seed."""
@@ -84,6 +111,7 @@ class Table:
         deviations: what is known to differ from the paper or its code.
         cells: row by row.
         settings: what the user has put on top of every cell, as `key=value`.
+        rounds_source: who says how many rounds to train: the paper, or its authors' code.
     """
 
     name: str
@@ -95,6 +123,7 @@ class Table:
     deviations: tuple[str, ...]
     cells: tuple[Cell, ...]
     settings: tuple[str, ...] = ()
+    rounds_source: str = "the paper"
 
     def chosen(self, patterns: Sequence[str]) -> Table:
         """The table with only the cells whose name matches one of these patterns, e.g. `mnist-*/fedavg`."""
@@ -143,9 +172,9 @@ def parsed(name: str, raw: Mapping[str, Any]) -> Table:
         raise SteelyardError(unknown("metric", metric, list(METRICS)))
     cells = []
     for row in raw["row"]:
-        numbers = raw["numbers"].get(row["id"], [])
-        if len(numbers) != len(columns):
-            raise SteelyardError(f"{name}: row {row['id']!r} has {len(numbers)} numbers for {len(columns)} columns")
+        is_control = bool(row.get("control", False))
+        label = f"{row['label']} (control)" if is_control else row["label"]
+        numbers = _numbers(name, row["id"], is_control, raw["numbers"], len(columns))
         for column, number in zip(columns, numbers, strict=True):
             run = merged(merged(base, column["set"]), row["set"])
             for pattern, more in row.get("where", {}).items():
@@ -153,8 +182,18 @@ def parsed(name: str, raw: Mapping[str, Any]) -> Table:
                     run = merged(run, more)
             if metric == "rounds":
                 run["target"] = column["target"]
-            cell = f"{column['id']}/{row['id']}"
-            cells.append(Cell(cell, row["label"], column["label"], run, _number(number)))
+            cells.append(
+                Cell(
+                    f"{column['id']}/{row['id']}",
+                    label,
+                    column["label"],
+                    run,
+                    _number(number),
+                    is_control,
+                    tuple(column.get("paper_models", raw.get("paper_models", _models(run)))),
+                    _data_name(run),
+                )
+            )
     return Table(
         name,
         raw["title"],
@@ -164,7 +203,39 @@ def parsed(name: str, raw: Mapping[str, Any]) -> Table:
         base["rounds"],
         tuple(raw.get("deviations", ())),
         tuple(cells),
+        rounds_source=raw.get("rounds_source", "the paper"),
     )
+
+
+def _numbers(table: str, row: str, is_control: bool, numbers: Mapping[str, Any], count: int) -> Sequence[Any]:
+    """The paper's numbers of a row, one per column; a control has none, and says nothing in each."""
+    if is_control:
+        if row in numbers:
+            raise SteelyardError(f"{table}: row {row!r} is a control and has numbers: leave one of the two out")
+        return ["-"] * count
+    found: Sequence[Any] = numbers.get(row, [])
+    if len(found) != count:
+        raise SteelyardError(f"{table}: row {row!r} has {len(found)} numbers for {count} columns")
+    return found
+
+
+def _models(run: Mapping[str, Any]) -> tuple[str, ...]:
+    """The network of a run, if its configuration names one."""
+    return (run["model"],) if "model" in run else ()
+
+
+def _data_name(run: Mapping[str, Any]) -> str | None:
+    """The data set of a run without its options, e.g. `cifar10`; None if its configuration names none."""
+    name = run.get("data", {}).get("name")
+    return None if name is None else str(name).partition(":")[0]
+
+
+def _is_same_model(one: str, other: str) -> bool:
+    """Whether two text forms are one network: `resnet20` is `resnet:depth=20`."""
+    try:
+        return bool(parse(one, MODELS) == parse(other, MODELS))
+    except SteelyardError:  # the run will say what is wrong with it
+        return one == other
 
 
 def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:

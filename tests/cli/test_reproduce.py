@@ -82,6 +82,28 @@ def test_a_table_is_run_reused_and_written(small):
     assert again.output.count("reused    iid") == 2
 
 
+def test_a_control_is_listed_and_printed_as_one(small):
+    path = small / "tables" / "small.toml"
+    control = '[[row]]\nid = "uniform"\nlabel = "Uniform"\ncontrol = true\nset = { weighting = "uniform" }\n[[column]]'
+    path.write_text(path.read_text().replace("[[column]]", control))
+    listed = call("small", "--list")
+    assert listed.exit_code == 0, listed.output
+    (line,) = [line for line in listed.output.splitlines() if "iid/uniform" in line]
+    assert "Uniform (control)" in line
+    result = call("small", "--out", small / "out", "--seeds", "1", "--cells", "*/uniform")
+    assert result.exit_code == 0, result.output
+    (line,) = [line for line in result.output.splitlines() if "Uniform (control)" in line]
+    assert line.rstrip(" │|").endswith("control")
+    assert "| control |" in (small / "out" / "table.md").read_text()
+
+
+def test_another_network_is_printed_instead_of_a_gap(small):
+    result = call("small", "--out", small / "out", "--cells", "*/fedavg", "--seeds", "1", "--set", "model=mlp")
+    assert result.exit_code == 0, result.output
+    assert "another network: mlp (paper: logistic)" in result.output
+    assert "|  | another network: mlp (paper: logistic) |" in (small / "out" / "table.md").read_text()
+
+
 def test_a_subset_is_told_from_the_whole(small, monkeypatch):
     monkeypatch.setitem(cost.SIZES, "digits", (100_000, 10_000, (1, 8, 8), 200))
     result = call("small", "--out", small / "out", "--cells", "*/fedavg", "--seeds", "1")

@@ -15,6 +15,19 @@ from tests import golden
 GREY, COLOUR, DIGIT = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 
 
+def test_vit_has_no_dropout_on_the_attention():
+    """As in FedAWA's code: with all dropout modules off, training computes what evaluation does."""
+    model = build("vit:dim=16,depth=2,heads=2,head_dim=8,hidden=16,dropout=0.5", COLOUR, 10, 0)
+    modules = [part for part in model.modules() if isinstance(part, nn.Dropout)]
+    assert len(modules) == 1 + 2 * 3  # the embedding; per layer the projection and two linear maps
+    assert {part.p for part in modules} == {0.5}
+    for part in modules:
+        part.p = 0.0
+    inputs = torch.randn(4, *COLOUR, generator=torch.Generator().manual_seed(0))
+    evaluated = model.eval()(inputs)
+    assert torch.equal(model.train()(inputs), evaluated)
+
+
 @pytest.mark.parametrize(
     ("spec", "shape", "classes", "counted"),
     [

@@ -129,6 +129,67 @@ def test_fewer_rounds_are_marked():
     assert "$ steelyard x\n" in text  # where runs went is nobody else's business
 
 
+def controlled(metric="final", rounds=20):
+    """A table of one rule and its control."""
+    raw = {
+        "title": "t",
+        "paper": "p",
+        "metric": metric,
+        "seeds": [1],
+        "rounds_source": "the authors' code",
+        "base": {"rounds": rounds, "model": "mlp", "data": {"name": "digits", "partition": "iid"}},
+        "row": [
+            {"id": "a", "label": "A", "set": {"weighting": "fedavg"}},
+            {"id": "u", "label": "U", "control": True, "set": {"weighting": "uniform"}},
+        ],
+        "column": [{"id": "c", "label": "C", "set": {}, "target": 0.5}],
+        "numbers": {"a": [69.0]},
+    }
+    return parsed("test", raw)
+
+
+@pytest.mark.parametrize("metric", ["final", "rounds"])
+@pytest.mark.parametrize("curve", [[0.7], [0.1]])
+def test_a_control_has_no_number_and_no_gap(metric, curve):
+    """Also where the target is not reached: that is no N/A in common with the paper."""
+    plan = controlled(metric)
+    _, control = found(plan, [0.7], curve)
+    assert (gap(control), beyond(control), control.remark) == ("", False, "control")
+    text = markdown(plan, found(plan, [0.7], curve), ["steelyard"], ENVIRONMENT)
+    (line,) = [line for line in text.splitlines() if "U (control)" in line]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert (cells[2], cells[5], cells[6]) == ("", "", "control")
+    assert "*control*: a row of ours" in text
+    rows = list(csv.DictReader(io.StringIO(comma_separated(found(plan, [0.7], curve)))))
+    assert [(row["paper"], row["remark"]) for row in rows] == [("69", ""), ("", "control")]
+
+
+def test_a_short_control_is_marked_as_both():
+    plan = controlled(rounds=20).changed(["rounds=5"])
+    text = markdown(plan, found(plan, [0.7], [0.7]), ["steelyard"], ENVIRONMENT)
+    assert "| control, reduced |" in text
+
+
+def test_rounds_are_of_whoever_named_them():
+    plan = controlled(rounds=300).changed(["rounds=5"])
+    text = markdown(plan, found(plan, [0.7], [0.7]), ["steelyard"], ENVIRONMENT)
+    assert "**Reduced: 5 rounds instead of the authors' code's 300.**" in text
+    assert "the paper's 300" not in text
+
+
+def test_another_network_has_no_gap():
+    plan = controlled().changed(["model=lenet"])
+    result, control = found(plan, [0.9], [0.9])
+    assert (gap(result), beyond(result)) == ("", False)
+    text = markdown(plan, [result, control], ["steelyard"], ENVIRONMENT)
+    assert "**Some cells had another network or data set than the paper's.** They have no gap." in text
+    assert "| 69 | 90.00 | 90.00 |  | another network: lenet (paper: mlp) |" in text
+    rows = list(csv.DictReader(io.StringIO(comma_separated([result]))))
+    assert rows[0]["remark"] == "another network: lenet (paper: mlp)"
+    (result, _) = found(controlled().changed(["model=mlp:hidden=[200,200]"]), [0.9], [0.9])
+    assert gap(result) == "+21.00"  # the same network in other words
+
+
 def test_csv_has_a_line_per_seed():
     plan = made("final", numbers=(69.0,))
     rows = list(csv.DictReader(io.StringIO(comma_separated(found(plan, [0.7], [0.8])))))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from steelyard.algorithm import parse_refiner
 from steelyard.core.errors import SteelyardError
 from steelyard.papers import cost
 from steelyard.papers.table import METRICS, Number, merged, names, parsed, read, tables
@@ -29,6 +30,8 @@ SOME = {  # read in the papers by hand, apart from the files
     ("fedawa-table4", "cifar100-0.1/fedawa-cos"): Number(36.74),
 }
 
+RESNET18 = "another network: simple_cnn (paper: resnet18:max_pool=true)"
+
 
 @pytest.mark.parametrize(("table", "cell"), SOME)
 def test_numbers_are_the_papers(table, cell):
@@ -45,7 +48,10 @@ def test_every_cell_is_a_run_that_would_start(table):
         config = cell.config(table.seeds[0])
         assert config.rounds == table.rounds
         assert (config.target is not None) == (table.metric == "rounds")
-        assert cell.number.value is not None or cell.number.best is not None
+        has_number = cell.number.value is not None or cell.number.best is not None
+        assert has_number != cell.is_control
+        assert cell.paper_models  # what the number is of is on record
+        assert cell.paper_data
 
 
 @pytest.mark.parametrize("table", list(tables()), ids=names())
@@ -61,6 +67,7 @@ def test_cells_are_chosen_by_pattern():
     table = read("fedadp-table1")
     assert [cell.name for cell in table.chosen(["mnist-1class-5iid/*"]).cells] == [
         "mnist-1class-5iid/fedavg",
+        "mnist-1class-5iid/uniform",
         "mnist-1class-5iid/fedadp",
     ]
     assert table.chosen([]).cells == table.cells
@@ -83,6 +90,110 @@ def test_the_paper_has_another_network_for_tiny_imagenet():
         for cell in read("fedawa-table1").chosen([cells]).changed([setting]).cells:
             assert cell.config(8).model == setting.removeprefix("model=")
     assert "parameters" not in network
+
+
+def a_table(**changes):
+    """The plain data of a small table."""
+    raw = {
+        "title": "t",
+        "paper": "p",
+        "metric": "best",
+        "seeds": [1],
+        "base": {"rounds": 2, "model": "mlp", "data": {"name": "mnist"}},
+        "row": [{"id": "a", "label": "A", "set": {"weighting": "fedavg"}}],
+        "column": [{"id": "x", "label": "X", "set": {}}],
+        "numbers": {"a": [1.0]},
+    }
+    return {**raw, **changes}
+
+
+@pytest.mark.parametrize("table", [name for name in names() if not name.startswith("fedcos")])
+def test_every_table_has_uniform_weights_as_a_control(table):
+    """One control per column, and it differs from FedAvg in the weights alone. FedCos's tables are uniform throughout."""
+    cells = {cell.name: cell for cell in read(table).cells}
+    columns = {name.partition("/")[0] for name in cells}
+    controls = {name for name, cell in cells.items() if cell.is_control}
+    assert controls == {f"{column}/uniform" for column in columns}
+    plain = "gamma-100" if f"{min(columns)}/gamma-100" in cells else "fedavg"
+    for name in controls:
+        cell, beside = cells[name], cells[f"{name.partition('/')[0]}/{plain}"]
+        assert cell.row == "Uniform (control)"
+        assert cell.paper_text == ""
+        assert {**cell.raw, "weighting": "fedavg"} == beside.raw
+        assert cell.raw["weighting"] == "uniform"
+
+
+def test_fedcos_tables_are_uniform_without_a_control():
+    for table in ("fedcos-table1", "fedcos-table2"):
+        assert {cell.raw["weighting"] for cell in read(table).cells} == {"uniform"}
+
+
+def test_a_control_has_no_numbers():
+    control = {"id": "u", "label": "U", "control": True, "set": {"weighting": "uniform"}}
+    rows = [*a_table()["row"], control]
+    (_, cell) = parsed("t", a_table(row=rows)).cells
+    assert (cell.is_control, cell.row, str(cell.number), cell.paper_text) == (True, "U (control)", "-", "")
+    with pytest.raises(SteelyardError, match="row 'u' is a control and has numbers"):
+        parsed("t", a_table(row=rows, numbers={"a": [1.0], "u": [2.0]}))
+
+
+@pytest.mark.parametrize("row", ["feddf", "fedbe", "server-ft"])
+def test_baselines_on_proxy_data_train_at_the_clients_learning_rate(row):
+    """The authors build the server's SGD by the line that builds the clients': 0.01 and 5e-5 for CIFAR-100."""
+    cells = read("fedlaw-table3").chosen([f"*/{row}"]).cells
+    assert len(cells) == 12
+    for cell in cells:
+        refiner, local = parse_refiner(cell.raw["refine"]), cell.config(8).local
+        assert refiner.preset == "official"
+        assert (refiner.lr, refiner.weight_decay) == (local.lr, local.weight_decay)
+        assert (refiner.optimizer, refiner.momentum, refiner.persistent) == ("sgd", 0.9, True)
+        assert refiner.epochs == (2 if row == "server-ft" else 100)
+    rates = {(cell.config(8).local.lr, cell.config(8).local.weight_decay) for cell in cells}
+    assert rates == {(0.08, 5e-4), (0.01, 5e-5)}
+
+
+@pytest.mark.parametrize(
+    ("table", "settings", "said"),
+    [
+        ("fedawa-table1", [], {"another network: simple_cnn (paper: resnet20)", RESNET18}),
+        ("fedawa-table1", ["model=resnet20"], {None, "another network: resnet20 (paper: resnet18:max_pool=true)"}),
+        ("fedawa-table4", [], {"another network: simple_cnn (paper: resnet20)"}),
+        ("fedawa-table4", ["model=resnet:depth=20"], {None}),
+        ("fedadp-table1", [], {None}),
+        ("fedadp-table1", ["model=mcmahan_cnn"], {None}),  # the paper's other description
+        ("fedadp-table1", ["model=mlp"], {"another network: mlp (paper: mcmahan_cnn:padding=false)"}),
+        ("fedlaw-table1", ["model=resnet20"], {"another network: resnet20 (paper: simple_cnn)"}),
+        ("fedlaw-table1", ["data.name=mnist"], {"another data set: mnist (paper: cifar10)"}),
+        ("fedlaw-table1", ["data.name=cifar10:scale=standard", "rounds=3"], {None}),
+    ],
+)
+def test_another_network_or_data_set_than_the_papers_is_told(table, settings, said):
+    assert {cell.difference for cell in read(table).changed(settings).cells} == said
+
+
+def test_who_says_how_many_rounds():
+    sources = {table.name: table.rounds_source for table in tables()}
+    assert {name for name, source in sources.items() if source == "the authors' code"} == {
+        "fedawa-table1",
+        "fedawa-table4",
+    }
+    assert sources["fedlaw-table3"] == "the paper"
+
+
+@pytest.mark.parametrize("table", ["fedawa-table1", "fedawa-table4"])
+def test_fedawas_deviations_say_whose_rounds_and_seeds(table):
+    said = " ".join(read(table).deviations)
+    assert "300 rounds are the default of the authors' code" in said
+    assert "seeds 8, 9, 10 are FedLAW's" in said
+
+
+def test_fedawas_table_says_which_feddyn_and_how_much_proxy_data():
+    said = " ".join(read("fedawa-table1").deviations)
+    assert "FedDyn in its own authors' form" in said
+    assert "200 proxy images" in said
+    for cell in read("fedawa-table1").chosen(["*/fedlaw"]).cells:
+        classes = {"cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}[cell.paper_data]
+        assert cell.raw["proxy"]["per_class"] * classes == 200
 
 
 def test_an_unknown_table_is_answered_with_the_nearest():
