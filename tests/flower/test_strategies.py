@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 import steelyard
 import steelyard.flower
 from steelyard.core.errors import SteelyardError
-from steelyard.flower.inbox import Names
+from steelyard.flower.identity import Names
 from steelyard.flower.messages import cohort
 from steelyard.flower.named import strategies
 from steelyard.sim.rundir import read_log
