@@ -168,6 +168,21 @@ class Inbox:
             log(WARNING, UNNAMED, len(names.unnamed), names.key)
 
 
+def split_refused(
+    contents: Mapping[ClientId, RecordDict], spool: Spool
+) -> tuple[dict[ClientId, RecordDict], dict[ClientId, str]]:
+    """Return the replies that were not refused when they came, and the reasons for the others."""
+    accepted: dict[ClientId, RecordDict] = {}
+    refused: dict[ClientId, str] = {}
+    for client, content in contents.items():
+        _, reason = call_or_refuse(spool.check, content)
+        if reason:
+            refused[client] = reason
+        else:
+            accepted[client] = content
+    return accepted, refused
+
+
 def sort_out(answers: Answers, names: Names, wanted: Wanted, spool: Spool, metrics: Collection[str] = ()) -> Inbox:
     """Read ids, models and reports off the replies of a round.
 

@@ -16,10 +16,10 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from steelyard.algorithm import Algorithm
 from steelyard.core.table import ClientId
+from steelyard.flower.compat import accepted_options, count_rounds_from, renumber_rounds
 from steelyard.flower.courier import Courier, Spool, budget
-from steelyard.flower.handler import call_or_refuse
 from steelyard.flower.identity import Names
-from steelyard.flower.inbox import OURS, Answers, matched, sort_out
+from steelyard.flower.inbox import OURS, Answers, matched, sort_out, split_refused
 from steelyard.flower.journal import Evaluate, Journal, described
 from steelyard.flower.ledger import Ledger
 from steelyard.flower.means import Aggregate, Means, mean
@@ -63,6 +63,9 @@ class Steelyard(FedAvg):
         patience: so many rounds in a row without a valid reply end the run.
         memory: budget for replies, in bytes or as text ("2 GB"): more goes to disk. Half of the memory if left out.
         data_name: what records call the data.
+        monitor: the metric that decides which model is the best one: of `evaluate_fn`, or else of the clients, whose
+            median counts.
+        mode: `"max"`, `"min"`, or `"auto"`: less is better for losses and errors, more for all others.
     """
 
     def __init__(
@@ -92,6 +95,8 @@ class Steelyard(FedAvg):
         patience: int = 5,
         memory: int | str | None = None,
         data_name: str = "flower",
+        monitor: str = "accuracy",
+        mode: str = "auto",
     ) -> None:
         nodes = (min_train_nodes, min_evaluate_nodes, min_available_nodes)
         keys = (weighted_by_key, arrayrecord_key, configrecord_key)
@@ -104,7 +109,7 @@ class Steelyard(FedAvg):
         self.probe = None if proxy is None else proxy.resident()
         self.algorithm, self.seed, self.patience, self.data_name = made, seed, patience, data_name
         self.population, self.mean_examples, self.id_key = population, mean_examples, id_key
-        self.journal = Journal(out, checkpoint_dir, resume, checkpoint_every, keep=2)
+        self.journal = Journal(out, checkpoint_dir, resume, checkpoint_every, 2, monitor, mode)
         terms = made.client
         vectors = sum(len(term.server_slots) for term in terms), sum(len(term.told_slots) for term in terms)
         self.spool = Spool(budget(memory), *vectors)
@@ -126,6 +131,8 @@ class Steelyard(FedAvg):
         """Logs the settings."""
         super().summary()
         log(INFO, "\t└──> Steelyard: %s", self.algorithm)
+        metrics = sorted({"num_examples", *self.algorithm.needs.metrics})
+        log(INFO, "\t└──> Clients have to report: %s", ", ".join(name.replace("_", "-") for name in metrics))
 
     def start(
         self,
@@ -136,8 +143,14 @@ class Steelyard(FedAvg):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
+        **options: Any,
     ) -> Result:
-        """Runs all rounds that are left, as Flower's own does, and writes the run directory on the way."""
+        """Runs all rounds that are left, as Flower's own does, and writes the run directory on the way.
+
+        The arguments are those of Flower's `Strategy.start`. `options` are those that a newer Flower adds, such as
+        `should_stop` in 1.43: they are passed on if the installed Flower takes them.
+        """
+        options = accepted_options(super().start, options)
         self.rounds, self.timeout, self.started = num_rounds, timeout, True
         self._forget()
         try:
@@ -145,14 +158,17 @@ class Steelyard(FedAvg):
             courier: Any = Courier(grid, timeout, self._receive, lambda: self.spool.room(num_bytes(arrays)))
             left = max(0, num_rounds - self.done)
             judging = self.journal.judging(evaluate_fn, self.done)
-            result = super().start(courier, arrays, left, timeout, train_config, evaluate_config, judging)
+            with count_rounds_from(self.done):
+                result = super().start(
+                    courier, arrays, left, timeout, train_config, evaluate_config, judging, **options
+                )
             self.journal.settle(self._state)
         finally:
             self.spool.clear()
             self.journal.close()
         if not result.arrays:  # no round was left
             result.arrays = arrays
-        return _renumbered(result, self.done)
+        return renumber_rounds(result, self.done)
 
     def _enter(self, initial: ArrayRecord) -> ArrayRecord:
         """Opens the run directory; returns the model to begin with, that of the last checkpoint if the run goes on."""
@@ -291,18 +307,9 @@ class Steelyard(FedAvg):
         answers = matched(self.judges, replies, self.names, self.timeout)
         self.judges = []
         number = server_round + self.done
-        # Replies that were refused when they came.
-        contents: dict[ClientId, RecordDict] = {}
-        refused: dict[ClientId, str] = {}
-        for client, content in answers.by_name(self.names).items():
-            _, reason = call_or_refuse(self.spool.check, content)
-            if reason:
-                refused[client] = reason
-            else:
-                contents[client] = content
+        contents, refused = split_refused(answers.by_name(self.names), self.spool)
         means = self._mean(contents, self.evaluate_metrics_aggr_fn)
         self.spool.clear()
-        # What is put on record.
         quarantined = {str(client): reason for client, reason in (refused | means.refused).items()}
         answers.warn(number, ", evaluation")
         for who, reason in quarantined.items():
@@ -316,9 +323,3 @@ class Steelyard(FedAvg):
         rule = self.algorithm.weighting
         cap = rule.metric_cap if isinstance(rule, Guard) else math.inf
         return mean(contents, fold, self.weighted_by_key, self.id_key, cap)
-
-
-def _renumbered(result: Result, done: int) -> Result:
-    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-        setattr(result, name, {number + done: value for number, value in getattr(result, name).items()})
-    return result
