@@ -24,7 +24,7 @@ _KEY = "steelyard.state"
 
 
 def save_state(path: str | os.PathLike[str], state: State) -> None:
-    """Writes a state atomically."""
+    """Writes a state atomically: after a crash, the old file or the new one is there, complete."""
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_encode(state, tensors), allow_nan=True)
     path = Path(path)
@@ -32,11 +32,22 @@ def save_state(path: str | os.PathLike[str], state: State) -> None:
     os.close(handle)
     try:
         save_file(tensors, temporary, metadata={_KEY: text})
+        sync(temporary)
         os.replace(temporary, path)
+        sync(path.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Waits until a file, or the names in a directory, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def load_state(path: str | os.PathLike[str]) -> dict[str, Any]:

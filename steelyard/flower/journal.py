@@ -8,21 +8,24 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import flwr
 import torch
 from flwr.app import ArrayRecord, MetricRecord
+from flwr.common.logger import log
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Layout
 from steelyard.core.table import ClientId, sort_key
 from steelyard.flower.server import StateDict
 from steelyard.metrics import Table, lower_is_better
-from steelyard.sim.checkpoint import Checkpoints, Snapshot
+from steelyard.sim.checkpoint import Checkpoints
 from steelyard.sim.record import Record, finite
 from steelyard.sim.rundir import COHORTS, RunDirectory, read_config, write_json
+from steelyard.sim.snapshot import Snapshot
 
 _SCORES = ("accuracy", "loss")
 _PLACES = ("client_evaluation", "evaluation", "server_evaluation")  # of what others find
@@ -83,16 +86,23 @@ class Journal:
                 )
             before = read_config(self.path).get("resolved", {})
             self._check_same({**before, "parameters": before.get("model", {}).get("parameters")}, fixed)
-            snapshot, _ = self.directory.checkpoints.newest(self.identity)
+            snapshot = self._read_checkpoint(self.directory.checkpoints)
             snapshot = None if snapshot is None else self._in_order(snapshot, initial)
             self.cohorts = self._read_cohorts(self.path / COHORTS)
         done = 0 if snapshot is None else snapshot.round
         self.cohorts = self.cohorts[:done]
         self.directory.begin({"resolved": {**described, "rounds": rounds}}, self.cohorts, None)
-        records = self.directory.open_log(done)
         self.best = None
-        for record in records:
+        for record in self.directory.open_log(done, None if snapshot is None else snapshot.log):
             self._improves(record)
+        return snapshot
+
+    def _read_checkpoint(self, checkpoints: Checkpoints) -> Snapshot | None:
+        """The newest checkpoint that verifies; warns of what is damaged."""
+        snapshot, refused = checkpoints.newest(self.identity)
+        damage = None if snapshot is None else checkpoints.verify_best(snapshot, None)
+        for problem in [*refused, *([] if damage is None else [damage])]:
+            log(WARNING, "Damaged checkpoint in %s: %s", checkpoints.path, problem)
         return snapshot
 
     def _check_same(self, before: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
@@ -199,7 +209,9 @@ class Journal:
             if better:
                 self.directory.checkpoints.save(Snapshot(number, model, None, self.identity))
             if due:
-                self.directory.checkpoints.save(Snapshot(number, model, kept, self.identity), self.directory.log)
+                self.directory.checkpoints.save(
+                    Snapshot(number, model, kept, self.identity, self.directory.digest), self.directory.log
+                )
 
     def _improves(self, record: Record) -> bool:
         """Return whether a round's model is the best so far, and remember it.

@@ -18,56 +18,64 @@ import json
 import os
 import shutil
 import tempfile
-import threading
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.state import load_state, save_state
-
-SCHEMA = 1
-MODEL, STATE, MANIFEST = "model.safetensors", "state.safetensors", "manifest.json"
+from steelyard.core.state import save_state, sync
+from steelyard.sim.place import Place, is_present, place_of
+from steelyard.sim.snapshot import (
+    LINKS,
+    MANIFEST,
+    MODEL,
+    NAMES,
+    SCHEMA,
+    STATE,
+    Snapshot,
+    is_of_run,
+    round_of,
+    seal,
+    verified,
+    written_by_us,
+)
 
 
 class CheckpointError(SteelyardError):
     """A checkpoint could not be written; the ones before it are intact."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A run between two rounds, in memory of its own; without a state, only its model."""
-
-    round: int
-    model: Mapping[str, torch.Tensor]
-    state: Mapping[str, Any] | None
-    identity: str
-
-    @property
-    def name(self) -> str:
-        """Of its directory."""
-        return f"{'best' if self.state is None else 'round'}-{self.round:06d}"
-
-
 class Checkpoints:
-    """The directory of a run's checkpoints."""
+    """The directory of a run's checkpoints.
+
+    It may hold files of others: only names that this class makes are read, renamed or removed, and a directory is
+    removed only if its manifest says that it belongs to the same run.
+    """
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         self.path, self.keep = path, keep
+        self.place: Place | None = None  # of the directory, once it is in use
+
+    def open(self) -> None:
+        """Creates the directory, or checks that it is still the one that was used before."""
+        if self.place is None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.place = place_of(self.path)
+        elif place_of(self.path) != self.place:
+            raise CheckpointError(
+                f"{self.path}: the directory was removed or replaced during the run: the run stops, and rounds since "
+                "its last checkpoint are lost. Bring the directory back and resume, or start afresh"
+            )
 
     def save(self, snapshot: Snapshot, log: int | None = None) -> None:
         """Writes a checkpoint, points a link to it and removes those nobody needs; syncs the handle `log` first."""
         name = snapshot.name
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.open()
             hidden = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}."))
             try:
+                self.open()  # it may have been replaced by a link to another place just before
                 self._fill(hidden, snapshot)
                 if log is not None:
                     os.fsync(log)  # the rounds up to here are on record before the checkpoint that says so
@@ -75,8 +83,9 @@ class Checkpoints:
             finally:
                 shutil.rmtree(hidden, ignore_errors=True)
             self._link("best" if snapshot.state is None else "last", name)
-            self._prune()
+            self._prune(snapshot.identity)
         except (OSError, SafetensorError) as error:
+            self.open()  # where the directory itself is gone, that is the error to tell of
             raise CheckpointError(
                 f"checkpoint of round {snapshot.round} in {self.path}: {getattr(error, 'strerror', None) or error}; "
                 "earlier checkpoints are intact: make room, then resume"
@@ -95,36 +104,77 @@ class Checkpoints:
             data = (directory / name).read_bytes()
             files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
         manifest = {"schema": SCHEMA, "round": snapshot.round, "run": snapshot.identity, "files": files}
-        manifest["sha256"] = _seal(manifest)
+        if snapshot.log is not None:
+            manifest["log"] = snapshot.log
+        manifest["sha256"] = seal(manifest)
         (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
         for name in [*files, MANIFEST]:
-            _sync(directory / name)
-        _sync(directory)
+            sync(directory / name)
+        sync(directory)
 
     def _publish(self, hidden: Path, name: str) -> None:
         final = self.path / name
-        if final.exists():  # a resumed run passes through rounds it has been in before
+        if is_present(final):  # a resumed run passes through rounds it has been in before
+            if not written_by_us(final):
+                raise CheckpointError(f"{final}: is in the way and is not a checkpoint of this run: move it away")
             shutil.rmtree(final)
         os.chmod(hidden, 0o755)
         os.rename(hidden, final)
-        _sync(self.path)
+        sync(self.path)
 
     def _link(self, link: str, name: str) -> None:
-        hidden = self.path / f".{link}.new"
-        with contextlib.suppress(FileNotFoundError):
+        final, hidden = self.path / link, self.path / f".{link}.new"
+        if is_present(final) and not written_by_us(final):
+            raise CheckpointError(f"{final}: is in the way and is not a link to a checkpoint: move it away")
+        if written_by_us(hidden):
             hidden.unlink()
         hidden.symlink_to(name)
-        os.replace(hidden, self.path / link)
+        os.replace(hidden, final)
 
-    def _prune(self) -> None:
+    def _prune(self, identity: str) -> None:
+        """Removes this run's older checkpoints, and all its best models but the one that the link names."""
         best = self.path / "best"
         chosen = os.readlink(best) if best.is_symlink() else None
-        for path in [*self._all()[self.keep :], *(path for path in self.path.glob("best-*") if path.name != chosen)]:
+        rounds = [path for path in self._named("round") if is_of_run(path, identity)]
+        models = [path for path in self._named("best") if path.name != chosen and is_of_run(path, identity)]
+        for path in [*rounds[self.keep :], *models]:
             shutil.rmtree(path)
 
-    def _all(self) -> list[Path]:
-        """All checkpoints, newest first."""
-        return sorted(self.path.glob("round-*"), reverse=True)
+    def _named(self, kind: str) -> list[Path]:
+        """The directories called `round-` or `best-` and a number, newest first."""
+        named = [path for path in self._entries() if NAMES.fullmatch(path.name) and path.name.startswith(f"{kind}-")]
+        real = [path for path in named if path.is_dir() and not path.is_symlink()]
+        return sorted(real, key=round_of, reverse=True)
+
+    def _entries(self) -> list[Path]:
+        return sorted(self.path.iterdir()) if self.path.is_dir() else []
+
+    def in_the_way(self, is_own: bool, is_ours: bool) -> list[Path]:
+        """What a new run here would overwrite, or might mistake for its own.
+
+        Args:
+            is_own: whether the directory is the run's own, to have nothing else in it; else it is one that the user
+                chose, where only names that the run will use are in the way.
+            is_ours: whether an earlier run of ours had this directory as its own.
+        """
+        if is_present(self.path) and not self.path.is_dir():
+            return [self.path]
+        if not is_own:
+            return [path for path in self._entries() if NAMES.fullmatch(path.name) or path.name in LINKS]
+        return [path for path in self._entries() if not (is_ours and written_by_us(path))]
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether there is a checkpoint in it."""
+        return any(NAMES.fullmatch(path.name) for path in self._entries())
+
+    def clear(self) -> None:
+        """Removes what runs of ours wrote, and the directory if nothing else is in it."""
+        for path in self._entries():
+            if written_by_us(path):
+                path.unlink() if path.is_symlink() else shutil.rmtree(path)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     def newest(self, identity: str | None) -> tuple[Snapshot | None, list[str]]:
         """The newest checkpoint that verifies, and why newer ones do not.
@@ -132,16 +182,17 @@ class Checkpoints:
         Damaged ones are set aside under another name, half-written ones removed.
         """
         refused = []
-        for leftover in self.path.glob(".*"):
-            shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink()
-        for path in self._all():
+        for leftover in self._entries():
+            if leftover.name.startswith(".") and written_by_us(leftover):
+                leftover.unlink() if leftover.is_symlink() else shutil.rmtree(leftover)
+        for path in self._named("round"):
+            if not written_by_us(path) and not (path / MANIFEST).is_file():
+                continue  # a directory of somebody else
             try:
                 snapshot = verified(path)
             except (OSError, SteelyardError) as error:
                 refused.append(f"{path.name}: {error}")
-                aside = path.with_name(f"damaged-{path.name}")
-                shutil.rmtree(aside, ignore_errors=True)
-                os.rename(path, aside)
+                self._set_aside(path)
                 continue
             if identity is not None and snapshot.identity != identity:
                 raise SteelyardError(
@@ -151,106 +202,59 @@ class Checkpoints:
             return snapshot, refused
         return None, refused
 
+    def verify_best(self, snapshot: Snapshot, number: int | None) -> str | None:
+        """Verifies the best model of a run that goes on from a checkpoint; returns what is wrong with it.
 
-def verified(path: Path) -> Snapshot:
-    """Reads a checkpoint, checking size and SHA-256 of every file first."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        seal = manifest.pop("sha256")
-        files = manifest["files"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise SteelyardError("its manifest is damaged") from None
-    if seal != _seal(manifest):
-        raise SteelyardError("its manifest is damaged")
-    if manifest["schema"] != SCHEMA:
-        raise SteelyardError(f"written in format {manifest['schema']}, this version reads {SCHEMA}")
-    for name, wanted in files.items():
-        data = (path / name).read_bytes()
-        if len(data) != wanted["size"] or hashlib.sha256(data).hexdigest() != wanted["sha256"]:
-            raise SteelyardError(f"{name} is damaged")
-    state = load_state(path / STATE) if STATE in files else None
-    return Snapshot(manifest["round"], load_file(path / MODEL), state, manifest["run"])
+        A damaged one is set aside, and written anew if the checkpoint of the same round is still there.
 
+        Args:
+            snapshot: the checkpoint.
+            number: the best round up to the checkpoint; None if that is not known.
+        """
+        # Without a round to look for, the link says which model is the best.
+        link = self.path / "best"
+        if number is None and not link.is_symlink():
+            return None
+        name = os.readlink(link) if number is None else f"best-{number:06d}"
+        problem = self._problem_of(name, snapshot.identity)
+        if problem is None:
+            return None
+        # Better rounds after the checkpoint replaced the model, and will be gone through again.
+        later = [path.name for path in self._named("best") if round_of(path) > snapshot.round]
+        if is_present(self.path / name) is False and any(
+            self._problem_of(other, snapshot.identity) is None for other in later
+        ):
+            return None
+        # Set the damaged model aside; the link may not lead to it, nor to nothing.
+        if written_by_us(self.path / name):
+            self._set_aside(self.path / name)
+        if written_by_us(link) and os.readlink(link) == name:
+            link.unlink()
+        # The checkpoint of the same round holds the same model.
+        try:
+            twin = verified(self.path / name.replace("best", "round"))
+            self.save(Snapshot(twin.round, twin.model, None, twin.identity))
+        except (OSError, SteelyardError):
+            return f"{name}: {problem}: the best model is lost, unless a later round is better"
+        return f"{name}: {problem}: written anew from the checkpoint of that round"
 
-def _seal(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    def _problem_of(self, name: str, identity: str) -> str | None:
+        """Why a best model cannot be used; None if it can."""
+        try:
+            stored = verified(self.path / name)
+        except FileNotFoundError:
+            return "it is missing"
+        except (OSError, SteelyardError) as error:
+            return str(error)
+        return None if stored.identity == identity else "it belongs to another run"
 
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-class Writer:
-    """Writes checkpoints beside the training, in a thread: rounds do not wait for the disk.
-
-    A snapshot is wanted when the last one is on disk and writing takes up no more than `pace` of the time: a run of
-    short rounds is not slowed down by its checkpoints. An error comes out of the next call.
-    """
-
-    def __init__(self, checkpoints: Checkpoints, log: int, pace: float) -> None:
-        self.checkpoints, self.log, self.pace = checkpoints, log, pace
-        self.rest_until = 0.0
-        self.pending: list[Snapshot] = []
-        self.error: Exception | None = None
-        self.busy = False
-        self.closed = False
-        self.changed = threading.Condition()
-        self.thread = threading.Thread(target=self._work, name="steelyard-checkpoints", daemon=True)
-        self.thread.start()
-
-    def wanted(self) -> bool:
-        """Whether a snapshot should be taken now."""
-        with self.changed:
-            self._raise()
-            return not (self.busy or self.pending) and time.monotonic() >= self.rest_until
-
-    def offer(self, *snapshots: Snapshot) -> None:
-        """Takes snapshots to write, in this order."""
-        with self.changed:
-            self._raise()
-            self.pending += snapshots
-            self.changed.notify_all()
-
-    def flush(self) -> None:
-        """Returns when everything taken is on disk."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.error is not None or not (self.pending or self.busy))
-            self._raise()
-
-    def close(self) -> None:
-        """Ends the thread after what it is writing."""
-        with self.changed:
-            self.closed = True
-            self.changed.notify_all()
-        self.thread.join()
-
-    def _raise(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-    def _work(self) -> None:
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.pending or self.closed)
-                if not self.pending:
-                    return
-                snapshot = self.pending.pop(0)
-                self.busy = True
-            began = time.monotonic()
-            try:
-                self.checkpoints.save(snapshot, self.log)
-            except Exception as error:
-                with self.changed:
-                    self.error, self.busy, self.closed = error, False, True
-                    self.pending.clear()
-                    self.changed.notify_all()
-                return
-            ended = time.monotonic()
-            with self.changed:
-                self.busy = False
-                self.rest_until = ended + (ended - began) * (1 / self.pace - 1)
-                self.changed.notify_all()
+    def _set_aside(self, path: Path) -> None:
+        """Renames a damaged checkpoint, unless it holds files of others."""
+        if not written_by_us(path):
+            return
+        aside = path.with_name(f"damaged-{path.name}")
+        count = 1
+        while is_present(aside):
+            count += 1
+            aside = path.with_name(f"damaged-{path.name}-{count}")
+        os.rename(path, aside)

@@ -128,9 +128,8 @@ class Forked:
     A worker that dies is replaced and its task done again: a task only writes to places of its own.
     """
 
-    def __init__(self, work: Work, buffers: Buffers, workers: int, closing: Sequence[int] = ()) -> None:
+    def __init__(self, work: Work, buffers: Buffers, workers: int) -> None:
         self.work, self.buffers, self.workers = work, buffers, workers
-        self.closing = list(closing)  # handles that workers must not keep open, such as a lock
         self.crew: list[_Worker] = []
         for _ in range(workers):
             self.crew.append(self._hire())
@@ -140,7 +139,7 @@ class Forked:
         # Pipes of colleagues are closed in the child, so that each worker sees the end of its own when we are gone.
         others = [colleague.pipe for colleague in self.crew] + [ours]
         process = get_context("fork").Process(
-            target=_labour, args=(self.work, self.buffers, theirs, others, self.closing, os.getpid()), daemon=True
+            target=_labour, args=(self.work, self.buffers, theirs, others, os.getpid()), daemon=True
         )
         with warnings.catch_warnings():  # forking beside threads is safe here: a child only computes, on one thread
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -200,15 +199,11 @@ class Forked:
         self.crew = []
 
 
-def _labour(
-    work: Work, buffers: Buffers, pipe: Connection, others: Sequence[Connection], handles: Sequence[int], parent: int
-) -> None:
+def _labour(work: Work, buffers: Buffers, pipe: Connection, others: Sequence[Connection], parent: int) -> None:
     """The life of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with(parent)
-    for handle in handles:
-        os.close(handle)
     for other in others:
         other.close()
     _keep_memory()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
-import shutil
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,52 +20,141 @@ import torch
 from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.checkpoint import Checkpoints
-from steelyard.sim.lock import LOCK, lock
+from steelyard.sim.lock import LOCK, close_private, lock, open_private, remove_lock
+from steelyard.sim.place import is_present, place_of
+from steelyard.sim.runfiles import (
+    CLIENTS,
+    COHORTS,
+    CONFIG,
+    ENVIRONMENT,
+    FILES,
+    ROUNDS,
+    is_file_of_run,
+    parse_json,
+    read_clients,
+    read_cohorts,
+    read_config,
+    read_log,
+)
 
-CONFIG, ENVIRONMENT, COHORTS, ROUNDS = "config.json", "environment.json", "cohorts.json", "rounds.jsonl"
-CLIENTS = "clients.json"
-_OWN = (CONFIG, ENVIRONMENT, CLIENTS, COHORTS, ROUNDS)
-_RESOLVED = {"algorithm", "seed", "rounds", "data", "model"}  # what a configuration says of any run
+__all__ = [
+    "CLIENTS",
+    "COHORTS",
+    "CONFIG",
+    "ENVIRONMENT",
+    "ROUNDS",
+    "RunDirectory",
+    "environment",
+    "read_clients",
+    "read_cohorts",
+    "read_config",
+    "read_log",
+    "write_json",
+    "write_text",
+]
 
 
 class RunDirectory:
     """An open run directory. Only one process has it open at a time."""
 
     def __init__(self, path: Path, keep: int = 2) -> None:
-        self.path, self.ours = path, not path.exists()
+        self.path = path
+        self.is_new = not path.exists()
+        self.had_lock = (path / LOCK).exists()
         self.lock = lock(path, "run")
+        self.place = place_of(path)
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
+        self.has_begun = False
         self.log: int | None = None
+        self.lines = hashlib.sha256()  # of the log
 
     @property
     def used(self) -> bool:
-        """Whether there is a run in it already."""
-        return (self.path / CONFIG).exists()
+        """Whether there is a run in it already; a `config.json` of somebody else is refused."""
+        if not is_present(self.path / CONFIG):
+            return False
+        if not is_file_of_run(self.path, CONFIG):
+            raise SteelyardError(
+                f"{self.path / CONFIG}: is in the way and is not the configuration of a run, or it is damaged: move "
+                "it away, or choose another directory (out, --out)"
+            )
+        return True
 
-    def clear(self) -> None:
-        """Removes the run in it; files of others stay."""
-        for name in _OWN:
-            (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.checkpoints.path, ignore_errors=True)
+    def prepare(self, overwrite: bool = False) -> None:
+        """Makes room for a new run: removes what an earlier run wrote, and refuses if anything else is in the way.
+
+        Args:
+            overwrite: whether an earlier run may be removed; without it, only what is left of one that had not begun.
+        """
+        # Look at everything before anything is removed.
+        has_run = self.used
+        is_own = self.checkpoints.path == self.path / "checkpoints"  # not a place that the user chose
+        is_ours = has_run or is_file_of_run(self.path, ENVIRONMENT)
+        present = [name for name in FILES if is_present(self.path / name)]
+        foreign = [self.path / name for name in present if not (is_ours and is_file_of_run(self.path, name))]
+        foreign += self.checkpoints.in_the_way(is_own, is_ours)
+        if foreign:
+            raise SteelyardError(
+                f"{self.path}: cannot be a run directory: {', '.join(map(str, foreign[:5]))} would be overwritten, and "
+                "was not written by an earlier run here, or is damaged: move it away, or choose another directory "
+                "(out, --out)"
+            )
+        # What is left of a run without its configuration is a run, too.
+        if not overwrite and (has_run or ROUNDS in present or self.checkpoints.holds_any):
+            way = f"go on with it (steelyard resume {shlex.quote(str(self.path))})"
+            raise SteelyardError(
+                f"{self.path}: holds a run: {way if has_run else f'bring its {CONFIG} back'}, choose another directory "
+                "(out, --out), or start afresh (overwrite=True, --overwrite)"
+            )
+        for name in present:
+            (self.path / name).unlink()
+        if is_own:
+            self.checkpoints.clear()
 
     def begin(self, config: Mapping[str, Any], cohorts: list[list[Any]], clients: Mapping[str, Any] | None) -> None:
         """Writes down what the run is, before its first round; who holds what may only be known later."""
+        if not self.used:
+            self.prepare()
+        self.check()
         write_json(self.path / ENVIRONMENT, environment())
         if clients is not None:
             self.write_clients(clients)
         write_json(self.path / COHORTS, cohorts, compact=True)
+        self.checkpoints.open()
         write_json(self.path / CONFIG, config)  # last: a directory with it is a run
+        self.has_begun = True
 
     def write_clients(self, clients: Mapping[str, Any]) -> None:
         """Who holds what."""
+        self.check()
         write_json(self.path / CLIENTS, clients, compact=True)
 
-    def open_log(self, rounds: int) -> list[dict[str, Any]]:
-        """Opens the log for appending after the first `rounds` lines; later ones, half lines too, are cut off."""
+    def check(self) -> None:
+        """Raises an error if the directory or its log was removed or replaced since it was opened."""
+        if place_of(self.path) != self.place:
+            raise SteelyardError(
+                f"{self.path}: the run directory was removed or replaced during the run: the run stops, and what it "
+                "did since its last checkpoint is lost. Bring the directory back and resume, or start afresh"
+            )
+        if self.log is not None and place_of(self.path / ROUNDS) != place_of(self.log):
+            raise SteelyardError(
+                f"{self.path / ROUNDS}: the log was removed or replaced during the run: the run stops. Bring the file "
+                "back and resume, or start afresh (overwrite=True, --overwrite)"
+            )
+        if self.has_begun and not is_present(self.path / CONFIG):
+            raise SteelyardError(f"{self.path / CONFIG}: was removed during the run: bring the file back and resume")
+
+    def open_log(self, rounds: int, digest: str | None = None) -> list[dict[str, Any]]:
+        """Opens the log for appending after the first `rounds` lines; later ones, half lines too, are cut off.
+
+        Args:
+            rounds: how many lines to keep.
+            digest: SHA-256 of these lines when they were written, if that is known.
+        """
         path = self.path / ROUNDS
         lines = path.read_bytes().splitlines(keepends=True)[:rounds] if path.exists() else []
         try:
-            records = [json.loads(line) for line in lines]
+            records = [parse_json(line) for line in lines]
             complete = [record["round"] for record in records] == list(range(1, rounds + 1))
         except (ValueError, KeyError, TypeError):
             complete = False
@@ -73,30 +163,49 @@ class RunDirectory:
                 f"{path}: lines of rounds 1 to {rounds} are missing or damaged, the run cannot go on: start afresh "
                 "(overwrite=True, --overwrite)"
             )
-        self.log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.lines = hashlib.sha256(b"".join(lines))
+        if digest is not None and digest != self.lines.hexdigest():
+            raise SteelyardError(
+                f"{path}: the lines of rounds 1 to {rounds} are not those that were written, the run cannot go on: "
+                "bring the file back, or start afresh (overwrite=True, --overwrite)"
+            )
+        try:
+            self.log = open_private(path, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            raise SteelyardError(f"{path}: cannot be written: {error.strerror}") from error
         os.ftruncate(self.log, sum(map(len, lines)))
         return records
 
     def append(self, record: Mapping[str, Any]) -> None:
         """One line for one round."""
         assert self.log is not None
+        self.check()
         data = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        self.lines.update(data)
         try:
             while data:  # the last bytes of a disk are taken without an error
                 data = data[os.write(self.log, data) :]
         except OSError as error:
             raise SteelyardError(f"{self.path / ROUNDS}: {error.strerror}: make room, then resume") from error
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the lines in the log."""
+        return self.lines.hexdigest()
+
     def close(self) -> None:
-        """Gives the directory free."""
+        """Releases the directory."""
         if self.log is not None:
-            os.close(self.log)
+            close_private(self.log)
             self.log = None
-        if self.ours and not self.used:  # nothing came of it
+        # Leave a directory in which no run began as it was before.
+        if place_of(self.path) == self.place and not is_file_of_run(self.path, CONFIG):
             with contextlib.suppress(OSError):
-                (self.path / LOCK).unlink()
-                self.path.rmdir()
-        os.close(self.lock)
+                if self.is_new or not self.had_lock:
+                    remove_lock(self.path, self.lock)
+                if self.is_new:
+                    self.path.rmdir()
+        close_private(self.lock)
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -105,60 +214,6 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """What `begin` wrote into a run directory."""
-    if not (path / CONFIG).exists():
-        raise SteelyardError(f"{path}: holds no run (no {CONFIG})")
-    try:
-        config: dict[str, Any] = json.loads((path / CONFIG).read_bytes())
-    except ValueError as error:
-        raise SteelyardError(f"{path / CONFIG}: not JSON: {error}: leave this directory out, or remove it") from None
-    known = isinstance(config, dict) and isinstance(config.get("resolved"), dict) and config["resolved"].keys()
-    if not known or not known >= _RESOLVED:
-        raise SteelyardError(f"{path / CONFIG}: does not say what was run: leave this directory out, or remove it")
-    return config
-
-
-def read_clients(path: Path) -> dict[str, Any] | None:
-    """Who holds what in a run; None for a run from before this was written down."""
-    try:
-        clients = json.loads((path / CLIENTS).read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise SteelyardError(f"{path / CLIENTS}: not JSON: {error}: resume the run to write it anew") from None
-    if not isinstance(clients, dict) or not isinstance(clients.get("ids"), list):
-        raise SteelyardError(f"{path / CLIENTS}: names no clients: resume the run to write it anew")
-    return clients
-
-
-def read_cohorts(path: Path) -> list[Any] | None:
-    """Whom each round asked; None if that cannot be read."""
-    try:
-        cohorts = json.loads((path / COHORTS).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return cohorts if isinstance(cohorts, list) else None
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The rounds on record; a half line at the end, of a run that was killed, is left out."""
-    data = (path / ROUNDS).read_bytes() if (path / ROUNDS).exists() else b""
-    records = []
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-        try:
-            record, why = json.loads(line), "not the record of a round"
-        except ValueError as error:
-            record, why = None, f"not JSON: {error}"
-        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
-            raise SteelyardError(
-                f"{path / ROUNDS}, line {number}: {why}: leave this directory out, or resume the run if its last "
-                "checkpoint is from before"
-            )
-        records.append(record)
-    return records
 
 
 def write_json(path: Path, value: Any, compact: bool = False) -> None:
@@ -170,11 +225,15 @@ def write_json(path: Path, value: Any, compact: bool = False) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes a file atomically: the old one or the new one is there, whatever happens."""
     hidden = path.with_name(f".{path.name}.new")
-    with open(hidden, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(hidden, path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    try:
+        with os.fdopen(os.open(hidden, flags, 0o644), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(hidden, path)
+    except OSError as error:
+        raise SteelyardError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def environment() -> dict[str, Any]:

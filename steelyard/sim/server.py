@@ -15,8 +15,8 @@ from steelyard.core.table import ClientId
 from steelyard.core.term import ClientTerm, Vectors
 from steelyard.metrics import refused_by_metrics
 from steelyard.sim.buffers import Buffers
-from steelyard.sim.checkpoint import Snapshot
 from steelyard.sim.group import FINE, REASONS
+from steelyard.sim.snapshot import Snapshot
 from steelyard.sim.told import told
 from steelyard.sim.work import Seat, Work
 from steelyard.stores.memory import MemorySink, MemoryStore

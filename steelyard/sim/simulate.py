@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -157,19 +156,12 @@ def _enter(
     """Starts a run in a directory, or goes on with the one in it."""
     if resume and directory.used:
         check_same(directory.path, read_config(directory.path).get("resolved", {}), config["resolved"])
-        refused = simulation.resume()
-        if refused:
-            then = "the one before is used" if simulation.records else "none is left: the run starts over at round 1"
-            warn(simulation.callbacks, f"checkpoint passed over ({'; '.join(refused)}), {then}")
+        for warning in simulation.resume():
+            warn(simulation.callbacks, warning)
         check_done(directory.path, simulation)
         directory.begin(config, named(simulation), _held(simulation))  # it may have been prolonged
         return
-    if directory.used and not overwrite:
-        raise SteelyardError(
-            f"{directory.path}: holds a run: go on with it (steelyard resume {shlex.quote(str(directory.path))}), "
-            "choose another directory (out, --out), or start afresh (overwrite=True, --overwrite)"
-        )
-    directory.clear()
+    directory.prepare(overwrite)
     directory.begin(config, named(simulation), _held(simulation))
 
 

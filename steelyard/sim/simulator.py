@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -22,15 +22,16 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId, sort_key
 from steelyard.sim.buffers import SHARD, Buffers
 from steelyard.sim.callbacks import Callback
-from steelyard.sim.checkpoint import Snapshot, Writer
 from steelyard.sim.executors import CLIENTS, TEST, TRAIN, Executor, Forked, Serial, Task, can_fork, one_thread
 from steelyard.sim.group import FINE, REASONS
 from steelyard.sim.participation import Participation
 from steelyard.sim.record import Record, finite, plain
 from steelyard.sim.rundir import RunDirectory
 from steelyard.sim.server import Server
+from steelyard.sim.snapshot import Snapshot
 from steelyard.sim.streams import stream
 from steelyard.sim.work import Seat, Work
+from steelyard.sim.writer import Writer
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,35 @@ class Simulation:
         self.records: list[Record] = []
         self.voids = 0
         self.best: float | None = None
+        self.best_round: int | None = None
         self.best_model: Snapshot | None = None  # not on disk yet
 
     def resume(self) -> list[str]:
-        """Goes back to the newest checkpoint that verifies; returns what had to be passed over, and why."""
+        """Goes back to the newest checkpoint that verifies; returns a sentence for all that is damaged or missing."""
         assert self.directory is not None
-        snapshot, refused = self.directory.checkpoints.newest(self.identity)
-        if snapshot is not None:
+        checkpoints = self.directory.checkpoints
+        snapshot, refused = checkpoints.newest(self.identity)
+        # Without a checkpoint, the run starts over.
+        if snapshot is None:
+            self.records = self.directory.open_log(0)
+            if not refused:
+                return []
+            passed_over = "; ".join(refused)
+            return [f"checkpoint passed over ({passed_over}), none is left: the run starts over at round 1"]
+        # The log comes first: nothing is changed where it is damaged.
+        self.records = self.directory.open_log(snapshot.round, snapshot.log)
+        try:
             progress = self.server.restore(snapshot)
             self.voids, self.best = progress["voids"], progress["best"]
-        self.records = self.directory.open_log(0 if snapshot is None else snapshot.round)
-        return refused
+            self.best_round = progress.get("best_round")
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise SteelyardError(
+                f"{checkpoints.path / snapshot.name}: does not hold the state of this run ({error}): start afresh "
+                "(overwrite=True, --overwrite)"
+            ) from error
+        warnings = [f"checkpoint passed over ({'; '.join(refused)}), the one before is used"] if refused else []
+        damage = checkpoints.verify_best(snapshot, self.best_round)
+        return warnings if damage is None else [*warnings, damage]
 
     def run(self) -> None:
         """All rounds that are left.
@@ -123,6 +142,8 @@ class Simulation:
             if writer is not None and self.records:
                 self._checkpoint(writer)
                 writer.flush()
+            if self.directory is not None:
+                self.directory.check()
         except BaseException as error:
             for callback in self.callbacks:
                 try:
@@ -145,9 +166,7 @@ class Simulation:
             raise SteelyardError("executor=process forks workers, on Linux and without a GPU: use executor=serial here")
         if options.executor == "serial" or not forks or (options.executor == "auto" and wanted == 1):
             return Serial(self.work, self.buffers)
-        handles = [self.directory.lock] if self.directory is not None else []
-        handles += [self.directory.log] if self.directory is not None and self.directory.log is not None else []
-        return Forked(self.work, self.buffers, wanted, handles)
+        return Forked(self.work, self.buffers, wanted)
 
     def _round(self, number: int, executor: Executor) -> tuple[Record, bool]:
         started = time.perf_counter()
@@ -266,6 +285,8 @@ class Simulation:
 
     def _keep(self, record: Record, best: bool, writer: Writer | None) -> None:
         self.records.append(record)
+        if best:
+            self.best_round = record["round"]
         if self.directory is None or writer is None:
             return
         self.directory.append(record)
@@ -276,9 +297,11 @@ class Simulation:
 
     def _checkpoint(self, writer: Writer) -> None:
         """The best model goes first: once a checkpoint is there, all models it speaks of are."""
-        progress = {"voids": self.voids, "best": self.best}
+        assert self.directory is not None
+        progress = {"voids": self.voids, "best": self.best, "best_round": self.best_round}
         best = [self.best_model] if self.best_model is not None else []
-        writer.offer(*best, self.server.snapshot(len(self.records), progress, self.identity))
+        snapshot = self.server.snapshot(len(self.records), progress, self.identity)
+        writer.offer(*best, replace(snapshot, log=self.directory.digest))
         self.best_model = None
 
 
