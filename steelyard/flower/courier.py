@@ -133,7 +133,7 @@ class Spool:
             )
         # The model, and vectors of its size.
         if name is not None:
-            self._check_model(content.array_records[name])
+            self.check_model(content.array_records[name])
         if vectors is not None:
             self._check_vectors(content.array_records[vectors])
         self.held += beside
@@ -143,7 +143,8 @@ class Spool:
             if vectors is not None:
                 self._hold(content, vectors, TOLD, left)
 
-    def _check_model(self, record: ArrayRecord) -> None:
+    def check_model(self, record: ArrayRecord) -> None:
+        """Raise an error with the reason if this is not a model of the layout that is expected."""
         if self.layout is None:
             return
         if len(record) > len(self.layout.leaves):

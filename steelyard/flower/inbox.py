@@ -257,7 +257,9 @@ def _model(content: RecordDict, key: str, spool: Spool) -> Source:
     if name is None:
         held = escape_text(", ".join(str(name) for name in content) or "nothing", _SHOWN)
         raise SteelyardError(f"its reply has no ArrayRecord {key!r}: it has {held}")
-    return RecordSource(content.array_records[name])
+    record = content.array_records[name]
+    spool.check_model(record)
+    return RecordSource(record)
 
 
 def _told(content: RecordDict, spool: Spool) -> Source | None:
