@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.core.weighting import Weighting
 
 Table = dict[str, dict[ClientId, Any]]
 
-_MOST = 1e15  # no honest number is larger, and sums and products of such numbers stay finite
+MOST = 1e15  # no honest number is larger, and sums and products of such numbers stay finite
 
 MEANING = {
     "num_examples": "size of the local data set",
@@ -28,6 +29,10 @@ MEANING = {
     "accuracy_before": "accuracy of the received model on the local data",
     "grad_norm": "eta |g|^2, summed over the steps of an epoch",
 }
+
+
+# Words in the names of metrics of which less is better.
+_LOWER = {"loss", "error", "err", "mae", "mse", "rmse", "mape", "nll", "perplexity", "ppl", "wer", "cer", "brier"}
 
 
 def metric_table(metrics: Any, given: Sequence[ClientId]) -> Table:
@@ -69,21 +74,52 @@ def refused_by_metrics(
             meaning = f", the {MEANING[name]}" if name in MEANING else ""
             raise SteelyardError(f"the rule needs {name!r}{meaning}: pass metrics={{{name!r}: [...]}}{cure}")
         column = table[name]
-        length = _common_length(column, ids) if name == "label_hist" else 0
+        values = _valid_column(name, column, ids, whole)
         for client in ids:
             if client not in column:
                 refused.setdefault(client, f"did not report {name!r}")
-                continue
-            said = column[client]
-            value = _histogram(said, length) if name == "label_hist" else _number(name, said, whole)
-            if value is None:
+            elif client not in values:
                 refused.setdefault(client, f"invalid {name}={_shown(column[client])}")
-            else:
-                column[client] = value
+        column.update(values)
     return refused
 
 
-def _number(name: str, value: Any, whole: bool) -> float | None:
+def drop_invalid(table: Table, ids: Sequence[ClientId], but: Collection[str], whole: bool = True) -> None:
+    """Leave out of the table what clients reported without need, where it is not a number that can be right.
+
+    Args:
+        table: is changed.
+        ids: the clients; reports of others are left out, too.
+        but: names of metrics that have been checked.
+        whole: whether a number of examples must be a whole number.
+    """
+    for name in table.keys() - set(but):
+        table[name] = _valid_column(name, table[name], ids, whole)
+
+
+def _valid_column(
+    name: str, column: Mapping[ClientId, Any], ids: Sequence[ClientId], whole: bool
+) -> dict[ClientId, Any]:
+    """Return what these clients reported of a metric, as plain numbers, without what cannot be right."""
+    length = _common_length(column, ids) if name == "label_hist" else 0
+    values: dict[ClientId, Any] = {}
+    for client in ids:
+        if client in column:
+            said = column[client]
+            value = _histogram(said, length) if name == "label_hist" else valid_number(name, said, whole)
+            if value is not None:
+                values[client] = value
+    return values
+
+
+def valid_number(name: str, value: Any, whole: bool) -> float | None:
+    """Return a reported number as a float, None if it cannot be right.
+
+    Args:
+        name: of the metric.
+        value: what a client reported.
+        whole: whether a number of examples must be a whole number.
+    """
     if type(value) not in (int, float):
         if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0:
             value = value.item()
@@ -93,12 +129,12 @@ def _number(name: str, value: Any, whole: bool) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    if not abs(number) <= _MOST:
+    if not abs(number) <= MOST:
         return None
     if name == "num_steps" or (name == "num_examples" and whole):
         return number if number >= 1 and number == int(number) else None
     if name in ("normalizer", "num_examples"):
-        return number if number >= 1 / _MOST else None
+        return number if number >= 1 / MOST else None
     signed = (
         name.startswith(("loss", "accuracy")) or name == "grad_norm"
     )  # anything else is a weight, or may become one
@@ -116,7 +152,7 @@ def _histogram(value: Any, length: int) -> list[float] | None:
     counts = _counts(value)
     if counts is None or counts.shape != (length,) or counts.sum() <= 0:
         return None
-    if not ((counts >= 0) & (counts <= _MOST)).all():
+    if not ((counts >= 0) & (counts <= MOST)).all():
         return None
     return [float(count) for count in counts]
 
@@ -129,5 +165,22 @@ def _common_length(column: Mapping[ClientId, Any], ids: Sequence[ClientId]) -> i
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        text = f"a {type(value).__name__} that is too long to show"
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def lower_is_better(metric: str, mode: str) -> bool:
+    """Return whether lower values of a metric are better.
+
+    Args:
+        metric: its name.
+        mode: `"min"`, `"max"`, or `"auto"`: lower is better for losses and errors, higher for all others.
+    """
+    checks.one_of("mode", mode, "auto", "max", "min")
+    if mode != "auto":
+        return mode == "min"
+    words = metric.lower().replace("-", "_").split("_")
+    return not _LOWER.isdisjoint(words)

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from steelyard.cli.say import fail
+from steelyard.cli.say import Console, escape, fail
 from steelyard.cli.sweep import MetricName, print_table
 from steelyard.core.errors import SteelyardError
 

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from steelyard.cli.say import fail, show
+from steelyard.cli.say import Console, escape, fail, show
 from steelyard.cli.taught import Taught
 from steelyard.core.errors import SteelyardError
 from steelyard.data.homes import HOMES, File, bring, named

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from steelyard.cli.say import show
+from steelyard.cli.say import Console, escape, show
 from steelyard.core.registry import Entry
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from steelyard.cli.say import console, fail, show
+from steelyard.cli.say import console, escape, fail, show
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.core.text import to_text

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from steelyard.cli.listing import Json, about, print_rows
-from steelyard.cli.say import fail
+from steelyard.cli.say import Console, fail
 from steelyard.cli.taught import Taught
 from steelyard.core.errors import SteelyardError
 from steelyard.core.text import parse

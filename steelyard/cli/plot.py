@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from steelyard.cli.report import Target
-from steelyard.cli.say import fail, show
+from steelyard.cli.say import Console, escape, fail, show
 from steelyard.core.errors import SteelyardError
 
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from steelyard.cli.say import Console, escape
+from steelyard.core.escape import escape_text
 from steelyard.sim.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ class Lines(Callback):
         parts += [f"{name} {record[name]:.4f}" for name in ("accuracy", "loss") if record.get(name) is not None]
         parts += [f"{speed:.1f} rounds/s", f"{left:.0f} s left"]
         parts += [f"void: {record['void']}"] if record.get("void") else []
-        self.console.print("  ".join(parts), highlight=False, markup=False, soft_wrap=True)
+        self.console.print(escape_text("  ".join(parts)), highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, message: str) -> None:
         """A line of its own."""
-        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(escape_text(message), highlight=False, markup=False, soft_wrap=True)
 
 
 class JsonLines(Callback):

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from steelyard.cli.say import fail
+from steelyard.cli.say import Console, escape, fail
 from steelyard.core.errors import SteelyardError
 
 Directories = Annotated[list[Path], typer.Argument(help="Run directories, or directories of runs.")]

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table as Shown
 
 from steelyard.cli.run import Quiet
-from steelyard.cli.say import fail, show
+from steelyard.cli.say import Console, escape, fail, show
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from steelyard.cli.say import fail, show
+from steelyard.cli.say import Console, escape, fail, show
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.callbacks import Callback
 from steelyard.sim.history import History

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich import console as rich_console
+from rich.console import ConsoleOptions, RenderableType
+from rich.markup import escape as escape_markup
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
+
+from steelyard.core.escape import escape_lines, escape_text
+
+
+class Console(rich_console.Console):
+    """A console that shows control characters in texts as escape sequences: others wrote some of the texts."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as usual, but let no text move the cursor or change colours; rich's own control codes stay."""
+        for segment in super().render(renderable, options):
+            is_safe = bool(segment.control) or segment.text.isprintable()
+            yield segment if is_safe else Segment(escape_lines(segment.text), segment.style)
+
 
 console = Console()
 
 _WIDEST = 10_000
 
 
+def escape(text: object) -> str:
+    """Return a text as one line that shows as it is: without markup, control characters or line breaks."""
+    return escape_markup(escape_text(text))
+
+
 def fail(error: Exception | str, code: int = 2) -> NoReturn:
     """One line on standard error, and a code that says it failed."""
-    Console(stderr=True).print(f"[red]steelyard:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+    Console(stderr=True).print(f"[red]steelyard:[/] {escape(error)}", soft_wrap=True, highlight=False)
     raise typer.Exit(code)
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table as Shown
 from rich.text import Text
 
 from steelyard.cli.run import Quiet
-from steelyard.cli.say import fail, show
+from steelyard.cli.say import Console, escape, fail, show
 from steelyard.core.errors import SteelyardError
+from steelyard.core.escape import escape_text
 
 if TYPE_CHECKING:
     from steelyard.lab.jobs import Job, Outcome
@@ -117,7 +117,7 @@ class Lines(Board):
         self._say(f"{self.state[name]:<9} {name}  {said}  ({done}/{len(self.jobs)})")
 
     def _say(self, line: str) -> None:
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(escape_text(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def sweep(
@@ -214,7 +214,7 @@ def print_table(table: Table, console: Console) -> None:
         shown.add_column(escape(head), justify="right")
     for name, cells in table.rows:
         texts = [Text("" if cell is None else str(cell), style="bold" if cell and cell.best else "") for cell in cells]
-        shown.add_row(Text(name), *texts)
+        shown.add_row(Text(escape_text(name)), *texts)
     show(shown, console)
 
 

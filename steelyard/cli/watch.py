@@ -6,10 +6,9 @@ import webbrowser
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from steelyard.cli.report import Directories, Open, Target
-from steelyard.cli.say import fail
+from steelyard.cli.say import Console, fail
 from steelyard.core.errors import SteelyardError
 
 

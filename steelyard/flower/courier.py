@@ -8,19 +8,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from steelyard.core.errors import SteelyardError
-from steelyard.flower.records import num_bytes, to_state_dict
+from steelyard.core.layout import Layout
+from steelyard.flower.handler import ServerFault, call_or_refuse
+from steelyard.flower.records import RecordSource, num_bytes, to_state_dict
 from steelyard.stores.safetensors import Checkpoint
 
 TOLD = "steelyard.told"  # the record of changes in what a client keeps
@@ -28,6 +31,10 @@ MODEL = "model"
 _POLL = 0.2  # seconds between looks for replies
 _CALLS = 50  # looks are further apart where they take more calls than that a second
 _OWN = 6  # models the server needs beside the replies: global, new, as sent, on the way in and out
+_BESIDE = 8  # of memory=, all clients together may use this part for what is no model
+_LEAST_BESIDE = 1 << 16  # bytes of a reply beside its model that are always allowed
+_MOST_ITEM = 8  # bytes of a number
+_MOST_ENVELOPE = 1 << 13  # bytes of a vector's name and header
 _VECTOR = 3  # the same for a vector that a client term sends or is told: kept, as sent, on the way
 
 
@@ -46,58 +53,132 @@ def budget(memory: int | str | None) -> int:
 class Spool:
     """Replies' arrays within a budget: the first ones stay in memory, the others become files.
 
-    Client terms send and are told vectors of the model's size beside the model. Which file is whose is kept here and
-    never in the replies, which say what clients like; they are there until `clear`.
+    Everything that a reply holds is counted. Models, and the vectors of client terms, go to disk when memory is short;
+    what else a reply holds has to stay, so each reply has a limit for it. Which file is whose is kept here and never
+    in the replies, which say what clients like; files are there until `clear`.
     """
 
     def __init__(self, limit: int, sent: int = 0, told: int = 0) -> None:
         self.limit, self.told, self.own = limit, told, _OWN + _VECTOR * (sent + told)
         self.home: Path | None = None
         self.folder: Path | None = None
+        self.layout: Layout | None = None
+        self.vectors: frozenset[str] = frozenset()
+        self.most_beside = _LEAST_BESIDE
         self.held = self.files = 0
         self.aside: dict[tuple[int, str], Path] = {}
+        self.refused: dict[int, str] = {}
+        self.seen: set[int] = set()
 
     def live_in(self, home: Path) -> None:
         """Writes into this folder, not a temporary one; what a run that was killed left there goes."""
         self.home = home
         _sweep(home)
 
+    def expect(self, clients: int, layout: Layout | None = None, vectors: Iterable[str] = ()) -> None:
+        """Forget the replies before, and prepare for the next.
+
+        Args:
+            clients: how many are asked.
+            layout: of their models; None if they are asked to evaluate.
+            vectors: names of the vectors that client terms are told.
+        """
+        self.clear()
+        self.layout, self.vectors = layout, frozenset(vectors)
+        self.most_beside = max(_LEAST_BESIDE, self.limit // (_BESIDE * max(1, clients)))
+
     def room(self, model: int) -> int:
         """How many more replies with a model of this size fit into memory."""
         return max(0, self.limit - self.own * model - self.held) // max(1, (1 + self.told) * model)
 
-    def take(self, reply: Message, key: str) -> None:
-        """Keeps the reply's arrays, or puts them aside."""
-        if not reply.has_content():
+    def take(self, reply: Message, key: str | None) -> None:
+        """Keep what a reply holds, or put its arrays aside; a reply that cannot be used is refused, and emptied.
+
+        Args:
+            reply: from a client.
+            key: the name of the record with the model; None for replies without one, which are evaluations.
+        """
+        if not reply.has_content() or id(reply.content) in self.seen:
             return
-        name = array_name(reply.content, key)
-        if name is None:
-            return
-        left = self.limit - self.own * num_bytes(reply.content.array_records[name])
-        self._hold(reply.content, name, MODEL, left)
-        if TOLD in reply.content.array_records:
-            self._hold(reply.content, TOLD, TOLD, left)
+        content = reply.content
+        self.seen.add(id(content))
+        _, reason = call_or_refuse(self._take, content, key)
+        if reason:
+            self.refused[id(content)] = reason
+            _empty(content, self.most_beside)
+            self.held += content_bytes(content)
+
+    def check(self, content: RecordDict) -> None:
+        """Raise an error with the reason if this reply was refused when it came."""
+        reason = self.refused.get(id(content))
+        if reason is not None:
+            raise SteelyardError(reason)
 
     def find(self, content: RecordDict, what: str = MODEL) -> Checkpoint | None:
         """What was put aside of a reply, if it was."""
         path = self.aside.get((id(content), what))
         return None if path is None else Checkpoint(str(path))
 
+    def _take(self, content: RecordDict, key: str | None) -> None:
+        """Check sizes and shapes before anything is kept or written."""
+        name = None if key is None else array_name(content, key)
+        vectors = TOLD if name is not None and TOLD in content.array_records else None
+        # What has to stay in memory.
+        beside = content_bytes(content, but=(name, vectors))
+        if beside > self.most_beside:
+            what = "" if name is None else " beside the model"
+            raise SteelyardError(
+                f"its reply holds {beside} bytes{what}, at most {self.most_beside} are allowed: send less, or raise "
+                "memory="
+            )
+        # The model, and vectors of its size.
+        if name is not None:
+            self.check_model(content.array_records[name])
+        if vectors is not None:
+            self._check_vectors(content.array_records[vectors])
+        self.held += beside
+        if name is not None:
+            left = self.limit - self.own * num_bytes(content.array_records[name])
+            self._hold(content, name, MODEL, left)
+            if vectors is not None:
+                self._hold(content, vectors, TOLD, left)
+
+    def check_model(self, record: ArrayRecord) -> None:
+        """Raise an error with the reason if this is not a model of the layout that is expected."""
+        if self.layout is None:
+            return
+        if len(record) > len(self.layout.leaves):
+            raise SteelyardError(f"its model has {len(record)} tensors, {len(self.layout.leaves)} are expected")
+        reason = self.layout.mismatch(RecordSource(record).shapes)
+        if reason is not None:
+            raise SteelyardError(reason)
+
+    def _check_vectors(self, record: ArrayRecord) -> None:
+        """Drop vectors that nobody asked for; the others may have the model's size."""
+        if self.layout is None:
+            return
+        for name in set(record) - self.vectors:
+            del record[name]
+        most = self.told * (self.layout.dim * _MOST_ITEM + _MOST_ENVELOPE)
+        size = record_bytes(record)
+        if size > most:
+            raise SteelyardError(f"its record {TOLD!r} holds {size} bytes, at most {most} are expected")
+
     def _hold(self, content: RecordDict, name: str, what: str, left: int) -> None:
+        """Keep a record in memory if there is room, else write it to a file."""
         record = content.array_records[name]
         size = num_bytes(record)
         if self.held + size <= left:
             self.held += size
             return
+        state = to_state_dict(record)
         try:
             path = self._path()
-            save_file(to_state_dict(record), path)
-        except ValueError:  # not a model: it stays as it is, to be quarantined with the reason
-            return
+            save_file(state, path)
         except (OSError, SafetensorError) as error:
             place = self.folder or self.home or "replies beyond memory="
             cure = "set TMPDIR to where there is" if self.home is None else "raise memory="
-            raise SteelyardError(f"{place}: {getattr(error, 'strerror', error)}: make room, or {cure}") from error
+            raise ServerFault(f"{place}: {getattr(error, 'strerror', error)}: make room, or {cure}") from error
         self.aside[id(content), what] = path
         del content[name]
 
@@ -115,6 +196,41 @@ class Spool:
             _sweep(self.folder)
         self.folder, self.held, self.files = None, 0, 0
         self.aside.clear()
+        self.refused.clear()
+        self.seen.clear()
+
+
+def content_bytes(content: RecordDict, but: Iterable[str | None] = ()) -> int:
+    """Return how much memory a reply takes up: arrays, metrics, configuration, and all names.
+
+    Args:
+        content: of the reply.
+        but: names of records that are not counted.
+    """
+    left_out = set(but)
+    return sum(sys.getsizeof(name) + record_bytes(record) for name, record in content.items() if name not in left_out)
+
+
+def record_bytes(record: Mapping[str, Any]) -> int:
+    """Return how much memory a record of any kind takes up."""
+    return sum(sys.getsizeof(name) + _value_bytes(value) for name, value in record.items())
+
+
+def _value_bytes(value: Any) -> int:
+    if isinstance(value, Array):
+        texts = sys.getsizeof(value.dtype) + sys.getsizeof(value.stype)
+        return sys.getsizeof(value.data) + texts + _value_bytes(list(value.shape))
+    if isinstance(value, (list, tuple)):
+        return sys.getsizeof(value) + sum(sys.getsizeof(item) for item in value)
+    return sys.getsizeof(value)
+
+
+def _empty(content: RecordDict, most: int) -> None:
+    """Drop the arrays of a refused reply, and the rest too if it is large: it may hold the client's id."""
+    for name in list(content.array_records):
+        del content[name]
+    if content_bytes(content) > most:
+        content.clear()
 
 
 def _sweep(folder: Path) -> None:
@@ -127,7 +243,9 @@ def _sweep(folder: Path) -> None:
 class Courier:
     """A grid that hands replies over one by one. All else is the grid's own."""
 
-    def __init__(self, grid: Grid, timeout: float, receive: Callable[[Message], None], room: Callable[[], int]) -> None:
+    def __init__(
+        self, grid: Grid, timeout: float, receive: Callable[[Message, bool], None], room: Callable[[], int]
+    ) -> None:
         self._grid, self._timeout, self._receive, self._room = grid, timeout, receive, room
 
     def __getattr__(self, name: str) -> Any:
@@ -146,7 +264,7 @@ class Courier:
                 part, left = left[:count], left[count:]
                 calls += 1
                 for reply in self._grid.pull_messages(part):
-                    self._receive(reply)
+                    self._receive(reply, _are_for_training(pushed))
                     replies.append(reply)
                     waiting.discard(reply.metadata.reply_to_message_id)
             rest = end - time.monotonic()
@@ -154,6 +272,11 @@ class Courier:
                 break
             time.sleep(min(max(_POLL, calls / _CALLS), rest))
         return replies
+
+
+def _are_for_training(messages: Iterable[Message]) -> bool:
+    """Return what clients were asked to do. What a reply says of itself is not believed."""
+    return any(message.metadata.message_type.startswith(MessageType.TRAIN) for message in messages)
 
 
 def array_name(content: RecordDict, key: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
@@ -11,17 +11,22 @@ from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId, sort_key
+from steelyard.core.escape import MOST_CHARACTERS, escape_text
+from steelyard.core.table import ClientId
 from steelyard.flower.courier import TOLD, Spool, array_name
+from steelyard.flower.handler import call_or_refuse
+from steelyard.flower.identity import Names
 from steelyard.flower.records import RecordSource
 from steelyard.flower.server import Replies
 from steelyard.metrics import MEANING, Table
 from steelyard.stores.slices import Source
 
+_SHOWN = 100  # characters of the names of a reply's records
 OURS = "steelyard"  # the records we add to messages and replies
 UNNAMED = (
     "%d clients do not report %r: their node ids stand in for it, and what is remembered of a client is lost when its "
-    "node gets another id. Report it as a metric, or set id_key"
+    "node gets another id. To report it, start nodes with it (--node-config) and use "
+    "ClientApp(mods=[steelyard.flower.reporting]); or name what they report, with id_key=... in the strategy"
 )
 UNCONFIRMED = (
     "did not confirm that client={} was added to the training: build the ClientApp with steelyard.flower.client, or "
@@ -41,34 +46,6 @@ CODES = {
 
 
 @dataclass
-class Names:
-    """Logical ids of nodes: what clients report under a key, else the node's own id."""
-
-    key: str
-    known: dict[int, ClientId] = field(default_factory=dict)
-    unnamed: set[int] = field(default_factory=set)
-
-    def of(self, node: int) -> ClientId:
-        """The best that is known of a node."""
-        return self.known.get(node, node)
-
-    def learn(self, node: int, content: RecordDict) -> ClientId:
-        """Reads the id off a reply."""
-        records: list[Any] = [*content.config_records.values(), *content.metric_records.values()]
-        for name in (self.key, self.key.replace("-", "_")):
-            for record in records:
-                value = record.get(name)
-                if isinstance(value, (int, str)) and not isinstance(value, bool):
-                    self.known[node] = value
-                    return value
-                if isinstance(value, float) and value.is_integer():
-                    self.known[node] = int(value)
-                    return int(value)
-        self.unnamed.add(node)
-        return self.of(node)
-
-
-@dataclass
 class Answers:
     """Who answered, and who did not.
 
@@ -77,12 +54,14 @@ class Answers:
         failed: clients that answered with an error, and those that did not answer, with the reason.
         late: the latter.
         strays: replies that belong to no question of this round.
+        asked: how many clients were asked.
     """
 
     contents: dict[int, RecordDict] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     late: list[ClientId] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
+    asked: int = 0
 
     @property
     def record(self) -> dict[str, Any]:
@@ -90,9 +69,9 @@ class Answers:
         dropped = sorted(set(self.failed) - {str(client) for client in self.late})
         return {"dropped": dropped, "late": self.late, "failed": self.failed, "strays": self.strays}
 
-    def by_name(self, names: Names) -> list[RecordDict]:
-        """The contents in the order of clients' ids."""
-        return [self.contents[node] for node in sorted(self.contents, key=lambda node: sort_key(names.of(node)))]
+    def by_name(self, names: Names) -> dict[ClientId, RecordDict]:
+        """The contents by client id."""
+        return {names.of(node): content for node, content in self.contents.items()}
 
     def warn(self, number: int, phase: str = "") -> None:
         """Logs who failed, and why."""
@@ -112,12 +91,14 @@ def matched(sent: Sequence[Message], replies: Iterable[Message], names: Names, t
     asked = asked or {one.metadata.src_node_id: one.metadata.reply_to_message_id for one in reversed(replies)}
     by_message = {name: node for node, name in asked.items() if name}
     found: dict[int, Message] = {}
-    made = Answers()
+    made = Answers(asked=len(asked))
     for reply in replies:
         to, source = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         node = by_message.get(to) if to and by_message else source if source in asked else None
         if node is None:
             made.strays.append(f"node {source}: answers no question of this round (late?)")
+        elif reply.has_content() and source != node:
+            made.strays.append(f"node {source}: answers a question that node {node} was asked")
         elif node in found:
             made.strays.append(f"node {node}: answered twice; the first reply counts")
         else:
@@ -129,7 +110,8 @@ def matched(sent: Sequence[Message], replies: Iterable[Message], names: Names, t
         elif found[node].has_error():
             error = found[node].error
             said = f"{CODES.get(error.code, 'error')} (code {error.code})"
-            made.failed[str(names.of(node))] = f"node {node}: {said}: {error.reason or 'no reason given'}"
+            reason = escape_text(error.reason or "no reason given", MOST_CHARACTERS)
+            made.failed[str(names.of(node))] = f"node {node}: {said}: {reason}"
         else:
             made.contents[node] = found[node].content
     return made
@@ -186,38 +168,85 @@ class Inbox:
             log(WARNING, UNNAMED, len(names.unnamed), names.key)
 
 
-def sort_out(answers: Answers, names: Names, wanted: Wanted, spool: Spool) -> Inbox:
-    """Reads ids, models and reports; a reply of which something cannot be used is refused by name."""
+def split_refused(
+    contents: Mapping[ClientId, RecordDict], spool: Spool
+) -> tuple[dict[ClientId, RecordDict], dict[ClientId, str]]:
+    """Return the replies that were not refused when they came, and the reasons for the others."""
+    accepted: dict[ClientId, RecordDict] = {}
+    refused: dict[ClientId, str] = {}
+    for client, content in contents.items():
+        _, reason = call_or_refuse(spool.check, content)
+        if reason:
+            refused[client] = reason
+        else:
+            accepted[client] = content
+    return accepted, refused
+
+
+def sort_out(answers: Answers, names: Names, wanted: Wanted, spool: Spool, metrics: Collection[str] = ()) -> Inbox:
+    """Read ids, models and reports off the replies of a round.
+
+    Args:
+        answers: the replies, by node.
+        names: the nodes' client ids; ids that are new are added.
+        wanted: what a reply has to hold.
+        spool: where the arrays are that are not in memory, and why it refused replies.
+        metrics: names of metrics to read beside the known ones: what the rule needs.
+
+    Returns:
+        The replies that can be used, and the reason for each client whose reply cannot.
+    """
     models: dict[ClientId, Source] = {}
     told: dict[ClientId, Source] = {}
     refused: dict[ClientId, str] = {}
     box = Inbox(Replies(models, {}, told, refused), {}, {}, [], [])
-    taken: set[str] = set()  # as text: records have 0 and "0" under one name
+    strangers: dict[str, str] = {}  # nodes without an id of their own, with the reason
     for node, content in answers.contents.items():
-        client = names.learn(node, content)
-        if str(client) in taken:
-            refused[f"{client} (node {node})"] = f"node {node} reports the id of another node, {client!r}"
+        # Who is it?
+        client, reason = call_or_refuse(names.claim, node, content)
+        if client is None:
+            strangers[names.label(node, content)] = reason
             continue
-        taken.add(str(client))
         box.nodes[client] = node
-        said: Mapping[str, Any] = content.config_records.get(OURS, {})
-        if said.get("restarted"):
-            box.restarted.append(client)
-        if wanted.client and said.get("client") != wanted.client:
-            box.unconfirmed.append(client)
-            if wanted.strict:
-                refused[client] = UNCONFIRMED.format(wanted.client)
-        try:
-            models[client] = _model(content, wanted.arrays, spool)
-            changes = _told(content, spool)
-            if changes is not None:
-                told[client] = changes
-            box.contents[client] = content
-        except SteelyardError as error:
-            refused[client] = str(error)
+        # What does it say?
+        _, reason = call_or_refuse(_read_reply, client, content, wanted, spool, box, models, told)
+        if reason:
+            refused[client] = reason
+            box.contents.pop(client, None)
+    # A label must not be another client's id.
+    for label, reason in strangers.items():
+        refused[f"refused: {label}" if label in box.nodes else label] = reason
     fractions = wanted.examples.replace("-", "_") != "num_examples"
-    box.replies = Replies(models, _table(box.contents, wanted.examples), told, refused, fractions)
+    table = _table(box.contents, wanted.examples, {*MEANING, *metrics})
+    box.replies = Replies(models, table, told, refused, fractions, answers.asked)
     return box
+
+
+def _read_reply(
+    client: ClientId,
+    content: RecordDict,
+    wanted: Wanted,
+    spool: Spool,
+    box: Inbox,
+    models: dict[ClientId, Source],
+    told: dict[ClientId, Source],
+) -> None:
+    """Read one client's reply into the inbox; raise an error with the reason if it cannot be used."""
+    said: Mapping[str, Any] = content.config_records.get(OURS, {})
+    if said.get("restarted") is True:
+        box.restarted.append(client)
+    is_unconfirmed = bool(wanted.client) and said.get("client") != wanted.client
+    if is_unconfirmed:
+        box.unconfirmed.append(client)
+    spool.check(content)
+    model = _model(content, wanted.arrays, spool)
+    changes = _told(content, spool)
+    if is_unconfirmed and wanted.strict:
+        raise SteelyardError(UNCONFIRMED.format(wanted.client))
+    models[client] = model
+    if changes is not None:
+        told[client] = changes
+    box.contents[client] = content
 
 
 def _model(content: RecordDict, key: str, spool: Spool) -> Source:
@@ -226,8 +255,11 @@ def _model(content: RecordDict, key: str, spool: Spool) -> Source:
         return aside
     name = array_name(content, key)
     if name is None:
-        raise SteelyardError(f"its reply has no ArrayRecord {key!r}: it has {', '.join(content) or 'nothing'}")
-    return RecordSource(content.array_records[name])
+        held = escape_text(", ".join(str(name) for name in content) or "nothing", _SHOWN)
+        raise SteelyardError(f"its reply has no ArrayRecord {key!r}: it has {held}")
+    record = content.array_records[name]
+    spool.check_model(record)
+    return RecordSource(record)
 
 
 def _told(content: RecordDict, spool: Spool) -> Source | None:
@@ -235,7 +267,7 @@ def _told(content: RecordDict, spool: Spool) -> Source | None:
     return spool.find(content, TOLD) if record is None else RecordSource(record)
 
 
-def _table(contents: dict[ClientId, RecordDict], examples: str) -> Table:
+def _table(contents: dict[ClientId, RecordDict], examples: str, names: Collection[str]) -> Table:
     """What clients reported, under our names: Flower's have dashes, and the number of examples may have any."""
     table: Table = {}
     for client, content in contents.items():
@@ -243,6 +275,6 @@ def _table(contents: dict[ClientId, RecordDict], examples: str) -> Table:
         ours = {name.replace("-", "_"): value for name, value in said.items()}
         if examples in said:
             ours["num_examples"] = said[examples]
-        for name in ours.keys() & MEANING.keys():
+        for name in sorted(ours.keys() & names):
             table.setdefault(name, {})[client] = ours[name]
     return table

@@ -21,7 +21,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Layout
 from steelyard.core.table import ClientId, sort_key
 from steelyard.flower.server import StateDict
-from steelyard.metrics import Table
+from steelyard.metrics import Table, lower_is_better
 from steelyard.sim.checkpoint import Checkpoints
 from steelyard.sim.record import Record, finite
 from steelyard.sim.rundir import COHORTS, RunDirectory, read_config, write_json
@@ -36,12 +36,23 @@ Where = str | os.PathLike[str] | None
 class Journal:
     """What is written down of a run, and what it goes on from. Without a directory, nothing."""
 
-    def __init__(self, out: Where, checkpoint_dir: Where, resume: bool, every: int, keep: int) -> None:
+    def __init__(
+        self,
+        out: Where,
+        checkpoint_dir: Where,
+        resume: bool,
+        every: int,
+        keep: int,
+        monitor: str = "accuracy",
+        mode: str = "auto",
+    ) -> None:
         if resume and out is None and checkpoint_dir is None:
             raise SteelyardError("resume=True: say from where, with checkpoint_dir=... or out=...")
         self.path = None if out is None and checkpoint_dir is None else Path(out or checkpoint_dir or "")
         self.apart = Path(checkpoint_dir) if out is not None and checkpoint_dir is not None else None
         self.resume, self.every, self.keep = resume, every, keep
+        self.monitor = monitor.replace("-", "_")
+        self.is_lower_better = lower_is_better(self.monitor, mode)
         self.directory: RunDirectory | None = None
         self.identity = ""
         self.cohorts: list[list[ClientId]] = []
@@ -81,8 +92,9 @@ class Journal:
         done = 0 if snapshot is None else snapshot.round
         self.cohorts = self.cohorts[:done]
         self.directory.begin({"resolved": {**described, "rounds": rounds}}, self.cohorts, None)
-        records = self.directory.open_log(done, None if snapshot is None else snapshot.log)
-        self.best = max((r["accuracy"] for r in records if r.get("accuracy") is not None), default=None)
+        self.best = None
+        for record in self.directory.open_log(done, None if snapshot is None else snapshot.log):
+            self._improves(record)
         return snapshot
 
     def _read_checkpoint(self, checkpoints: Checkpoints) -> Snapshot | None:
@@ -155,9 +167,15 @@ class Journal:
             return
         plain: Record = {name.replace("-", "_"): _plain(value) for name, value in found.items()}
         if not by:
-            taken = {*self.record, *_PLACES} - set(_SCORES)
-            apart = {n: v for n, v in plain.items() if n in taken or (n in _SCORES and isinstance(v, list))}
-            self.record |= {name: value for name, value in plain.items() if name not in apart}
+            taken = {*self.record, *_PLACES} - {*_SCORES, self.monitor}
+            lists = {name for name in (*_SCORES, self.monitor) if isinstance(plain.get(name), list)}
+            apart = {name: value for name, value in plain.items() if name in taken | lists}
+            own = {name: value for name, value in plain.items() if name not in apart}
+            self.record |= own
+            # The server's own evaluation counts, not the clients'.
+            medians = self.record.get("evaluation", {}).get("median", {})
+            for name in own.keys() & medians.keys():
+                del medians[name]
             by, plain = "server_evaluation", apart
         if plain:
             self.record[by] = plain
@@ -172,26 +190,44 @@ class Journal:
         record, self.record = self.record, None
         if record is None or self.directory is None:
             return
+        # Where the server did not evaluate, the clients' means stand under their names.
+        for name, value in record.get("client_evaluation", {}).items():
+            if not isinstance(value, list) and name not in _PLACES:
+                record.setdefault(name, value)
         for name in _SCORES:
-            said = record.get("client_evaluation", {}).get(name)
-            record.setdefault(name, None if isinstance(said, list) else said)
+            record.setdefault(name, None)
         total, known = time.perf_counter() - self.began, sum(record["timings"].values())
         record["timings"] |= {"evaluate": round(max(0.0, total - known), 6), "total": round(total, 6)}
         self.directory.append(record)
         self.cohorts.append(self.cohort)
-        number, score = record["round"], record["accuracy"]
+        number = record["round"]
         write_json(self.directory.path / COHORTS, self.cohorts, compact=True)
-        better = score is not None and (self.best is None or score > self.best)
+        better = self._improves(record)
         due = number % self.every == 0 or number == self.rounds
         if better or due:
             model, kept = state()
             if better:
-                self.best = score
                 self.directory.checkpoints.save(Snapshot(number, model, None, self.identity))
             if due:
                 self.directory.checkpoints.save(
                     Snapshot(number, model, kept, self.identity, self.directory.digest), self.directory.log
                 )
+
+    def _improves(self, record: Record) -> bool:
+        """Return whether a round's model is the best so far, and remember it.
+
+        What clients report counts by its median: one client cannot decide which model is the best.
+        """
+        medians = record.get("evaluation", {}).get("median", {})
+        score = medians.get(self.monitor, record.get(self.monitor))
+        if not isinstance(score, (int, float)) or isinstance(score, bool):
+            return False
+        if self.best is not None:
+            is_better = score < self.best if self.is_lower_better else score > self.best
+            if not is_better:
+                return False
+        self.best = float(score)
+        return True
 
     def close(self) -> None:
         """Gives the directory free."""

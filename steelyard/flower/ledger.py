@@ -32,7 +32,6 @@ class Ledger:
         self.keeps = any(term.client_slots for term in terms)
         self.tied = [term.name for term in terms if term.told_slots or term.moves_model]
         self.rounds: dict[int, int] = {}
-        self.homes: dict[ClientId, int] = {}
         self.confirmed = self.warned = False
 
     def accepted(self, node: int) -> int:
@@ -51,20 +50,18 @@ class Ledger:
         """Warns of clients that added no terms or lost what they kept; returns what is put on record of it."""
         client, without = self.wanted.client, box.unconfirmed
         self.confirmed = self.confirmed or len(without) < len(box.nodes)
-        if without and self.wanted.strict and not self.confirmed:
+        are_most = 2 * len(without) > box.replies.asked  # it is no single client's fault
+        if are_most and self.wanted.strict and not self.confirmed:
             raise SteelyardError(f"the clients {UNCONFIRMED.format(client)}")
         if without and not self.wanted.strict and not self.warned:
             self.warned = True
             said = f"{len(without)} of {len(box.nodes)} clients {UNCONFIRMED.format(client)}"
             log(WARNING, "round %d: %s. Without it, this is plain averaging", number, said)
-        moved = [one for one, node in box.nodes.items() if self.keeps and self.homes.get(one, node) != node]
-        restarted = [*box.restarted, *(one for one in moved if one not in box.restarted)]
-        for one in restarted:
+        for one in box.restarted:
             log(WARNING, LOST, number, one, CURE if self.keeps else "")
-        return {"unconfirmed": without, "restarted": restarted}
+        return {"unconfirmed": without, "restarted": box.restarted}
 
     def settle(self, number: int, clients: Iterable[ClientId], box: Inbox) -> None:
         """These clients' vectors count from now on."""
         for client in clients:
-            self.homes[client] = box.nodes[client]
             self.rounds[box.nodes[client]] = number

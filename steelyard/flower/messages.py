@@ -14,7 +14,8 @@ from flwr.serverapp import Grid
 from steelyard.algorithm import Algorithm
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import sort_key
-from steelyard.flower.inbox import OURS, Names
+from steelyard.flower.identity import Names
+from steelyard.flower.inbox import OURS
 from steelyard.sim.streams import stream
 
 

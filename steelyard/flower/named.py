@@ -30,7 +30,7 @@ _NAMES = {
     "sgd": "FedSGD",
     "yogi": "FedYogi",
 }
-_UNIFORM = ("fedcos", "feddyn", "fedmut")  # their authors average so
+_UNIFORM = ("feddyn", "fedmut")  # their authors average so; FedCos weighs by sizes, Eq. (3)
 _OURS = list(inspect.signature(Steelyard.__init__).parameters.values())[2:]  # without self and algorithm
 
 

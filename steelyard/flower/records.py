@@ -19,6 +19,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.escape import describe_error
 
 BF16 = "steelyard.bfloat16"  # the serialisation type
 _NUMPY = "numpy.ndarray"
@@ -28,7 +29,10 @@ _DTYPES = {
 }
 
 
-_MOST_HEAD = 1 << 16
+_MOST_HEAD = 4096  # bytes of a header; those of numpy have 128
+_MOST_TEXT = 64  # characters of a dtype or a serialisation type
+_MOST_DIMENSIONS = 64
+_LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # of a header, by version of the format
 _NUMPY_DTYPES = {there: here for here, there in _DTYPES.items()}
 
 
@@ -109,32 +113,55 @@ def _array(tensor: torch.Tensor) -> Array:
 
 
 def _entry(name: str, array: Array) -> _Entry:
+    """Parse one array of a record; anything about it that cannot be right raises an error that names it."""
+    if len(array.dtype) > _MOST_TEXT or len(array.stype) > _MOST_TEXT or len(array.shape) > _MOST_DIMENSIONS:
+        raise SteelyardError(f"{name!r}: its dtype, serialisation type or shape is too long")
     whole = np.frombuffer(array.data, dtype=np.uint8)
     if array.stype == BF16:
         entry = _Entry(tuple(array.shape), torch.bfloat16, whole)
-    elif array.stype == _NUMPY:
-        entry = _numpy_entry(name, whole)
-    else:
-        raise SteelyardError(f"{name!r} is serialised as {array.stype!r}: send numpy arrays or torch tensors")
-    if len(entry.data) != math.prod(entry.shape) * entry.dtype.itemsize:
-        raise SteelyardError(f"{name!r} has shape {entry.shape}, which does not fit its {len(entry.data)} bytes")
-    return entry
+        _check_size(name, entry.shape, entry.dtype.itemsize, len(whole))
+        return entry
+    if array.stype == _NUMPY:
+        return _numpy_entry(name, whole)
+    raise SteelyardError(f"{name!r} is serialised as {array.stype!r}: send numpy arrays or torch tensors")
+
+
+def _check_size(name: str, shape: tuple[Any, ...], itemsize: int, size: int) -> None:
+    """Check that a shape consists of numbers that a shape may hold, and fits the bytes that came with it."""
+    valid = len(shape) <= _MOST_DIMENSIONS and all(type(length) is int and length >= 0 for length in shape)
+    if not valid:
+        raise SteelyardError(f"{name!r} has the shape {shape}: use whole numbers from 0 on")
+    if size != math.prod(shape) * itemsize:
+        raise SteelyardError(f"{name!r} has shape {shape}, which does not fit its {size} bytes")
 
 
 def _numpy_entry(name: str, whole: NDArray[np.uint8]) -> _Entry:
-    short = whole[: len(npy.MAGIC_PREFIX) + 4].tobytes()  # version 1: the header's length is in the last two bytes
-    length = len(short) + int.from_bytes(short[-2:], "little") if short[6:7] == b"\x01" else _MOST_HEAD
+    """Parse what `numpy.save` wrote."""
     try:
-        shape, fortran, dtype, start = _head(whole[:length].tobytes())
-    except Exception as error:  # whatever numpy's parser of Python literals makes of it
-        raise SteelyardError(f"{name!r} is no numpy array ({str(error).splitlines()[0]})") from None
+        shape, fortran, dtype, start = _head(_head_bytes(whole))
+    except Exception as error:  # whatever numpy's parser of Python literals raises, MemoryError too
+        raise SteelyardError(f"{name!r} is no numpy array ({describe_error(error)})") from None
     if dtype not in _DTYPES:
         raise SteelyardError(f"{name!r} is {dtype}: send one of {', '.join(str(known) for known in _DTYPES)}")
     data = whole[start:]
-    if fortran and len(shape) > 1 and len(data) == math.prod(shape) * dtype.itemsize:
+    _check_size(name, shape, dtype.itemsize, len(data))
+    if fortran and len(shape) > 1:
         columns = data.view(dtype).reshape(shape[::-1]).T
         data = np.ascontiguousarray(columns).reshape(-1).view(np.uint8)
     return _Entry(shape, _DTYPES[dtype], data)
+
+
+def _head_bytes(whole: NDArray[np.uint8]) -> bytes:
+    """Return the header alone: numpy's formats 1 to 3 say how long it is in their first bytes."""
+    first = whole[: len(npy.MAGIC_PREFIX) + 6].tobytes()
+    version = first[6:8]
+    if not first.startswith(npy.MAGIC_PREFIX) or version not in _LENGTH_BYTES:
+        raise SteelyardError("it does not begin as numpy's format 1, 2 or 3 does")
+    start = 8 + _LENGTH_BYTES[version]
+    length = int.from_bytes(first[8:start], "little")
+    if length > _MOST_HEAD:
+        raise SteelyardError(f"its header has {length} bytes, at most {_MOST_HEAD} are read")
+    return whole[: start + length].tobytes()
 
 
 @lru_cache(maxsize=4096)

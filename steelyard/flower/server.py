@@ -18,7 +18,7 @@ from steelyard.core.settling import Settling, usual_lengths, with_usual_lengths
 from steelyard.core.sums import finite
 from steelyard.core.table import ClientId, sort_key
 from steelyard.core.term import ClientTerm
-from steelyard.metrics import MEANING, Table, refused_by_metrics
+from steelyard.metrics import MEANING, Table, drop_invalid, refused_by_metrics
 from steelyard.server.probe import Probe
 from steelyard.sim.executors import one_thread
 from steelyard.sim.record import Record, plain
@@ -41,6 +41,7 @@ class Replies:
         told: changes of vectors that clients keep, by client id: flat, each under `term.slot`.
         refused: clients whose reply is not to be looked at, with the reason.
         fractions: whether `num_examples` are weights of any kind, which need not be whole.
+        asked: how many clients were asked.
     """
 
     models: Mapping[ClientId, Source]
@@ -48,6 +49,7 @@ class Replies:
     told: Mapping[ClientId, Source]
     refused: Mapping[ClientId, str]
     fractions: bool = False
+    asked: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Server:
         self.sent: Vectors = {}
         self.heard: set[str] = set()  # metrics that somebody has reported
         self.slots = [term.key(slot) for term in algorithm.client for slot in term.server_slots]
+        self.told_names = [term.key(slot) for term in algorithm.client for slot in term.told_slots]
 
     def vectors(self, model: Source) -> Vectors:
         """What is sent beside the parameters: flat vectors by name, zero before the first round."""
@@ -152,16 +155,17 @@ class Server:
         ids = [client for client in replies.models if client not in replies.refused]
         if not ids:
             return dict(replies.refused)
-        self.heard |= table.keys()
-        for name in sorted(self.rule.needs.metrics - table.keys()):
-            if name not in self.heard:
-                shown = name.replace("_", "-")
-                raise SteelyardError(
-                    f"no client reported {shown!r}, the {MEANING.get(name, 'metric')}, which the rule needs: put it "
-                    "into the reply's MetricRecord, or let steelyard.flower.client build the ClientApp"
-                )
+        needed = self.rule.needs.metrics
+        self.heard |= {name for name in needed if table.get(name)}
+        missing = sorted(needed - self.heard)
+        if missing and 2 * len(ids) > replies.asked:  # most clients answered: it is no single one's fault
+            raise SteelyardError(describe_missing(missing))
+        for name in sorted(needed - table.keys()):
             table[name] = {}
-        return {**refused_by_metrics(self.rule, table, ids, whole=not replies.fractions), **replies.refused}
+        whole = not replies.fractions
+        refused = {**refused_by_metrics(self.rule, table, ids, whole), **replies.refused}
+        drop_invalid(table, ids, needed, whole)
+        return refused
 
     def _settle(
         self, outcome: rounds.Outcome, sink: MemorySink, model: Source, replies: Replies, population: int
@@ -172,8 +176,7 @@ class Server:
             Whose vectors could be used, and the usual lengths of vectors where a guard measures them.
         """
         ids, real = outcome.store.ids, sink.flat.dtype
-        slots = [term.key(slot) for term in self.algorithm.client for slot in term.told_slots]
-        sound = {name: _sound(name, ids, replies.told, sink.layout) for name in slots}
+        sound = {name: _sound(name, ids, replies.told, sink.layout) for name in self.told_names}
 
         def own(term: ClientTerm, part: slice) -> tuple[Vectors, Vectors]:
             new: Vectors = {}
@@ -228,6 +231,15 @@ class Server:
         lost = {term.key(slot) for term in terms for slot in term.server_slots}
         self.state, self.heard = state["rule"], set(state.get("heard", ()))
         self.sent = {name: vector for name, vector in state["sent"].items() if name not in lost}
+
+
+def describe_missing(metrics: Sequence[str]) -> str:
+    """Return a sentence on metrics that the rule needs and no client reports: all of them, with their meanings."""
+    named = "; ".join(f"{name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}" for name in metrics)
+    return (
+        f"no client reported {named}: the rule needs {'it' if len(metrics) == 1 else 'all of them'}. Put it into the "
+        "reply's MetricRecord, or let steelyard.flower.client build the ClientApp"
+    )
 
 
 def _sound(name: str, ids: Sequence[ClientId], told: Mapping[ClientId, Source], layout: Layout) -> dict[int, Source]:

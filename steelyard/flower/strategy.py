@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
 from typing import Any
 
@@ -14,16 +15,20 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from steelyard.algorithm import Algorithm
+from steelyard.core.table import ClientId
+from steelyard.flower.compat import accepted_options, count_rounds_from, renumber_rounds
 from steelyard.flower.courier import Courier, Spool, budget
-from steelyard.flower.inbox import OURS, Answers, Names, matched, sort_out
+from steelyard.flower.identity import Names
+from steelyard.flower.inbox import OURS, Answers, matched, sort_out, split_refused
 from steelyard.flower.journal import Evaluate, Journal, described
 from steelyard.flower.ledger import Ledger
-from steelyard.flower.means import Aggregate, mean
+from steelyard.flower.means import Aggregate, Means, mean
 from steelyard.flower.messages import cohort, instructions, messages, wait_for_nodes
 from steelyard.flower.records import RecordSource, num_bytes, to_record, to_state_dict
 from steelyard.flower.server import Made, Server, StateDict
 from steelyard.server.probe import Probe
 from steelyard.sim.simulator import RunStopped
+from steelyard.stores.slices import layout_of
 from steelyard.weightings.guard import Guard
 
 _TIMEOUT = 3600.0  # Flower's
@@ -58,6 +63,9 @@ class Steelyard(FedAvg):
         patience: so many rounds in a row without a valid reply end the run.
         memory: budget for replies, in bytes or as text ("2 GB"): more goes to disk. Half of the memory if left out.
         data_name: what records call the data.
+        monitor: the metric that decides which model is the best one: of `evaluate_fn`, or else of the clients, whose
+            median counts.
+        mode: `"max"`, `"min"`, or `"auto"`: less is better for losses and errors, more for all others.
     """
 
     def __init__(
@@ -87,6 +95,8 @@ class Steelyard(FedAvg):
         patience: int = 5,
         memory: int | str | None = None,
         data_name: str = "flower",
+        monitor: str = "accuracy",
+        mode: str = "auto",
     ) -> None:
         nodes = (min_train_nodes, min_evaluate_nodes, min_available_nodes)
         keys = (weighted_by_key, arrayrecord_key, configrecord_key)
@@ -99,7 +109,7 @@ class Steelyard(FedAvg):
         self.probe = None if proxy is None else proxy.resident()
         self.algorithm, self.seed, self.patience, self.data_name = made, seed, patience, data_name
         self.population, self.mean_examples, self.id_key = population, mean_examples, id_key
-        self.journal = Journal(out, checkpoint_dir, resume, checkpoint_every, keep=2)
+        self.journal = Journal(out, checkpoint_dir, resume, checkpoint_every, 2, monitor, mode)
         terms = made.client
         vectors = sum(len(term.server_slots) for term in terms), sum(len(term.told_slots) for term in terms)
         self.spool = Spool(budget(memory), *vectors)
@@ -121,6 +131,8 @@ class Steelyard(FedAvg):
         """Logs the settings."""
         super().summary()
         log(INFO, "\t└──> Steelyard: %s", self.algorithm)
+        metrics = sorted({"num_examples", *self.algorithm.needs.metrics})
+        log(INFO, "\t└──> Clients have to report: %s", ", ".join(name.replace("_", "-") for name in metrics))
 
     def start(
         self,
@@ -131,8 +143,14 @@ class Steelyard(FedAvg):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
+        **options: Any,
     ) -> Result:
-        """Runs all rounds that are left, as Flower's own does, and writes the run directory on the way."""
+        """Runs all rounds that are left, as Flower's own does, and writes the run directory on the way.
+
+        The arguments are those of Flower's `Strategy.start`. `options` are those that a newer Flower adds, such as
+        `should_stop` in 1.43: they are passed on if the installed Flower takes them.
+        """
+        options = accepted_options(super().start, options)
         self.rounds, self.timeout, self.started = num_rounds, timeout, True
         self._forget()
         try:
@@ -140,14 +158,17 @@ class Steelyard(FedAvg):
             courier: Any = Courier(grid, timeout, self._receive, lambda: self.spool.room(num_bytes(arrays)))
             left = max(0, num_rounds - self.done)
             judging = self.journal.judging(evaluate_fn, self.done)
-            result = super().start(courier, arrays, left, timeout, train_config, evaluate_config, judging)
+            with count_rounds_from(self.done):
+                result = super().start(
+                    courier, arrays, left, timeout, train_config, evaluate_config, judging, **options
+                )
             self.journal.settle(self._state)
         finally:
             self.spool.clear()
             self.journal.close()
         if not result.arrays:  # no round was left
             result.arrays = arrays
-        return _renumbered(result, self.done)
+        return renumber_rounds(result, self.done)
 
     def _enter(self, initial: ArrayRecord) -> ArrayRecord:
         """Opens the run directory; returns the model to begin with, that of the last checkpoint if the run goes on."""
@@ -161,7 +182,7 @@ class Steelyard(FedAvg):
             return initial
         state = found.state
         self.done, self.voids = found.round, state["voids"]
-        self.names.known = dict(zip(state["nodes"], state["names"], strict=True))
+        self.names.restore(dict(zip(state["nodes"], state["names"], strict=True)))
         self.server.restore(state["server"])
         log(INFO, "Going on after round %d, from %s", self.done, self.journal.path)
         shown = to_record(found.model)
@@ -183,9 +204,8 @@ class Steelyard(FedAvg):
         }
         return to_state_dict(self.shown or self.model), state
 
-    def _receive(self, reply: Message) -> None:
-        if reply.metadata.message_type.startswith(MessageType.TRAIN):
-            self.spool.take(reply, self.arrayrecord_key)
+    def _receive(self, reply: Message, is_training: bool) -> None:
+        self.spool.take(reply, self.arrayrecord_key if is_training else None)
 
     def _content(self, number: int, arrays: ArrayRecord, config: ConfigRecord) -> RecordDict:
         config["server-round"] = number
@@ -196,6 +216,7 @@ class Steelyard(FedAvg):
     def _cohort(self, grid: Grid, share: float, least: int, number: int) -> list[int]:
         nodes, wanted = wait_for_nodes(grid, share, least, self.min_available_nodes, self.timeout)
         self.connected = max(self.connected, len(nodes))  # a node that is away for a round is still one of them
+        self.names.see(nodes)
         return cohort(nodes, wanted, self.names, self.seed, number)
 
     def configure_train(
@@ -215,6 +236,7 @@ class Steelyard(FedAvg):
         if vectors:
             content[f"{OURS}.sent"] = to_record(vectors)
         nodes = self._cohort(grid, self.fraction_train, self.min_train_nodes, number)
+        self.spool.expect(len(nodes), layout_of(source), self.server.told_names)
         self.journal.began = time.perf_counter()
         self.sent = messages(content, nodes, MessageType.TRAIN, number, self.timeout, self.ledger.accepted)
         starts = self.server.starts(source, [self.names.of(node) for node in nodes], number)
@@ -231,7 +253,7 @@ class Steelyard(FedAvg):
         if self.model is None or not self.sent:
             return None, None
         answers = matched(self.sent, replies, self.names, self.timeout)
-        box = sort_out(answers, self.names, self.ledger.wanted, self.spool)
+        box = sort_out(answers, self.names, self.ledger.wanted, self.spool, self.algorithm.needs.metrics)
         answers.warn(number)
         box.warn(number, self.names, first=number == self.done + 1)
         halves = self.ledger.check(number, box)
@@ -243,11 +265,11 @@ class Steelyard(FedAvg):
         record = {**made.record, **answers.record, **halves, "timings": timings}
         self.journal.note(record, [self.names.of(message.metadata.dst_node_id) for message in self.sent])
         arrays = self._adopt(number, made, answers)
-        accepted = [box.contents[client] for client in made.accepted]
+        accepted = {client: box.contents[client] for client in made.accepted}
         self.spool.clear()
         if not self.started:  # somebody else drives the rounds: there may be no later moment
             self.journal.settle(self._state)
-        return arrays, mean(accepted, self.train_metrics_aggr_fn, self.weighted_by_key, self.id_key)
+        return arrays, self._mean(accepted, self.train_metrics_aggr_fn).metrics
 
     def _adopt(self, number: int, made: Made, answers: Answers) -> ArrayRecord:
         """Keeps the new model; returns the one to look at."""
@@ -276,21 +298,28 @@ class Steelyard(FedAvg):
         number = server_round + self.done
         content = self._content(number, arrays, config)
         nodes = self._cohort(grid, self.fraction_evaluate, self.min_evaluate_nodes, number)
+        self.spool.expect(len(nodes))
         self.judges = messages(content, nodes, MessageType.EVALUATE, number, self.timeout, self.ledger.accepted)
         return self.judges
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The mean of what clients report."""
+        """The mean of what clients report; a reply that cannot be right is quarantined, with the reason."""
         answers = matched(self.judges, replies, self.names, self.timeout)
         self.judges = []
-        answers.warn(server_round + self.done, ", evaluation")
-        found = mean(answers.by_name(self.names), self.evaluate_metrics_aggr_fn, self.weighted_by_key, self.id_key)
-        self.journal.answered(answers.record)
-        self.journal.judged(found, "client_evaluation")
-        return found
+        number = server_round + self.done
+        contents, refused = split_refused(answers.by_name(self.names), self.spool)
+        means = self._mean(contents, self.evaluate_metrics_aggr_fn)
+        self.spool.clear()
+        quarantined = {str(client): reason for client, reason in (refused | means.refused).items()}
+        answers.warn(number, ", evaluation")
+        for who, reason in quarantined.items():
+            log(WARNING, "round %d, evaluation, client %s: %s", number, who, reason)
+        self.journal.answered({**answers.record, "quarantined": quarantined, "median": means.medians})
+        self.journal.judged(means.metrics, "client_evaluation")
+        return means.metrics
 
-
-def _renumbered(result: Result, done: int) -> Result:
-    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-        setattr(result, name, {number + done: value for number, value in getattr(result, name).items()})
-    return result
+    def _mean(self, contents: Mapping[ClientId, RecordDict], fold: Aggregate) -> Means:
+        """Means of the clients' metrics, with weights that are bounded if the rule is guarded."""
+        rule = self.algorithm.weighting
+        cap = rule.metric_cap if isinstance(rule, Guard) else math.inf
+        return mean(contents, fold, self.weighted_by_key, self.id_key, cap)

@@ -19,14 +19,23 @@ def told(table: Mapping[str, Mapping[ClientId, Any]], ids: Sequence[ClientId]) -
 
     `fgn` is PA3Fed's Eq. (5), weighted by sizes, where clients report those too; `fgn_mean` is CriticalFL's plain mean.
     """
-    kept = {name: {one: float(f"{table[name][one]:.6g}") for one in ids} for name in CHANGING if name in table}
+    kept = {
+        name: {one: float(f"{table[name][one]:.6g}") for one in ids if one in table[name]}
+        for name in CHANGING
+        if table.get(name)
+    }
     record: dict[str, Any] = {"reported": kept} if kept else {}
-    if "grad_norm" in table:
+    if _is_complete(table, "grad_norm", ids):
         norms = _column(table, "grad_norm", ids)
-        if "num_examples" in table:
+        if _is_complete(table, "num_examples", ids):
             record["fgn"] = gradient_norm(norms, "weighted", _column(table, "num_examples", ids))
         record["fgn_mean"] = gradient_norm(norms, "mean")
     return record
+
+
+def _is_complete(table: Mapping[str, Mapping[ClientId, Any]], name: str, ids: Sequence[ClientId]) -> bool:
+    """Return whether every client reported this metric."""
+    return name in table and all(one in table[name] for one in ids)
 
 
 def _column(table: Mapping[str, Mapping[ClientId, Any]], name: str, ids: Sequence[ClientId]) -> Any:

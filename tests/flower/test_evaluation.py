@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from flwr.app import Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 
 import steelyard
 import steelyard.flower
@@ -153,3 +153,167 @@ def test_a_function_may_be_set_later(tmp_path):
     result = runs.start(made, LocalGrid(runs.app(), runs.COUNT), rounds=1)
     assert dict(result.evaluate_metrics_clientapp[1]) == {"replies": runs.COUNT}
     assert dict(result.train_metrics_clientapp[1]) == {"replies": runs.COUNT}
+
+
+def lying(lie):
+    """Client 1 says of its evaluation what it likes: `lie(round)` are its metrics."""
+    rounds = []
+
+    def change(number, reply):
+        if reply.content.array_records:
+            rounds.extend([number] if number == 0 else [])
+        elif number == 1:
+            reply.content["metrics"].update(lie(len(rounds)))
+        return reply
+
+    return change
+
+
+def evaluations(tmp_path, change=None, rounds=3, **options):
+    made = runs.strategy("fedavg", out=tmp_path, **{"fraction_evaluate": 1.0, "min_evaluate_nodes": 5, **options})
+    grid = LocalGrid(runs.app(), runs.COUNT, change=change)
+    made.start(grid, runs.steelyard_flower.to_record(runs.model("mlp").state_dict()), num_rounds=rounds, timeout=2)
+    return read_log(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ({"accuracy": 1e9, "num-examples": 10**15}, "invalid accuracy=1000000000.0: report a share, from 0 to 1"),
+        ({"accuracy": 1.0000001}, "invalid accuracy=1.0000001"),
+        ({"accuracy": -1}, "invalid accuracy=-1"),
+        ({"accuracy": 2**63 - 1}, "invalid accuracy=9223372036854775807"),
+        ({"accuracy": [0.5, 7.0]}, "invalid accuracy=[0.5, 7.0]"),
+        ({"loss": 1e16}, "invalid loss=1e+16"),
+        ({"loss": -(2**63)}, "invalid loss=-9223372036854775808"),
+        ({"mine": [1.0, 1e300]}, "invalid mine=[1.0, 1e+300]"),
+        ({"num-examples": 0}, "invalid num-examples=0"),
+        ({"num-examples": -1}, "invalid num-examples=-1"),
+        ({"num-examples": 2.5}, "invalid num-examples=2.5"),
+        ({"num-examples": 2**63 - 1}, "invalid num-examples=9223372036854775807"),
+        ({"num-examples": [10]}, "invalid num-examples=[10]"),
+        ({"num-examples": float("nan")}, "invalid num-examples=nan"),
+    ],
+)
+def test_a_report_that_cannot_be_right_is_quarantined(lie, reason, tmp_path):
+    (record,) = evaluations(tmp_path / "lie", lying(lambda number: lie), rounds=1)
+    ((who, said),) = record["evaluation"]["quarantined"].items()
+    assert (who, said[: len(reason)]) == ("1", reason)
+
+    def silent(number, reply):
+        return [] if number == 1 and not reply.content.array_records else reply
+
+    (without,) = evaluations(tmp_path / "silent", silent, rounds=1)
+    assert record["client_evaluation"] == without["client_evaluation"]
+
+
+def test_one_that_claims_much_data_counts_for_no_more_than_a_few(tmp_path):
+    clean = evaluations(tmp_path / "clean")
+    much = evaluations(tmp_path / "much", lying(lambda number: {"accuracy": 1.0, "num-examples": 10**15}))
+    sizes = sorted(len(targets) for _, targets in runs.data().values())
+    share = 5 * sizes[2] / (5 * sizes[2] + sum(sizes) - max(sizes))  # metric_cap of the guard
+    for told, honest in zip(much, clean, strict=True):
+        assert told["accuracy"] < honest["accuracy"] + share * (1 - honest["accuracy"]) + 0.05
+        assert told["accuracy"] < 0.95
+
+
+@pytest.mark.parametrize("size", [10, 10**15])
+@pytest.mark.parametrize(("first", "later"), [(1.0, 0.0), (1.0, 0.5), (0.0, 1.0)])
+def test_one_liar_does_not_decide_which_model_is_best(first, later, size, tmp_path):
+    """The others' medians grow from round to round, so the last model is the best whatever one client says."""
+
+    def change(number, reply):
+        if reply.content.array_records:
+            grown[0] += number == 0
+            return reply
+        accuracy = 0.5 + 0.1 * grown[0] + 0.01 * number
+        lie = {"accuracy": first if grown[0] == 1 else later, "num-examples": size}
+        reply.content["metrics"].update(lie if number == 1 else {"accuracy": accuracy})
+        return reply
+
+    grown = [0]
+    log = evaluations(tmp_path, change)
+    assert (tmp_path / "checkpoints/best").readlink().name == "best-000003"
+    assert [record["evaluation"]["quarantined"] for record in log] == [{}] * 3
+
+
+def test_one_that_leaves_a_metric_out_does_not_take_it_from_the_others(tmp_path):
+    def change(number, reply):
+        if number == 1 and not reply.content.array_records:
+            del reply.content["metrics"]["accuracy"]
+            reply.content["metrics"]["an-invention"] = 0.5
+        if number == 2 and not reply.content.array_records:
+            reply.content["metrics"]["loss"] = [0.1, 0.2]
+        return reply
+
+    (record,) = evaluations(tmp_path, change, rounds=1)
+    assert set(record["client_evaluation"]) == {"accuracy", "loss"}
+    assert isinstance(record["client_evaluation"]["loss"], float)
+    assert 0 < record["accuracy"] <= 1
+
+
+def test_arrays_in_an_evaluation_count(tmp_path):
+    def change(number, reply):
+        if number == 1 and reply.metadata.message_type.startswith("evaluate"):
+            reply.content["junk"] = ArrayRecord(
+                {"x": Array(dtype="uint8", shape=(1 << 20,), stype="numpy.ndarray", data=bytes(1 << 20))}
+            )
+            replies.append(reply)
+        return reply
+
+    replies = []
+    (record,) = evaluations(tmp_path, change, rounds=1, memory="1 MB")
+    assert "at most 65536 are allowed" in record["evaluation"]["quarantined"]["1"]
+    assert not replies[0].content.array_records
+
+
+def test_a_function_of_ones_own_that_raises_costs_the_metrics_alone(tmp_path, caplog):
+    def fold(contents, weight):
+        return MetricRecord({"accuracy": sum(content["metrics"]["accuracy"] for content in contents)})
+
+    def change(number, reply):
+        if number == 1:
+            reply.content["metrics"] = MetricRecord({"num-examples": 10})
+        return reply
+
+    options = {"evaluate_metrics_aggr_fn": fold, "train_metrics_aggr_fn": fold}
+    with caplog.at_level(logging.ERROR, logger="flwr"):
+        log = evaluations(tmp_path, change, rounds=2, **options)
+    assert len(log) == 2
+    assert [record["accuracy"] for record in log] == [None, None]
+    assert "fold raised an error, so this round has no means of metrics: KeyError" in caplog.text
+
+
+def test_metrics_of_ones_own_are_on_record_and_choose_the_best_model(tmp_path):
+    def change(number, reply):
+        if reply.content.array_records:
+            grown[0] += number == 0
+            return reply
+        error = [3.0, 1.0, 2.0][grown[0] - 1] + 0.1 * number
+        reply.content["metrics"] = MetricRecord({"num-examples": 10, "mean-error": error})
+        return reply
+
+    for mode, best in (("auto", 2), ("min", 2), ("max", 1)):
+        grown, path = [0], tmp_path / mode
+        log = evaluations(path, change, monitor="mean-error", mode=mode)
+        assert [record["mean_error"] for record in log] == pytest.approx([3.2, 1.2, 2.2])
+        assert steelyard.History.read(path).column("mean_error") == pytest.approx([3.2, 1.2, 2.2])
+        assert (path / "checkpoints/best").readlink().name == f"best-{best:06d}"
+
+
+def test_the_servers_own_metric_chooses_the_best_model_after_a_resume_too(tmp_path):
+    values = [5.0, 4.0, 2.0, 3.0, 6.0]
+
+    def evaluate(number, arrays):
+        return MetricRecord({"mae": values[number], "accuracy": 0.1 * number})
+
+    for rounds in (3, 4):
+        made = runs.strategy("fedavg", out=tmp_path, monitor="mae", resume=True)
+        runs.start(made, LocalGrid(runs.app(), runs.COUNT), rounds=rounds, evaluate_fn=evaluate)
+    assert [record["mae"] for record in read_log(tmp_path)] == values[1:]
+    assert (tmp_path / "checkpoints/best").readlink().name == "best-000002"
+
+
+def test_modes_there_are():
+    with pytest.raises(steelyard.SteelyardError, match="mode='lowest': use one of 'auto', 'max', 'min'"):
+        runs.strategy("fedavg", mode="lowest")

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.flower.courier import Courier, Spool, budget
+from steelyard.flower.courier import Courier, Spool, budget, content_bytes
 from steelyard.flower.records import num_bytes, to_record
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
@@ -34,6 +34,18 @@ def test_half_of_the_memory_by_default():
     assert budget(None) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
+def beside_the_model(algorithm):
+    """Bytes of metrics and configuration in the largest reply."""
+    sizes = []
+
+    def change(number, reply):
+        sizes.append(content_bytes(reply.content, but=("arrays", "steelyard.told")))
+        return reply
+
+    runs.start(runs.strategy(algorithm), LocalGrid(runs.app(), runs.COUNT, change=change), rounds=1)
+    return max(sizes)
+
+
 @pytest.mark.parametrize("kind", ["mlp", "images"])
 @pytest.mark.parametrize("fit", [0, 2])
 def test_from_disk_the_same_bits(kind, fit, tmp_path, monkeypatch):
@@ -41,7 +53,7 @@ def test_from_disk_the_same_bits(kind, fit, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", None)
     plain = runs.start(runs.strategy("fedawa"), kind=kind)
     size = num_bytes(to_record(runs.model(kind).state_dict()))
-    made, written = runs.strategy("fedawa", memory=(6 + fit) * size), []
+    made, written = runs.strategy("fedawa", memory=(6 + fit) * size + fit * beside_the_model("fedawa")), []
     real = Spool.take
 
     def take(self, reply, key):
@@ -70,7 +82,7 @@ def test_what_clients_tell_of_their_own_vectors_goes_to_disk_too(client, fit, mo
 
     monkeypatch.setattr(Spool, "take", take)
     result = runs.start(made)
-    assert max(most for most, _ in held) <= fit * size
+    assert max(most for most, _ in held) <= fit * size + runs.COUNT * beside_the_model(algorithm)
     assert any(names == [] for _, names in held)  # neither the model nor the vector stayed in memory
     assert runs.same(runs.params(plain), runs.params(result))
 
@@ -197,6 +209,6 @@ def test_waiting_for_many_nodes_takes_few_calls():
     grid, calls = LocalGrid(runs.app(), runs.COUNT), []
     grid.push_messages = lambda messages: [str(number) for number in range(40)]
     grid.pull_messages = lambda names: calls.append(len(names)) or []
-    courier = Courier(grid, 1.0, lambda reply: None, lambda: 0)
+    courier = Courier(grid, 1.0, lambda reply, is_training: None, lambda: 0)
     assert courier.send_and_receive([None], timeout=1.0) == []
     assert len(calls) <= 3 * 40
