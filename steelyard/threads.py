@@ -16,23 +16,29 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_wanted: int | None = None
+class _Limit(threading.local):
+    """How many threads the loops may use, where that is set: by thread, so that runs side by side do not meet."""
+
+    threads: int | None = None
+
+
+_limit = _Limit()
 
 
 @contextmanager
 def parallel(threads: int) -> Iterator[None]:
     """Lets the loops use so many threads, whatever torch uses: theirs do not spin when they have nothing to do."""
-    global _wanted
-    before, _wanted = _wanted, threads
+    before = _limit.threads
+    _limit.threads = threads
     try:
         yield
     finally:
-        _wanted = before
+        _limit.threads = before
 
 
 def count() -> int:
     """How many the loops may use."""
-    return _wanted or torch.get_num_threads()
+    return _limit.threads or torch.get_num_threads()
 
 
 @contextmanager
@@ -49,9 +55,41 @@ def alone() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+_generator = threading.RLock()  # of torch's own random generator, of which a process has one
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds torch's own generator for this thread to use alone; its state before comes back at the end."""
+    with _generator, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
 _pools: dict[int, ThreadPoolExecutor] = {}
 _lock = threading.Lock()
-os.register_at_fork(after_in_child=_pools.clear)
+
+
+def _start_in_child() -> None:
+    """A forked process has none of the threads, and whatever they held is free."""
+    _pools.clear()
+    _lock.release()
+    _generator.release()
+
+
+def _release_locks() -> None:
+    _lock.release()
+    _generator.release()
+
+
+def _acquire_locks() -> None:
+    """Nobody draws random numbers during a fork: the child would find the generator taken for ever."""
+    _generator.acquire()
+    _lock.acquire()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_acquire_locks, after_in_parent=_release_locks, after_in_child=_start_in_child)
 
 
 def pool(threads: int) -> ThreadPoolExecutor:

@@ -46,8 +46,8 @@ class DenseModels:
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
         count = max(1, min(_MOST, _CACHED // layout.dim))
-        self.params = torch.zeros(count, layout.dim)
-        self.grad = torch.zeros(count, layout.dim)
+        self.params = torch.zeros(count, layout.dim, dtype=torch.float32)
+        self.grad = torch.zeros_like(self.params)
         self.names = [(name, linear.bias is not None) for name, linear in _linears(module)]
         self.layout = layout
         self.relus = _relus(module)

@@ -48,7 +48,7 @@ class FlatModel:
         convolutions = any(isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)) for part in module.modules())
         self.channels_last = inputs.ndim == 4 and convolutions and layout is None
         self.params = torch.zeros(1, self.layout.dim, dtype=self.layout.row_dtype, device=device)  # [1, d]
-        self.grad = torch.zeros_like(self.params) if layout is None else torch.empty(1, 0)
+        self.grad = torch.zeros_like(self.params) if layout is None else self.params[:, :0]
         self.stats = torch.zeros(self.layout.stat_dim, dtype=self.layout.row_dtype, device=device)
         self._bind(state, named)
         if self.channels_last and not self._runs(inputs):
@@ -68,11 +68,17 @@ class FlatModel:
             self._keep_channels_last()
 
     def _check_dtypes(self) -> None:
+        trainable = (torch.float32, torch.float64)
+        first = next(iter(self.layout.params), None)
         for leaf in self.layout.params:
-            if leaf.dtype != self.layout.row_dtype:
+            if leaf.dtype not in trainable:
                 raise SteelyardError(
-                    f"model: {leaf.name!r} is {leaf.dtype} beside {self.layout.row_dtype}: train in one dtype, "
-                    "float32 or float64 (model.float())"
+                    f"model: {leaf.name!r} is {leaf.dtype}: clients train in float32 or float64: use model.float()"
+                )
+            if first is not None and leaf.dtype != first.dtype:
+                raise SteelyardError(
+                    f"model: {leaf.name!r} is {leaf.dtype} beside {first.name!r} in {first.dtype}: train in one dtype, "
+                    "float32 or float64: use model.float()"
                 )
 
     def view(self, vector: torch.Tensor, leaf: Leaf) -> torch.Tensor:
@@ -125,7 +131,7 @@ class FlatModel:
     def _runs(self, inputs: torch.Tensor) -> bool:
         self.module.eval()
         try:
-            self.module(inputs[:2].to(self.device).contiguous(memory_format=torch.channels_last))
+            self.module(self.cast(inputs[:2]).contiguous(memory_format=torch.channels_last))
         except RuntimeError:
             return False
         return True
@@ -141,8 +147,12 @@ class FlatModel:
 
     def stored(self, inputs: torch.Tensor) -> torch.Tensor:
         """Inputs as `batch` wants them: once for all, so that no batch has to be turned around."""
-        inputs = inputs.to(self.device)
+        inputs = self.cast(inputs)
         return inputs.permute(0, 2, 3, 1).contiguous() if self.channels_last else inputs.contiguous()
+
+    def cast(self, values: torch.Tensor) -> torch.Tensor:
+        """Inputs or targets on the model's device, and in its dtype unless they are whole numbers."""
+        return values.to(self.device, self.layout.row_dtype if values.is_floating_point() else values.dtype)
 
     def batch(self, stored: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Some of the stored inputs."""

@@ -45,6 +45,19 @@ class NonFiniteUpdate(SteelyardError):
         super().__init__(f"rows {rows} hold NaN or infinity")
 
 
+class OversizedUpdate(SteelyardError):
+    """Some clients' updates are finite but too large to compute with; `rows` are their positions in the store."""
+
+    def __init__(self, rows: tuple[int, ...], reason: str) -> None:
+        self.rows = rows
+        self.reason = reason
+        super().__init__(f"rows {rows}: {reason}")
+
+
+class RoundOverflow(SteelyardError):
+    """The new model, or what the server optimizer keeps, leaves the range of its dtype; everything stays as it was."""
+
+
 class NonFiniteLoss(SteelyardError):
     """The proxy loss is not finite where a rule tried it."""
 

@@ -18,7 +18,9 @@ from steelyard.core.errors import (
     NonFiniteLoss,
     NonFiniteUpdate,
     NoValidClients,
+    OversizedUpdate,
     RefusedReports,
+    RoundOverflow,
     SteelyardError,
 )
 from steelyard.core.evidence import Evidence
@@ -29,6 +31,7 @@ from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.probe import ProxyLoss, Session
 from steelyard.core.refiner import Held, Refiner
 from steelyard.core.report import Report, describe
+from steelyard.core.server_step import ServerStep
 from steelyard.core.sink import Sink
 from steelyard.core.store import UpdateStore
 from steelyard.core.sums import UpdateMap, WeightedSum, finite
@@ -95,16 +98,23 @@ def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
             if len(store.ids) in found.rows:
                 raise SteelyardError(BAD_BASE) from None
             store = store.without({store.ids[row]: NOT_FINITE for row in found.rows})
+        except OversizedUpdate as found:
+            store = store.without({store.ids[row]: found.reason for row in found.rows})
         except RefusedReports as found:
             store = store.without(found.refused)
 
 
 def run_or_void(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
-    """The same, and where no client is valid a void round instead of an error: model and state stay as they were."""
+    """The same, and where no client is valid a void round instead of an error: model and state stay as they were.
+
+    So does a round whose numbers leave the range of their dtype, where that is not the doing of single clients.
+    """
     try:
         return run(rule, store, job, sink)
     except NoValidClients as error:
         return _nothing(store.without(error.quarantined), job, str(error))
+    except RoundOverflow as error:
+        return _nothing(store, job, str(error))
 
 
 def _nothing(store: UpdateStore, job: Round, reason: str) -> Outcome:
@@ -203,11 +213,9 @@ def _combine(
 ) -> Array | None:
     """The second pass. Returns how often a reducer used each row, if there is one."""
     layout = store.layout
-    # A server optimizer acts on the step before the shrinking factor; without one the factor is in the weights.
-    server = _ServerStep(job.server, layout, state, job.state) if job.server is not None else None
-    scale = 1.0 if server is None else mixture.scale
-    if server is not None:
-        mixture = mixture.unscaled
+    server = None
+    if job.server is not None:
+        server = ServerStep(job.server, layout, state, job.state, mixture.scale)
     reduction = _Reduction(mixture, layout.row_dtype) if mixture.reduce is not None else None
     mix = reduction or WeightedSum(mixture.weights, mixture.base, layout.row_dtype)
     step = None if job.step is None else torch.empty_like(job.step)  # the old one stays if the pass fails
@@ -216,15 +224,15 @@ def _combine(
         room = sink.room(piece.start, piece.stop)
         values = mix(rows, cut.spans[piece.span][2], room)
         if step is not None:
-            target = values if scale == 1.0 else scale * values
-            torch.sub(target, rows[-1], out=step[piece.start : piece.stop])
+            torch.sub(values, rows[-1], out=step[piece.start : piece.stop])
         if server is not None:
             values = server(rows[-1], values, piece.start, piece.stop)
-        if scale != 1.0:
-            values = scale * values
+            if not server.is_finite(piece.start, piece.stop):
+                _refuse_non_finite(rows)
+                server.refuse_overflow(rows)
         if not finite(values):
             _refuse_non_finite(rows)
-            raise SteelyardError(f"the aggregated model overflows {layout.row_dtype}: the base model stays as it was")
+            raise RoundOverflow(f"the aggregated model overflows {layout.row_dtype}: the base model stays as it was")
         if values is not room:
             sink.write(piece.start, values)
 
@@ -238,34 +246,6 @@ def _refuse_non_finite(rows: torch.Tensor) -> None:
     bad = torch.nonzero(~torch.isfinite(rows).all(dim=1)).flatten().tolist()
     if bad:
         raise NonFiniteUpdate(tuple(bad))
-
-
-class _ServerStep:
-    """Applies a server optimizer to chunks; its slots are flat vectors under `state["server"]`."""
-
-    def __init__(self, optimizer: ServerOptimizer, layout: Layout, state: dict[str, Any], before: State) -> None:
-        held = before.get("server", {})
-        if held and held.get("name") != optimizer.name:
-            raise SteelyardError(
-                f"state is of server optimizer {held.get('name')!r}, not {optimizer.name!r}: start from state=None"
-            )
-        sizes = {held[name].numel() for name in optimizer.slots if name in held} - {layout.dim}
-        if sizes:
-            raise SteelyardError(
-                f"state of {optimizer.name} is of a model of {sizes.pop()} parameters, this one has {layout.dim}: "
-                "start from state=None"
-            )
-        self.optimizer = optimizer
-        self.t = int(held.get("rounds", 0)) + 1
-        self.slots = {
-            name: held[name].clone() if name in held else torch.zeros(layout.dim, dtype=layout.row_dtype)
-            for name in optimizer.slots
-        }
-        state["server"] = {"name": optimizer.name, "rounds": self.t, **self.slots}
-
-    def __call__(self, theta: torch.Tensor, target: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        slots = {name: slot[start:stop] for name, slot in self.slots.items()}
-        return self.optimizer.update(theta, target - theta, slots, self.t)
 
 
 class _Reduction:

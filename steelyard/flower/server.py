@@ -193,7 +193,7 @@ class Server:
             own=own,
             file=None,
             kept=self.sent,
-            work=torch.ones(len(ids)),
+            work=torch.ones(len(ids), dtype=torch.float32),
             lr=float("nan"),
             population=population,
             bounds=outcome.bounds,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import nn
 
+from steelyard import threads
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import Registry
@@ -48,9 +51,22 @@ def build(spec: str | Architecture, input_shape: Shape, classes: int, seed: int)
     if not input_shape or min(input_shape) < 1:
         raise SteelyardError(f"input_shape={tuple(input_shape)}: use the shape of one sample, e.g. (1, 28, 28)")
     words = np.random.SeedSequence(entropy=seed, spawn_key=(_STREAM,)).generate_state(1, np.uint64)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(int(words[0]))
+    with threads.seeded(int(words[0])), torch.device("cpu"), _float32():
         return architecture(tuple(input_shape), classes)
+
+
+@contextmanager
+def _float32() -> Iterator[None]:
+    """Parameters are float32, whatever torch's default is; the numbers drawn for float64 would be others."""
+    before = torch.get_default_dtype()
+    if before == torch.float32:
+        yield
+        return
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def image_shape(name: str, input_shape: Shape, low: int) -> tuple[int, int, int]:

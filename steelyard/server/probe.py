@@ -131,7 +131,7 @@ class ProbeSession:
         )
         self.network = probe.network or _moulded(probe, layout)
         self.stored = self.network.stored(probe.inputs)
-        self.targets = probe.targets.to(self.network.device)
+        self.targets = self.network.cast(probe.targets)
         turned = self.network.channels_last  # then the network's own vector is not in the clients' order
         self.params = torch.empty_like(self.network.params[0]) if turned else self.network.params[0]
         self.free = self.network.free  # alike over a leaf, so in any order

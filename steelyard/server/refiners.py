@@ -89,7 +89,7 @@ class Trained(Refiner):
         """Trains the model in the session; with `swa` it ends at the mean of its models from a step on."""
         local, x = self._local, at.session.params[None]  # [1, d]
         held = {slot: torch.zeros_like(x) for slot in local.slots}
-        taken = torch.zeros(1, 1)
+        taken = torch.zeros(1, 1, dtype=torch.float64)
         if self.persistent and state:
             held = {slot: state[slot].clone() for slot in local.slots}
             taken += float(state["steps"])

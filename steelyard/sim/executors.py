@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from array import array
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from steelyard import threads
 from steelyard.core.errors import SteelyardError
@@ -83,14 +84,45 @@ class Executor(Protocol):
         """Lets go of processes."""
 
 
+class _BlasLimit:
+    """One thread for numpy's BLAS as long as anybody asks for it: the limit holds for the whole process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.limits: Any = None
+
+    def __enter__(self) -> None:
+        try:
+            from threadpoolctl import threadpool_limits
+        except ModuleNotFoundError:
+            raise SteelyardError("the simulator needs threadpoolctl: pip install 'steelyard[sim]'") from None
+        with self.lock:
+            if not self.users:
+                self.limits = threadpool_limits(1, user_api="blas")
+            self.users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                self.limits.restore_original_limits()
+
+
+_blas_limit = _BlasLimit()
+_hiring = threading.Lock()  # a worker of another run that is forked meanwhile would keep the ends of our pipes open
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_blas_limit.lock.acquire,
+        after_in_parent=_blas_limit.lock.release,
+        after_in_child=_blas_limit.lock.release,
+    )
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """One thread for torch and for numpy's BLAS, here and now: the arithmetic of a worker, in this process."""
-    try:
-        from threadpoolctl import threadpool_limits
-    except ModuleNotFoundError:
-        raise SteelyardError("the simulator needs threadpoolctl: pip install 'steelyard[sim]'") from None
-    with threads.alone(), threadpool_limits(1, user_api="blas"):
+    with threads.alone(), _blas_limit:
         yield
 
 
@@ -135,6 +167,10 @@ class Forked:
             self.crew.append(self._hire())
 
     def _hire(self) -> _Worker:
+        with _hiring:
+            return self._fork()
+
+    def _fork(self) -> _Worker:
         ours, theirs = Pipe()
         # Pipes of colleagues are closed in the child, so that each worker sees the end of its own when we are gone.
         others = [colleague.pipe for colleague in self.crew] + [ours]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from steelyard import threads
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.train import Batches, Training, train
@@ -65,11 +67,10 @@ class _Group:
         wanted = "grad_norm" in work.metrics
         state = (self.terms, self.held, self.taken, work.model.free)
         job = Training(work.local, self.lr, drawn, *state, wanted, work.background)
-        with torch.random.fork_rng(devices=[]), np.errstate(all="ignore"):  # what overflows is found below
+        with self._seeded(), np.errstate(all="ignore"):  # what overflows is found below
             if self.model is work.model:
                 work.model.load(self.received[0], buffers.stats, buffers.counts)
                 work.model.mode(batch_norm=len(work.split(self.clients[0])[0]) > 1)
-                self._seed(number(work.seed, "module", self.round, work.federation.ids[self.clients[0]]))
             else:
                 self.params.copy_(self.starts)
             began = time.perf_counter()
@@ -86,11 +87,18 @@ class _Group:
             buffers.work[one.place] = amounts[i]
             self._report(i, amounts[i], float(norms[i]), before[i])
 
-    def _seed(self, seed: int) -> None:
-        """Dropout and the like draw from torch's own generator: it, too, is a function of (seed, round, client)."""
-        torch.default_generator.manual_seed(seed)
-        if self.work.model.device.type == "cuda":
+    def _seeded(self) -> AbstractContextManager[None]:
+        """Dropout and the like draw from torch's own generator: it, too, is a function of (seed, round, client).
+
+        The closed form draws nothing, and leaves the generator alone.
+        """
+        work = self.work
+        if self.model is not work.model:
+            return nullcontext()
+        seed = number(work.seed, "module", self.round, work.federation.ids[self.clients[0]])
+        if work.model.device.type == "cuda":
             torch.cuda.manual_seed(seed)
+        return threads.seeded(seed)
 
     def _received(self) -> torch.Tensor:
         """The models the clients start from: the global one, unless a broadcast mutates it."""
@@ -118,7 +126,7 @@ class _Group:
         local, like = self.work.local, self.params
         if not local.persistent:
             fresh = {slot: torch.zeros_like(like) for slot in local.slots}
-            return fresh, torch.zeros(len(like), 1)
+            return fresh, torch.zeros(len(like), 1, dtype=torch.float64)
         held = {slot: self.buffers.tables[f"local.{slot}"][self.clients].to(like.device) for slot in local.slots}
         return held, self.buffers.steps_taken[self.clients].unsqueeze(1)
 

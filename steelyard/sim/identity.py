@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,17 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.core.text import to_text
 from steelyard.data.proxy import Proxy
+from steelyard.sim.fingerprint import code_of, fingerprint
 from steelyard.sim.participation import Participation
 from steelyard.sim.rundir import read_cohorts
 from steelyard.sim.simulator import Simulation
 from steelyard.sim.work import Work
+
+_DEFINITIONS = {
+    "layers": "model: other layers",
+    "code": "model: other code in its classes",
+    "loss": "loss: other settings, weights or code",
+}  # hashes that runs from before they were written down lack, and what it means if they differ
 
 
 def described(work: Work, participation: Participation, proxy: Proxy) -> dict[str, Any]:
@@ -51,6 +58,8 @@ def described(work: Work, participation: Participation, proxy: Proxy) -> dict[st
             "parameters": work.model.layout.dim,
             "initial": digest.hexdigest(),
             "layers": _layers(work.model.module),
+            "code": code_of(work.model.module),
+            "loss": fingerprint(loss),
         },
         "device": work.model.device.type,
     }
@@ -71,29 +80,44 @@ def _layers(module: nn.Module) -> str:
 
 def identity(about: Mapping[str, Any]) -> str:
     """What a checkpoint must share with the run that goes on from it: everything but its length."""
-    fixed = {name: value for name, value in _without_layers(about).items() if name != "rounds"}
+    fixed = {name: value for name, value in _without_definitions(about).items() if name != "rounds"}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
-def _without_layers(about: Mapping[str, Any]) -> dict[str, Any]:
-    """A description as it was before layers were in it."""
-    model = {name: value for name, value in about["model"].items() if name != "layers"}
+def _without_definitions(about: Mapping[str, Any], names: Iterable[str] = _DEFINITIONS) -> dict[str, Any]:
+    """A description as it was before these definitions were in it."""
+    model = {name: value for name, value in about["model"].items() if name not in names}
     return {**about, "model": model}
 
 
 def check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A run is resumed as what it was; only its length may change, unless learning rates depend on it."""
-    if "layers" not in before.get("model", {}):  # a run from before they were written down
-        now = _without_layers(now)
+    """A run is resumed as what it was; only its length may change, unless learning rates depend on it.
+
+    Args:
+        path: the run directory.
+        before: the description of the run in it.
+        now: the description of the run to go on with.
+    """
+    known = before["model"]
+    now = _without_definitions(now, [name for name in _DEFINITIONS if name not in known])  # the run may be older
     changed = [name for name, value in now.items() if before.get(name) != value]
     if changed == ["rounds"] and not now["local"]["schedule"].startswith("cosine"):
         return
     if changed:
         telling = [name for name in changed if name != "rounds"] or changed
-        differences = "; ".join(f"{name}: {before.get(name)!r} then, {now[name]!r} now" for name in telling)
+        differences = "; ".join(_difference(name, before.get(name), now.get(name)) for name in telling)
         raise SteelyardError(
             f"{path}: the run in it is another one ({differences}): choose another directory (out, --out)"
         )
+
+
+def _difference(name: str, then: Any, now: Any) -> str:
+    """What changed, in words where values would say nothing."""
+    if name != "model" or not isinstance(then, Mapping):
+        return f"{name}: {then!r} then, {now!r} now"
+    changed = [part for part in now if then.get(part) != now[part]]
+    words = [_DEFINITIONS.get(part) or f"model.{part}: {then.get(part)!r} then, {now[part]!r} now" for part in changed]
+    return "; ".join(words)
 
 
 def check_done(path: Path, simulation: Simulation) -> None:

@@ -104,13 +104,13 @@ class Work:
     @cached_property
     def targets(self) -> torch.Tensor:
         """The training targets."""
-        return self.federation.train.targets.to(self.model.device)
+        return self.model.cast(self.federation.train.targets)
 
     @cached_property
     def test(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The server's test set."""
         assert self.federation.test is not None
-        return self.model.stored(self.federation.test.inputs), self.federation.test.targets.to(self.model.device)
+        return self.model.stored(self.federation.test.inputs), self.model.cast(self.federation.test.targets)
 
     def prepare(self) -> None:
         """Brings the data into form once, before the fork, so that workers share it."""

@@ -1,11 +1,16 @@
 """Server optimizers against their equations, step by step."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import steelyard
+from steelyard.core.errors import RoundOverflow
 from tests.rounds import cohort, equal
+from tests.sim.runs import clients, simulate
 
 
 def written_out(name, steps, lr):
@@ -91,3 +96,65 @@ def test_none_is_no_optimizer():
     for none in (None, "none", ""):
         out = steelyard.aggregate("uniform", torch.zeros(3), torch.eye(3), server=none, refine=none)
         assert torch.equal(out.params, plain.params)
+
+
+def run_rounds(server, size, count=4, rule="fedavg", first=1):
+    """Rounds in which client 0 sends one update of this size in round `first`; returns what came of each."""
+    theta, state, outcomes = torch.zeros(40), None, []
+    for number in range(1, count + 1):
+        updates = theta + 1.0 + 0.01 * torch.randn(10, 40, generator=torch.Generator().manual_seed(number))
+        if number == first:
+            updates[0] = theta + size
+        outcomes.append(
+            steelyard.aggregate(
+                rule, theta, updates, metrics={"num_examples": [10] * 10}, server=server, state=state, round=number
+            )
+        )
+        theta, state = outcomes[-1].params, outcomes[-1].state
+    return outcomes
+
+
+@pytest.mark.parametrize("server", ["adam", "yogi", "adagrad", "momentum"])
+@pytest.mark.parametrize("rule", ["fedavg", "guard(fedavg)", "uniform", "median"])
+@pytest.mark.parametrize("size", [1e19, 1e20, 1e21, 1e30, 3e38, -3e38])
+def test_what_an_optimizer_keeps_stays_finite_and_it_goes_on(server, rule, size):
+    """With an infinite second moment, every step after it would be zero."""
+    for outcome in run_rounds(server, size, rule=rule):
+        slots = [value for value in outcome.state["server"].values() if isinstance(value, torch.Tensor)]
+        assert all(bool(torch.isfinite(slot).all()) for slot in slots)
+        assert bool(torch.isfinite(outcome.params).all())
+
+
+@pytest.mark.parametrize("server", ["yogi", "adagrad"])
+def test_a_client_whose_update_cannot_be_squared_is_quarantined(server):
+    poisoned = run_rounds(server, 1e21, first=2)
+    assert list(poisoned[1].report["quarantined"].values()) == [
+        f"its update is too large for the server optimizer {server}: beyond 1.8e+19 its square overflows"
+    ]
+    assert min((b.params - a.params).norm().item() for a, b in pairwise(poisoned)) > 1e-3
+
+
+def test_a_round_that_overflows_by_nobody_s_fault_alone_is_refused_and_void_in_a_run():
+    state = {"server": {"name": "adagrad", "rounds": 3, "v": torch.full((4,), 3e38)}}
+    before = state["server"]["v"].clone()
+    args = (torch.zeros(4), torch.full((2, 4), 1e19))
+    with pytest.raises(RoundOverflow, match=r"state of the server optimizer adagrad overflows torch.float32"):
+        steelyard.aggregate("uniform", *args, server="adagrad", state=state)
+    assert torch.equal(state["server"]["v"], before)
+    void = steelyard.aggregate("guard(uniform)", *args, server="adagrad", state=state)
+    assert "adagrad overflows" in void.report["void"]
+    assert torch.equal(void.params, args[0])
+    assert torch.equal(void.state["server"]["v"], before)
+
+
+def test_a_simulated_run_survives_a_client_with_huge_numbers():
+    """Its inputs are finite, and so is its update; nothing else is wrong with it."""
+    data = clients()
+    data["client-0"] = (data["client-0"][0] * 1e20, data["client-0"][1])
+    for server in ("adam", "yogi", "adagrad"):
+        history = simulate(
+            steelyard.Algorithm("uniform", server=server), data, nn.Linear(5, 3), local={"lr": 100.0, "batch_size": 64}
+        )
+        assert [record["void"] for record in history if record.get("void")] == []
+        assert "too large for the server optimizer" in history.records[0]["quarantined"]["client-0"]
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in history.params.values())
