@@ -270,14 +270,23 @@ def run_matrix(cells, path, processes):
     missing = [cell for cell in cells if cell.key not in done]
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()
-    with path.open("a", newline="") as file, multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with path.open("a", newline="") as file:
         writer = csv.writer(file)
         if is_new:
             writer.writerow(FIELDS)
-        for number, (cell, accuracy) in enumerate(pool.imap_unordered(_run_named, missing), 1):
+        for number, (cell, accuracy) in enumerate(_run_all(missing, processes), 1):
             writer.writerow((*cell.key, f"{accuracy:.4f}"))
             file.flush()
             print(f"{number} of {len(missing)}: {cell} {accuracy:.3f}", file=sys.stderr)
+
+
+def _run_all(cells, processes):
+    """Cells and their accuracies, in the order in which they are ready."""
+    if processes == 1:
+        yield from map(_run_named, cells)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(_run_named, cells)
 
 
 def _run_named(cell):
