@@ -32,6 +32,9 @@ CASES: dict[str, tuple[int, Callable[[], Shapes], dict[str, float]]] = {
 }
 
 
+MANY, GUARD_BAR = 10_000, 3.0  # clients, and what the guard may cost of the rule inside it
+
+
 def take_turns(calls: dict[str, Callable[[], Any]], rounds: int, uncounted: int = 0) -> dict[str, list[float]]:
     """Seconds of `rounds` calls of each, called in turn, each time starting with another one.
 
@@ -98,6 +101,23 @@ def measure(name: str, rounds: int, flower: bool) -> dict[str, Any]:
     return {"case": name, "milliseconds": milliseconds, "ratios": ratios, "bars": bars}
 
 
+def measure_guard(rounds: int) -> dict[str, Any]:
+    """What the guard costs with very many clients of a tiny model, where all of it is bookkeeping."""
+    noise = torch.Generator().manual_seed(0)
+    base = torch.randn(100, generator=noise)
+    store = steelyard.MemoryStore.of(base, base + 0.1 * torch.randn(MANY, 100, generator=noise))
+    metrics = {"num_examples": [10] * MANY}
+    calls: dict[str, Callable[[], Any]] = {
+        text: lambda text=text: steelyard.aggregate(text, base, store, metrics=metrics)
+        for text in ("fedavg", "guard(fedavg)")
+    }
+    times = take_turns(calls, rounds)
+    pairs = zip(times["guard(fedavg)"], times["fedavg"], strict=True)
+    ratio = statistics.median(guarded / plain for guarded, plain in pairs)
+    milliseconds = {name: 1e3 * statistics.median(values) for name, values in times.items()}
+    return {"case": f"guard, K={MANY:,}", "milliseconds": milliseconds, "ratio": ratio, "bar": GUARD_BAR}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
@@ -120,6 +140,9 @@ def main() -> None:
         print(f"  FedAvg runs at {speed:.0%} of the speed of a plain read (bar 70%)")
         if "Flower / FedAvg" in result["ratios"]:
             print(f"  Flower's aggregate_arrayrecords takes {result['ratios']['Flower / FedAvg']:.1f}x FedAvg (bar 8x)")
+    guard = measure_guard(arguments.rounds)
+    verdict = "ok" if guard["ratio"] <= guard["bar"] else "MISSED"
+    print(f"\n{guard['case']}: {guard['ratio']:.2f}x the rule inside (bar {guard['bar']:g}x)  {verdict}")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     machine = {
         "processor": platform.processor(),
@@ -127,7 +150,7 @@ def main() -> None:
         "torch": torch.__version__,
     }
     arguments.out.write_text(
-        json.dumps({"machine": machine, "threads": arguments.threads, "results": results}, indent=1)
+        json.dumps({"machine": machine, "threads": arguments.threads, "results": results, "guard": guard}, indent=1)
     )
     print(f"\nwritten to {arguments.out}")
 

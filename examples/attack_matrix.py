@@ -21,6 +21,7 @@ appended to a CSV file, one line per run; runs that are in it already are not ma
 
 import argparse
 import csv
+import math
 import multiprocessing
 import sys
 from dataclasses import dataclass
@@ -39,17 +40,19 @@ BATCH = 16
 RATE = 0.1
 Z_ALIE = 1.5
 ATTACKS = ("x100", "-10x", "faked size", "label flip", "alie", "min-max", "ipm 0.5", "ipm 2", "sybils")
-ADAPTIVE = ("fedavg", "uniform", "fedadp", "fedawa", "pa3fed", "ldawa", "fednova")
-ROBUST = ("krum:f=6", "median", "geometric_median")
+PLAIN = ("fedavg", "uniform", "fedadp", "fedawa", "pa3fed", "ldawa:layers=[32,2048,10,320]", "fednova", "krum:f=6")
 RULES = (
-    *(text for rule in (*ADAPTIVE, *ROBUST) for text in (rule, f"guard({rule})")),
+    *(text for rule in PLAIN for text in (rule, f"guard({rule})")),
     "multikrum:f=6",
+    "median",
     "trimmed_mean:f=6",
+    "geometric_median",
     "guard(nnm(fedavg):f=6)",
     "guard(nnm(fedadp):f=6)",
     "nnm(median):f=6",
 )
 QUICK = {"rules": ("fedavg", "guard(fedavg)"), "attacks": ("x100", "label flip"), "seeds": 1}
+LOSSES = frozenset({"loss", "loss_before", "grad_norm"})
 FIELDS = ("rule", "attack", "attackers", "seed", "accuracy")
 
 
@@ -73,9 +76,11 @@ class Clients:
     Args:
         federation: who has which samples.
         seed: of the first model and of the batches.
+        reports_losses: whether clients also report losses and gradient norms, which takes time.
     """
 
-    def __init__(self, federation, seed):
+    def __init__(self, federation, seed, reports_losses=True):
+        self.reports_losses = reports_losses
         self.generator = torch.Generator().manual_seed(seed)
         train = federation.train
         self.inputs = train.inputs.reshape(len(train.inputs), -1).float()
@@ -83,21 +88,33 @@ class Clients:
         self.indices = [torch.as_tensor(federation.index[k]) for k in range(CLIENTS)]
         self.sizes = [len(index) for index in self.indices]
         width = self.inputs.shape[1]
-        self.shapes = {"0.weight": (HIDDEN, width), "0.bias": (HIDDEN,), "1.weight": (10, HIDDEN), "1.bias": (10,)}
+        self.shapes = {"0.bias": (HIDDEN,), "0.weight": (HIDDEN, width), "1.bias": (10,), "1.weight": (10, HIDDEN)}
 
     def first_model(self):
-        """A random model, as a state dict."""
-        model = {}
-        for name, shape in self.shapes.items():
+        """A random model, as one flat vector."""
+        parts = []
+        for shape in self.shapes.values():
             scale = shape[-1] ** -0.5 if len(shape) == 2 else 0.0
-            model[name] = scale * torch.randn(shape, generator=self.generator)
-        return model
+            parts.append(scale * torch.randn(shape, generator=self.generator).flatten())
+        return torch.cat(parts)
+
+    def tensors(self, models):
+        """The tensors of flat models `[C, d]`, by name, each `[C, ...]`."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        parts = torch.split(models, sizes, dim=1)
+        return {name: part.view(-1, *shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
 
     def train(self, model):
-        """One local epoch of SGD for every client; returns their models, stacked, and what they report."""
-        stacked = {name: value.expand(CLIENTS, *value.shape).clone() for name, value in model.items()}
-        before, norms = self._score(stacked)
+        """One local epoch of SGD for every client; returns their updates `[CLIENTS, d]` and what they report."""
+        stacked = {name: value.clone() for name, value in self.tensors(model.expand(CLIENTS, -1)).items()}
         steps = torch.tensor([-(-size // BATCH) for size in self.sizes])
+        metrics = {
+            "num_examples": list(self.sizes),
+            "num_steps": steps.tolist(),
+            "normalizer": steps.double().tolist(),
+        }
+        if self.reports_losses:
+            metrics["loss_before"], metrics["grad_norm"] = self._score(stacked)
         batches = self._batches(int(steps.max()))
         for step, batch in enumerate(batches):
             active = (steps > step).float()
@@ -106,16 +123,16 @@ class Clients:
             with torch.no_grad():
                 for value, gradient in zip(stacked.values(), gradients, strict=True):
                     value.sub_(gradient, alpha=RATE)
-        after, _ = self._score(stacked)
-        metrics = {
-            "num_examples": list(self.sizes),
-            "num_steps": steps.tolist(),
-            "normalizer": steps.double().tolist(),
-            "loss_before": before,
-            "loss": after,
-            "grad_norm": norms,
-        }
-        return {name: value.detach() for name, value in stacked.items()}, metrics
+        if self.reports_losses:
+            metrics["loss"], _ = self._score(stacked)
+        models = torch.cat([value.detach().flatten(1) for value in stacked.values()], dim=1)
+        return models - model, metrics
+
+    def test_accuracy(self, model, test):
+        """The share of test samples that a flat model gets right."""
+        inputs = test.inputs.reshape(1, len(test.inputs), -1).float()
+        answers = _outputs(self.tensors(model[None]), inputs)[0].argmax(dim=1)
+        return float((answers == test.targets).float().mean())
 
     def _batches(self, steps):
         """Positions of the samples of each step, `[steps, CLIENTS, BATCH]`: epochs in random order, again and again."""
@@ -152,17 +169,6 @@ def _outputs(stacked, inputs):
     return torch.baddbmm(stacked["1.bias"][:, None], hidden, stacked["1.weight"].transpose(1, 2))
 
 
-def flatten(models):
-    """Stacked models as rows `[CLIENTS, d]`."""
-    return torch.cat([value.flatten(1) for value in models.values()], dim=1)
-
-
-def unflatten(vector, model):
-    """One row as a state dict shaped like `model`."""
-    parts = torch.split(vector, [value.numel() for value in model.values()])
-    return {name: part.view(value.shape) for part, (name, value) in zip(parts, model.items(), strict=True)}
-
-
 def attack_updates(kind, updates, attackers, metrics, seed):
     """The updates `[CLIENTS, d]` with those of the attackers replaced; reports in `metrics` are faked in place.
 
@@ -175,7 +181,7 @@ def attack_updates(kind, updates, attackers, metrics, seed):
     """
     honest = torch.tensor([k for k in range(len(updates)) if k not in attackers])
     others = updates[honest]
-    mean, deviation = others.mean(dim=0), others.std(dim=0)
+    mean = others.mean(dim=0)
     updates = updates.clone()
     rows = list(attackers)
     if kind == "x100":
@@ -188,9 +194,9 @@ def attack_updates(kind, updates, attackers, metrics, seed):
             for row in rows:
                 metrics[name][row] = 10**9
     elif kind == "alie":
-        updates[rows] = mean - Z_ALIE * deviation
+        updates[rows] = mean - Z_ALIE * others.std(dim=0)
     elif kind == "min-max":
-        updates[rows] = mean - _largest_hidden_step(others, mean, deviation) * deviation
+        updates[rows] = mean - _largest_hidden_step(others) * others.std(dim=0)
     elif kind.startswith("ipm"):
         updates[rows] = -float(kind.split()[1]) * mean
     elif kind == "sybils":
@@ -199,8 +205,9 @@ def attack_updates(kind, updates, attackers, metrics, seed):
     return updates
 
 
-def _largest_hidden_step(others, mean, deviation):
+def _largest_hidden_step(others):
     """The largest gamma for which `mean - gamma * deviation` is as near to all as the two farthest honest updates."""
+    mean, deviation = others.mean(dim=0), others.std(dim=0)
     farthest = torch.cdist(others, others).max()
     low, high = 0.0, 100.0
     for _ in range(30):
@@ -223,27 +230,19 @@ def run_cell(cell, rounds=ROUNDS):
     attackers = choose_attackers(federation, cell.attackers, cell.seed)
     if cell.attack == "label flip":
         federation = corrupt(federation, cell.attackers / CLIENTS, "flip", seed=cell.seed)
-    clients = Clients(federation, cell.seed)
+    wanted = steelyard.parse_rule(cell.rule).needs.metrics
+    clients = Clients(federation, cell.seed, reports_losses=not wanted.isdisjoint(LOSSES))
     model = clients.first_model()
     state = None
     for number in range(1, rounds + 1):
-        models, metrics = clients.train(model)
-        base = torch.cat([value.flatten() for value in model.values()])
-        updates = attack_updates(cell.attack, flatten(models) - base, attackers, metrics, cell.seed)
-        replies = {k: unflatten(base + update, model) for k, update in enumerate(updates)}
+        updates, metrics = clients.train(model)
+        updates = attack_updates(cell.attack, updates, attackers, metrics, cell.seed)
         try:
-            result = steelyard.aggregate(cell.rule, model, replies, metrics=metrics, state=state, round=number)
+            result = steelyard.aggregate(cell.rule, model, model + updates, metrics=metrics, state=state, round=number)
         except steelyard.SteelyardError:
             break  # the model overflowed: the run is lost, and its last model counts
         model, state = result.params, result.state
-    return test_accuracy(model, federation)
-
-
-def test_accuracy(model, federation):
-    """The share of test samples that a model gets right."""
-    stacked = {name: value[None] for name, value in model.items()}
-    inputs = federation.test.inputs.reshape(1, len(federation.test.inputs), -1).float()
-    return float((_outputs(stacked, inputs)[0].argmax(dim=1) == federation.test.targets).float().mean())
+    return clients.test_accuracy(model, federation.test)
 
 
 def make_cells(rules, attacks, seeds):
@@ -271,14 +270,23 @@ def run_matrix(cells, path, processes):
     missing = [cell for cell in cells if cell.key not in done]
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()
-    with path.open("a", newline="") as file, multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with path.open("a", newline="") as file:
         writer = csv.writer(file)
         if is_new:
             writer.writerow(FIELDS)
-        for number, (cell, accuracy) in enumerate(pool.imap_unordered(_run_named, missing), 1):
+        for number, (cell, accuracy) in enumerate(_run_all(missing, processes), 1):
             writer.writerow((*cell.key, f"{accuracy:.4f}"))
             file.flush()
             print(f"{number} of {len(missing)}: {cell} {accuracy:.3f}", file=sys.stderr)
+
+
+def _run_all(cells, processes):
+    """Cells and their accuracies, in the order in which they are ready."""
+    if processes == 1:
+        yield from map(_run_named, cells)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(_run_named, cells)
 
 
 def _run_named(cell):

@@ -1,5 +1,7 @@
 """Server-FT, FedDF and FedBE: against the authors' code, and against torch."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.nn import functional
 import steelyard
 from steelyard.algorithm import Algorithm, parse_refiner
 from steelyard.core.errors import SteelyardError
+from steelyard.core.refiner import Refiner
 from steelyard.core.registry import REFINERS
 from steelyard.core.text import to_text
 from steelyard.server.refiners import distillation
@@ -203,3 +206,41 @@ def test_weight_decay_leaves_frozen_parameters_alone(refine, optimizer):
     plain = refined(mould, None).params
     assert torch.equal(made[still], plain[still])
     assert not any(torch.equal(made[name], plain[name]) for name, _ in mould.named_parameters() if name != still)
+
+
+@dataclass(frozen=True)
+class Recorder(Refiner):
+    """Writes down how long the updates are that a refiner gets to see, both ways."""
+
+    seen: dict
+
+    name = "recorder"
+
+    def refine(self, at, state):
+        theta = torch.cat([at.updates(leaf)[1] for leaf in at.store.layout.params])
+        rows = torch.cat([at.updates(leaf)[0] for leaf in at.store.layout.params], dim=1)
+        self.seen["updates"] = rows.double().norm(dim=1).tolist()
+        before = at.session.params.clone()
+        for row in range(len(at.store.ids)):
+            at.client(row)
+            self.seen.setdefault("clients", []).append((at.session.params - theta).double().norm().item())
+        at.session.params.copy_(before)
+        return {}
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_under_a_guard_refiners_see_clipped_updates(guarded):
+    mould = net()
+    clients = models(mould)
+    base = mould.state_dict()
+    liar = next(iter(clients)) if isinstance(clients, dict) else 0
+    clients[liar] = {name: base[name] + 1e6 * (value - base[name]) for name, value in clients[liar].items()}
+    seen = {}
+    inputs, targets = samples()
+    probe = steelyard.Probe(mould, inputs, targets)
+    rule = "guard(fedavg)" if guarded else "fedavg"
+    steelyard.aggregate(rule, base, clients, metrics=SIZES, probe=probe, refine=Recorder(seen))
+    for lengths in seen.values():
+        longest = max(lengths)
+        usual = sorted(lengths)[len(lengths) // 2]
+        assert (longest <= 2.001 * usual) == guarded
