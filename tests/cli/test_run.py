@@ -199,3 +199,30 @@ def test_rules_lists_every_part_of_an_algorithm():
     assert kinds["fedcos"] == "client term"
     assert kinds["fedmut"] == "broadcast"
     assert next(row for row in rows if row["name"] == "fedcos")["needs"] == ["last global step"]
+
+
+@pytest.mark.parametrize("form", ["set", "toml"])
+def test_a_detector_with_options_and_nodes_of_several_kinds_are_plain_settings(form, tmp_path):
+    settings = {
+        "weighting": "pa3fed:detector=eq6:delta=0.05,beta=0.5",
+        "client": "fedcos:mu=0.02,direction=move",
+        "data.partition": "x_class:classes=[1,1,2],iid=1,samples=50",
+        "data.clients": 4,
+        "rounds": 2,
+    }
+    out = tmp_path / "run"
+    if form == "toml":
+        file = tmp_path / "run.toml"
+        file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+        result = call("run", file, "--out", out, "-q")
+    else:
+        options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        result = call("run", *options, "--out", out, "-q")
+    assert result.exit_code == 0, result.output
+    resolved = json.loads((out / "config.json").read_text())["resolved"]["algorithm"]
+    assert resolved == {"weighting": "pa3fed(eq6:delta=0.05):beta=0.5", "client": "fedcos:direction=move"}
+    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert "direction_cosines" in records[1]
+    assert "loss_before" in records[1]["reported"]
+    held = json.loads((out / "clients.json").read_text())
+    assert [sum(count > 0 for count in row) for row in held["counts"]] == [10, 1, 1, 2]
