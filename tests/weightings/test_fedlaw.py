@@ -208,7 +208,7 @@ def test_official_swa_with_quad_starts_uniform_and_paper_at_the_prior():
 
 
 def test_law_with_swa_is_the_first_stage_of_the_authors_swa():
-    """Their first stage has half of the 100 epochs and gamma = 1: LAW with SWA is that stage, with all of its epochs."""
+    """Their first stage has half of the 100 epochs and gamma = 1: LAW with SWA is that stage alone."""
     out = aggregate("fedlaw_swa:learn=lambda,epochs=50", "mlp", probe("mlp", 40))
     assert_near(shares(out), DATA["mlp/swa_exp_e100_b40_f64/lam"], 1e-12)
     assert out.report["gamma"] == 1.0
@@ -230,7 +230,7 @@ def test_law_with_swa_refuses_what_has_no_meaning_for_it():
 
 
 def moved_clients(eta):
-    """The clients with updates times eta: where the global learning rate puts them (the authors' own way to write it)."""
+    """The clients with updates times eta, which is how the authors write the global learning rate."""
     models = clients("mlp")
     base = models.mean(dim=0)
     return base, base + eta * (models - base)
@@ -282,7 +282,7 @@ def test_gws_learns_gamma_at_the_global_learning_rate_by_autograd():
 
 
 def test_gamma_is_learned_where_the_prior_puts_the_model():
-    """FedNova's weights do not sum to 1, and a shrunk prior has a base of its own: the loss is of the model that follows."""
+    """FedNova's weights do not sum to 1, and a shrunk prior has a base of its own."""
     models = clients("mlp")
     base, sizes = models.mean(dim=0), DATA["mlp/sizes"].tolist()
     metrics = {"num_examples": sizes, "num_steps": [1, 2, 3, 4, 5, 6], "normalizer": [1, 2, 3, 4, 5, 6]}
