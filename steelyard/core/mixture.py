@@ -77,13 +77,6 @@ class Mixture:
         base = self.base * factor
         return replace(self, weights=weights, base=base, scale=self.scale * factor)
 
-    @property
-    def unscaled(self) -> Mixture:
-        """The mixture before its shrinking factor: what a server optimizer receives."""
-        if self.scale == 1.0:
-            return self
-        return replace(self, weights=self.weights / self.scale, base=self.base / self.scale, scale=1.0)
-
     def with_global_lr(self, lr: float) -> Mixture:
         """The mixture whose aggregated step is multiplied by `lr`; the global model keeps its coefficient."""
         return replace(self, weights=self.weights * lr)

@@ -174,11 +174,7 @@ def _combine(
 ) -> Array | None:
     """The second pass. Returns how often a reducer used each row, if there is one."""
     layout = store.layout
-    # A server optimizer acts on the step before the shrinking factor; without one the factor is in the weights.
-    server = _ServerStep(job.server, layout, state, job.state) if job.server is not None else None
-    scale = 1.0 if server is None else mixture.scale
-    if server is not None:
-        mixture = mixture.unscaled
+    server = _ServerStep(job.server, layout, state, job.state, mixture.scale) if job.server is not None else None
     reduction = _Reduction(mixture, layout.row_dtype) if mixture.reduce is not None else None
     mix = reduction or WeightedSum(mixture.weights, mixture.base, layout.row_dtype)
 
@@ -186,12 +182,9 @@ def _combine(
         room = sink.room(piece.start, piece.stop)
         values = mix(rows, cut.spans[piece.span][2], room)
         if job.step is not None:
-            target = values if scale == 1.0 else scale * values
-            torch.sub(target, rows[-1], out=job.step[piece.start : piece.stop])
+            torch.sub(values, rows[-1], out=job.step[piece.start : piece.stop])
         if server is not None:
             values = server(rows[-1], values, piece.start, piece.stop)
-        if scale != 1.0:
-            values = scale * values
         if not finite(values):
             _refuse_non_finite(rows)
             raise SteelyardError(f"the aggregated model overflows {layout.row_dtype}: the base model stays as it was")
@@ -209,9 +202,15 @@ def _refuse_non_finite(rows: torch.Tensor) -> None:
 
 
 class _ServerStep:
-    """Applies a server optimizer to chunks; its slots are flat vectors under `state["server"]`."""
+    """Applies a server optimizer to chunks; its slots are flat vectors under `state["server"]`.
 
-    def __init__(self, optimizer: ServerOptimizer, layout: Layout, state: dict[str, Any], before: State) -> None:
+    `scale` is the shrinking factor that targets contain: the optimizer gets the step without it, and its result is
+    multiplied by it.
+    """
+
+    def __init__(
+        self, optimizer: ServerOptimizer, layout: Layout, state: dict[str, Any], before: State, scale: float
+    ) -> None:
         held = before.get("server", {})
         if held and held.get("name") != optimizer.name:
             raise SteelyardError(
@@ -224,6 +223,7 @@ class _ServerStep:
                 "start from state=None"
             )
         self.optimizer = optimizer
+        self.scale = scale
         self.t = int(held.get("rounds", 0)) + 1
         self.slots = {
             name: held[name].clone() if name in held else torch.zeros(layout.dim, dtype=layout.row_dtype)
@@ -233,7 +233,9 @@ class _ServerStep:
 
     def __call__(self, theta: torch.Tensor, target: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         slots = {name: slot[start:stop] for name, slot in self.slots.items()}
-        return self.optimizer.update(theta, target - theta, slots, self.t)
+        if self.scale == 1.0:
+            return self.optimizer.update(theta, target - theta, slots, self.t)
+        return self.scale * self.optimizer.update(theta, target / self.scale - theta, slots, self.t)
 
 
 class _Reduction:
