@@ -33,12 +33,12 @@ class Mixture:
         layers: what the leading axis means; None for the whole model.
         reduce: if set, the sum becomes `sum(w) * reduce({d_k : w_k != 0})`, coordinate by coordinate.
         rows: a linear map `[n, K]` of the updates that comes before `reduce`; without one it is folded into `weights`.
-        scale: the shrinking factor that `weights` and `base` already contain. A server optimizer acts inside it:
-            `theta' = scale * optimizer(theta, target / scale)`.
         stat_scale: multiplies BatchNorm statistics; 1 in every sane rule.
         stat_clip: if set, a client's statistics may differ from the global ones by at most this many medians.
         void: if set, the round is void for this reason: model and state stay as they were.
         notes: what the rule wants in the report.
+        scale: the shrinking factor that `weights` and `base` already contain. A server optimizer acts inside it:
+            `theta' = scale * optimizer(theta, target / scale)`.
     """
 
     weights: Array
@@ -46,11 +46,11 @@ class Mixture:
     layers: Granularity | None = None
     reduce: Reducer | None = None
     rows: Array | None = None
-    scale: float = 1.0
     stat_scale: float = 1.0
     stat_clip: float | None = None
     void: str | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
+    scale: float = 1.0
 
     @staticmethod
     def convex(weights: Array) -> Mixture:

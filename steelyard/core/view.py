@@ -33,10 +33,10 @@ class View:
     layer_counts: Callable[[Granularity | None], int]
     trials: Callable[[], Trial]
     lengths: Callable[[], Array]
-    layers: Granularity | None = None
-    rows: Array | None = None
     global_lr: float = 1.0
     population_examples: int | None = None
+    layers: Granularity | None = None
+    rows: Array | None = None
 
     def metric(self, name: str) -> Array:
         """What clients reported under this name, float64 `[K]` (`[K, C]` for histograms)."""
