@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.core.registry import BROADCASTS, REFINERS, RULES, TERMS
+from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.data import PARTITIONS, SOURCES
 from steelyard.models import MODELS
 from tests.weightings import test_contract as contract
@@ -30,6 +30,26 @@ def test_examples_run(page, tmp_path, monkeypatch):
         RULES._entries.clear()
         RULES._entries.update(before)
     assert blocks(page) or page.name == "architecture.md"
+
+
+def test_every_part_of_a_paper_says_what_it_is_verified_against():
+    section = (ROOT / "docs" / "rules.md").read_text().partition("## What each part is verified against")[2]
+    section = section.partition("\n## ")[0]
+    parts = {
+        entry.name
+        for registry in (RULES, TERMS, OPTIMIZERS, REFINERS, BROADCASTS)
+        for entry in registry
+        if entry.card.paper
+    }
+    named = set(re.findall(r"`([a-z0-9_]+)", section))
+    assert parts - named == set()
+
+
+def test_readme_claims_no_more_than_was_compared():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert "against the authors' code, or where none is public against independent implementations" in text
+    assert "verified against their authors' code" not in text
+    assert "all baselines" not in text
 
 
 def test_the_worked_example_is_about_forty_lines():

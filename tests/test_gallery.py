@@ -134,3 +134,17 @@ def test_the_page_has_a_verdict_for_every_figure_and_no_picture_is_left_over():
         )
     kept = {path.stem for path in (ROOT / "docs" / "gallery").iterdir()}
     assert kept == set(gallery.FIGURES)
+
+
+def test_the_page_says_how_the_runs_differ_from_the_authors():
+    """Settings that verdicts rest on are on the page, with the script's own numbers."""
+    gallery = example()
+    for rule in (gallery.GWS, gallery.LAW):
+        learned = steelyard.parse_rule(rule)
+        assert f"| {learned.epochs} epochs, learning rate **{learned.lr:g}** |" in PAGE
+    assert f"| {gallery.LOCAL['batch_size']}, {gallery.LOCAL['lr']:g}: " in PAGE
+    assert not gallery.LOCAL.get("persistent")
+    assert "**fresh in every round**" in PAGE
+    assert "train_share" not in gallery.LOCAL
+    assert "**all** of their samples | 70 % of them" in PAGE
+    assert f"| {10 * gallery.PROXY['per_class']} test images in one batch | 2,000 in 16 batches |" in PAGE

@@ -34,8 +34,6 @@ class Mixture:
         layers: what the leading axis means; None for the whole model.
         reduce: if set, the sum becomes `sum(w) * reduce({d_k : w_k != 0})`, coordinate by coordinate.
         rows: a linear map of the updates that comes before `reduce`; without one it is folded into `weights`.
-        scale: the shrinking factor that `weights` and `base` already contain. A server optimizer acts inside it:
-            `theta' = scale * optimizer(theta, target / scale)`.
         stat_scale: multiplies BatchNorm statistics; 1 in every sane rule.
         stat_clip: if set, a client's statistics may differ from the global ones by at most this many medians, and
             vectors that clients keep (SCAFFOLD's) from those they had before.
@@ -44,6 +42,8 @@ class Mixture:
         selects: whether zero weights are the rule's point (Krum): it picks a few clients who share the whole step.
         void: if set, the round is void for this reason: model and state stay as they were.
         notes: what the rule wants in the report.
+        scale: the shrinking factor that `weights` and `base` already contain. A server optimizer acts inside it:
+            `theta' = scale * optimizer(theta, target / scale)`.
     """
 
     weights: Array
@@ -51,13 +51,13 @@ class Mixture:
     layers: Granularity | None = None
     reduce: Reducer | None = None
     rows: RowMap | None = None
-    scale: float = 1.0
     stat_scale: float = 1.0
     stat_clip: float | None = None
     clip_norm: float | None = None
     selects: bool = False
     void: str | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
+    scale: float = 1.0
 
     @staticmethod
     def convex(weights: Array) -> Mixture:
@@ -83,13 +83,6 @@ class Mixture:
         weights = self.weights * factor
         base = self.base * factor
         return replace(self, weights=weights, base=base, scale=self.scale * factor)
-
-    @property
-    def unscaled(self) -> Mixture:
-        """The mixture before its shrinking factor: what a server optimizer receives."""
-        if self.scale == 1.0:
-            return self
-        return replace(self, weights=self.weights / self.scale, base=self.base / self.scale, scale=1.0)
 
     def with_global_lr(self, lr: float) -> Mixture:
         """The mixture whose aggregated step is multiplied by `lr`; the global model keeps its coefficient."""

@@ -5,8 +5,8 @@ A file in `tables/` has
     [base]       the run all cells share, in the keys of `steelyard run`
     [[row]]      what a row changes: the algorithm; `where` holds what it changes more in columns of a pattern;
                  `control = true` marks a row of ours that the paper does not have
-    [[column]]   what a column changes: data, partition, model; `paper_models` names the networks that the paper's number
-                 is of, where the file runs another one
+    [[column]]   what a column changes: data, partition, model; `paper_models` names the networks that the paper's
+                 number is of, where the file runs another one
     [numbers]    the paper's numbers, one list per row, in the order of the columns; none for a control
     rounds_source   who says how many rounds to train, if not "the paper"
 """

@@ -11,9 +11,9 @@ With `D = target - theta`, the aggregated step:
     yogi       m as adam              ; v <- v - (1 - b2) D^2 sign(v - D^2)   ; as adam
     adagrad    m as adam, b1 = 0      ; v <- v + D^2                          ; as adam
 
-A rule's shrinking factor gamma (`shrink`, `gws`, `fedlaw`) is no part of D: it multiplies the result, so that with sgd
-the new model is FedLAW's Eq. (4), `gamma (theta + lr D)`, and gamma and lambda are learned at that point. With the other
-optimizers they are learned at `theta + D`, since their step depends on D coordinate by coordinate.
+A rule's shrinking factor gamma (`shrink`, `gws`, `fedlaw`) is not part of D: it multiplies the result. With sgd the
+new model is FedLAW's Eq. (4), `gamma (theta + lr D)`, and gamma and lambda are learned at that point. With the other
+optimizers they are learned at `theta + D`, before the optimizer's step.
 
 v starts at 0 and nothing is bias-corrected, as in FedLAW's code (Reddi et al. start at tau^2). Beware of lr = 1 for
 adam: the first step is about +-1 per coordinate whatever D is; FedLAW's comments suggest 0.01.

@@ -11,6 +11,9 @@ Presets `paper` are what the FedLAW paper says of its baselines, `official` what
                                                          persists from round to round
     epochs           server_ft 2, feddf and fedbe 100    20
 
+The code's learning rate and weight decay are the clients'. Those of the preset are the paper's for CIFAR-10 and
+Fashion-MNIST; for CIFAR-100 use `lr=0.01,weight_decay=5e-5`, and in general what the clients use.
+
 FedDF's own authors train with Adam at 1e-3 under a cosine schedule for thousands of steps and average losses, logits or
 probabilities (`average`); FedBE's take ten samples, sharpen the averaged probabilities by a temperature of 0.5 and
 average weights over the last steps (`swa`). The code FedLAW compares to takes one sample and does neither.

@@ -29,8 +29,8 @@ is not solved: steps x lr is its real parameter. `travel` bounds how far a logit
 entered, so the odds between two clients never change by more than exp(2 travel). Against the code, which carries T by
 position in the cohort, logits belong to client ids; a client met for the first time enters at the prior's odds.
 
-The n of `init="raw"` is the whole population's, as in the code. A simulated run knows it; elsewhere (`aggregate`, Flower,
-a merge) the option `population_examples` tells it. Where nobody does, n is the cohort's: the same thing if all clients
+The n of `init="raw"` is the whole population's, as in the code. A simulated run knows it; elsewhere (`aggregate`,
+Flower, a merge) the option `population_examples` gives it. Without it n is the cohort's: the same thing if all clients
 take part, and logits that lie further apart than the code's if they are sampled.
 """
 
@@ -93,7 +93,8 @@ class FedAWA(Weighting):
         weights: those `after` the last step or `before` it.
         travel: how far a logit may ever move from where its client entered; None for no bound.
         gamma: factor on the whole state dict.
-        population_examples: examples of all clients together, for `init="raw"`; None: what the run knows, or the cohort's.
+        population_examples: examples of all clients together, for `init="raw"`; by default what the run knows, or else
+            the cohort's.
     """
 
     preset: str = "paper"

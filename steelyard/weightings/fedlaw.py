@@ -13,8 +13,8 @@ theta_k = theta + d_k the mixed model is `gamma theta + sum_k gamma lambda_k d_k
 `gamma lambda_k` and the base is `gamma`. gamma scales all parameters, BatchNorm's too, and no statistics.
 
 The global learning rate eta of Eq. (2) and (4) is inside the shrinking, `gamma (theta + eta sum_k lambda_k d_k)`, and
-gamma and lambda are learned at that point (Table 10): option `global_lr`, or `server="sgd:lr=..."`, which does the same.
-Other server optimizers act inside the shrinking too, but gamma and lambda are learned before their step.
+gamma and lambda are learned at that point (Table 10): option `global_lr`, or `server="sgd:lr=..."`, which does the
+same. Other server optimizers act inside the shrinking too, but gamma and lambda are learned before their step.
 
 Where the authors' code says more than the paper, or something else, there is an option; presets differ in
 

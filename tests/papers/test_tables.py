@@ -109,7 +109,7 @@ def a_table(**changes):
 
 @pytest.mark.parametrize("table", [name for name in names() if not name.startswith("fedcos")])
 def test_every_table_has_uniform_weights_as_a_control(table):
-    """One control per column, and it differs from FedAvg in the weights alone. FedCos's tables are uniform throughout."""
+    """One control per column, which differs from FedAvg in the weights alone. FedCos's tables are all uniform."""
     cells = {cell.name: cell for cell in read(table).cells}
     columns = {name.partition("/")[0] for name in cells}
     controls = {name for name, cell in cells.items() if cell.is_control}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import steelyard
@@ -208,7 +209,7 @@ def test_official_swa_with_quad_starts_uniform_and_paper_at_the_prior():
 
 
 def test_law_with_swa_is_the_first_stage_of_the_authors_swa():
-    """Their first stage has half of the 100 epochs and gamma = 1: LAW with SWA is that stage, with all of its epochs."""
+    """Their first stage has half of the 100 epochs and gamma = 1: LAW with SWA is that stage alone."""
     out = aggregate("fedlaw_swa:learn=lambda,epochs=50", "mlp", probe("mlp", 40))
     assert_near(shares(out), DATA["mlp/swa_exp_e100_b40_f64/lam"], 1e-12)
     assert out.report["gamma"] == 1.0
@@ -230,7 +231,7 @@ def test_law_with_swa_refuses_what_has_no_meaning_for_it():
 
 
 def moved_clients(eta):
-    """The clients with updates times eta: where the global learning rate puts them (the authors' own way to write it)."""
+    """The clients with updates times eta, which is how the authors write the global learning rate."""
     models = clients("mlp")
     base = models.mean(dim=0)
     return base, base + eta * (models - base)
@@ -282,7 +283,7 @@ def test_gws_learns_gamma_at_the_global_learning_rate_by_autograd():
 
 
 def test_gamma_is_learned_where_the_prior_puts_the_model():
-    """FedNova's weights do not sum to 1, and a shrunk prior has a base of its own: the loss is of the model that follows."""
+    """FedNova's weights do not sum to 1, and a shrunk prior has a base of its own."""
     models = clients("mlp")
     base, sizes = models.mean(dim=0), DATA["mlp/sizes"].tolist()
     metrics = {"num_examples": sizes, "num_steps": [1, 2, 3, 4, 5, 6], "normalizer": [1, 2, 3, 4, 5, 6]}
@@ -313,6 +314,37 @@ def test_other_server_optimizers_act_inside_the_shrinking(rule, server):
         )  # one client that holds the target
         assert_near(out.params, gamma * plain.params, 1e-9)
         state, plain_state, base = out.state, plain.state, out.params
+
+
+RULES_BEFORE = ["fedavg", "median", "fedawa_l:layers=[40,43]", "guard(fedadp)", "nnm(fedadp)", "ldawa:warmup=0"]
+
+
+@pytest.mark.parametrize("server", ["sgd:lr=0.5", "momentum:beta=0.5", "adam:lr=0.05"])
+@pytest.mark.parametrize("rule", RULES_BEFORE)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_shrinking_follows_the_server_optimizer_whatever_the_rule_before_it(rule, server, dtype):
+    plain = aggregate(rule, "mlp", None, dtype=dtype, server=server)
+    shrunk = aggregate(f"{rule}|shrink:gamma=0.9", "mlp", None, dtype=dtype, server=server)
+    assert_near(shrunk.params, 0.9 * plain.params, 1e-9 if dtype == torch.float64 else 1e-5)
+
+
+def test_a_rule_that_starts_over_forgets_the_shrinking_before_it():
+    """L-DAWA ignores its prior after the warm-up, so a server optimizer must not see a factor that is not there."""
+    plain = aggregate("ldawa:warmup=0", "mlp", None, server="adam:lr=0.05")
+    after = aggregate("shrink:gamma=0.5|ldawa:warmup=0", "mlp", None, server="adam:lr=0.05")
+    assert torch.equal(plain.params, after.params)
+
+
+def test_a_merge_shrinks_after_the_server_optimizer(tmp_path):
+    models = clients("mlp")
+    base = models.mean(dim=0)
+    for name, vector in {"base": base, "a": models[0], "b": models[1]}.items():
+        save_file({"w": vector.clone()}, tmp_path / f"{name}.safetensors")
+    files = {name: tmp_path / f"{name}.safetensors" for name in ("a", "b")}
+    merge = steelyard.Merge(tmp_path / "base.safetensors", files, "uniform|shrink:gamma=0.9")
+    merge.run(tmp_path / "out.safetensors", server="sgd:lr=0.5")
+    wanted = 0.9 * (base + 0.5 * (models[:2].mean(dim=0) - base))
+    assert_near(load_file(tmp_path / "out.safetensors")["w"], wanted, 1e-12)
 
 
 def test_law_past_its_critical_point_keeps_the_global_learning_rate():
