@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 def compare(
     directories: Annotated[list[Path], typer.Argument(help="Run directories, or directories of runs.")],
     metric: MetricName = "last10",
-    target: Annotated[float | None, typer.Option(help="Accuracy to reach, for --metric rounds.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="What to reach, for --metric rounds: an accuracy, or the monitored metric.")
+    ] = None,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     against: Annotated[
         str | None, typer.Option(help="What to compare with, by its label; plain FedAvg or the first by default.")
@@ -41,6 +43,8 @@ def compare(
     steelyard compare runs/awa-vs-avg
 
     steelyard compare runs/avg-1 runs/avg-2 runs/awa-1 runs/awa-2 --metric rounds --target 0.9
+
+    steelyard compare runs/house-prices --metric mae
     """
     from steelyard.lab.comparisons import compare as compared
     from steelyard.lab.runs import read_runs
@@ -48,8 +52,8 @@ def compare(
     from steelyard.lab.tables import pivot
 
     try:
-        chosen = find_metric(metric)
         runs, notes = read_runs(directories)
+        chosen = find_metric(metric, [run.history for run in runs])
         runs, warnings = _checked(runs, anyway)
         made = compared(runs, chosen, target=target, confidence=confidence, against=against)
         table = pivot(runs, chosen, target)

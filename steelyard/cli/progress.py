@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Bar(Callback):
-    """Rounds, rounds per second, accuracy and time left, on one line."""
+    """Rounds, rounds per second, the monitored metric and time left, on one line."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -27,18 +27,19 @@ class Bar(Callback):
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
-            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[score]}"),
             TimeRemainingColumn(),
             console=console,
             transient=True,
         )
-        self.began, self.first, self.shown = 0.0, 0, "accuracy -"
+        self.began, self.first, self.shown = 0.0, 0, ""
 
     def start(self, simulation: Simulation) -> None:
         """Shows the bar; a resumed run starts where it was."""
         self.began, self.first = time.monotonic(), len(simulation.records)
+        self.shown = f"{simulation.monitor.metric} -"
         self.task = self.bar.add_task(
-            "round", total=simulation.work.rounds, completed=self.first, speed="", accuracy=self.shown
+            "round", total=simulation.work.rounds, completed=self.first, speed="", score=escape(self.shown)
         )
         self.bar.start()
 
@@ -49,9 +50,10 @@ class Bar(Callback):
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
         """Moves to the next round."""
         speed = (record["round"] - self.first) / max(time.monotonic() - self.began, 1e-9)
-        if record.get("accuracy") is not None:
-            self.shown = f"accuracy {record['accuracy']:.4f}"
-        self.bar.update(self.task, completed=record["round"], speed=f"{speed:.1f} rounds/s", accuracy=self.shown)
+        metric = simulation.monitor.metric
+        if record.get(metric) is not None:
+            self.shown = f"{metric} {record[metric]:.4f}"
+        self.bar.update(self.task, completed=record["round"], speed=f"{speed:.1f} rounds/s", score=escape(self.shown))
         if record.get("void"):
             self.bar.console.print(f"round {record['round']} is void: {escape(record['void'])}", highlight=False)
 
@@ -88,7 +90,8 @@ class Lines(Callback):
         speed = (record["round"] - self.first) / max(now - self.began, 1e-9)
         left = (rounds - record["round"]) / speed
         parts = [f"round {record['round']}/{rounds}"]
-        parts += [f"{name} {record[name]:.4f}" for name in ("accuracy", "loss") if record.get(name) is not None]
+        names = dict.fromkeys((simulation.monitor.metric, "accuracy", "loss"))
+        parts += [f"{name} {record[name]:.4f}" for name in names if record.get(name) is not None]
         parts += [f"{speed:.1f} rounds/s", f"{left:.0f} s left"]
         parts += [f"void: {record['void']}"] if record.get("void") else []
         self.console.print(escape_text("  ".join(parts)), highlight=False, markup=False, soft_wrap=True)

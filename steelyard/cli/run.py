@@ -134,11 +134,13 @@ def _go(config: Config, directory: Path, console: Console, quiet: bool, as_json:
 
 def _print_result(history: History, console: Console) -> None:
     table = Table(title_justify="left")
-    for column in ("algorithm", "rounds", "accuracy", "best", "loss", "seconds"):
+    metric = history.monitor.metric
+    last = {name: next(reversed(history.column(name)), None) for name in (metric, "loss")}
+    values = {metric: last[metric], "best": history.best, **last}
+    for column in ("algorithm", "rounds", *values, "seconds"):
         table.add_column(column, justify="left" if column == "algorithm" else "right")
-    loss = next(iter(reversed(history.column("loss"))), None)
     seconds = sum(record["timings"]["total"] for record in history.records)
-    figures = [f"{value:.4f}" if value is not None else "-" for value in (history.final_accuracy, history.best, loss)]
+    figures = [f"{value:.4f}" if value is not None else "-" for value in values.values()]
     table.add_row(escape(history.name), str(len(history)), *figures, f"{seconds:.1f}")
     show(table, console)
     quarantined = sorted({name for record in history.records for name in record.get("quarantined", {})})

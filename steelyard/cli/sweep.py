@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 MetricName = Annotated[
     str,
-    typer.Option("--metric", help="last10 (FedLAW's), best (FedAWA's), final, rounds (to the target), seconds, ..."),
+    typer.Option(
+        "--metric",
+        help="last10 (FedLAW's), best (FedAWA's), final, rounds (to the target), seconds, ...; or a number on record, "
+        "such as loss or a metric of your own.",
+    ),
 ]
 _ROWS = 16  # more jobs than this: only those that run are shown
 

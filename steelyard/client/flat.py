@@ -8,15 +8,16 @@ one of files and of Flower's messages, so that sums over coordinates have the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
+from steelyard.client.losses import Loss as Loss
+from steelyard.client.losses import resolve_loss
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Layout, Leaf
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _BATCH_NORM = (nn.modules.batchnorm._BatchNorm,)
 _EVALUATE = 512  # samples per forward pass of an evaluation
 _LARGE = 1 << 19  # parameters from which on moving gradients about costs more than the calls that avoid it
@@ -28,7 +29,7 @@ class FlatModel:
     def __init__(
         self,
         module: nn.Module,
-        loss: Loss,
+        loss: str | Loss,
         inputs: torch.Tensor,
         device: torch.device,
         layout: Layout | None = None,
@@ -39,7 +40,7 @@ class FlatModel:
         then.
         """
         self.module = module.to(device)
-        self.loss = loss
+        self.loss = resolve_loss(loss)
         self.device = device
         state = module.state_dict()
         self.layout = layout or Layout.of(state)
@@ -180,17 +181,30 @@ class FlatModel:
             torch._foreach_add_([parameter for parameter, _ in moved], [grad for _, grad in moved], alpha=-lr)
 
     @torch.no_grad()
-    def evaluate(self, stored: torch.Tensor, targets: torch.Tensor, index: torch.Tensor) -> tuple[float, float, int]:
-        """Sum of losses, number of right answers (NaN if there is no such thing) and number of samples."""
+    def evaluate(
+        self, stored: torch.Tensor, targets: torch.Tensor, index: torch.Tensor, outputs: torch.Tensor | None = None
+    ) -> tuple[float, float, int]:
+        """Evaluate the model on some samples.
+
+        Args:
+            stored: all inputs, as `stored` returns them.
+            targets: of all inputs.
+            index: positions of the samples.
+            outputs: where to put the network's outputs, a row per sample; None if nobody asks for them.
+
+        Returns:
+            The sum of losses, the number of right answers (NaN if there is no such thing) and the number of samples.
+        """
         self.module.eval()
         loss = right = 0.0
-        for part in torch.split(index, _EVALUATE):
+        for number, part in enumerate(torch.split(index, _EVALUATE)):
             wanted = targets.index_select(0, part)
             output = self.module(self.batch(stored, part))
+            if outputs is not None:
+                start = number * _EVALUATE
+                outputs[start : start + len(part)] = output
             loss += self.loss(output, wanted).item() * len(part)
-            guess = output.argmax(dim=1) if output.ndim > 1 and not wanted.is_floating_point() else output
-            same = guess.shape == wanted.shape and not guess.is_floating_point()
-            right += int((guess == wanted).sum()) * len(part) / guess.numel() if same else float("nan")
+            right += count_right(output, wanted)
         return loss, right, len(index)
 
     def mode(self, batch_norm: bool) -> None:
@@ -244,6 +258,19 @@ class FlatModel:
             self._stat(stats, leaf).copy_(state[leaf.name])
         counts = [state[leaf.name].reshape(-1).to(torch.int64) for leaf in self.layout.counts]
         return params, stats, torch.cat(counts) if counts else torch.zeros(0, dtype=torch.int64)
+
+
+def count_right(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """Return how many samples are right; of samples with several targets, the sum of their shares of right ones.
+
+    NaN where there is no such thing: targets are classes, and outputs have a column for each of two or more.
+    """
+    if targets.is_floating_point() or outputs.ndim < 2 or outputs.shape[1] < 2:
+        return float("nan")
+    guess = outputs.argmax(dim=1)
+    if guess.shape != targets.shape:
+        return float("nan")
+    return int((guess == targets).sum()) * len(targets) / guess.numel()
 
 
 def _turned(part: nn.Module, given: object, output: torch.Tensor) -> None:  # noqa: ARG001 - a forward hook's arguments

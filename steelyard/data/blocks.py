@@ -88,6 +88,7 @@ class Quantity(Partition):
     minimum: int = 1
 
     name = "quantity"
+    needs_labels = False
     card = Card("sizes by a draw from Dirichlet(alpha), labels alike", "Li et al. (NIID-Bench), ICDE 2022")
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,18 @@ def classes(targets: torch.Tensor) -> int | None:
     """How many classes the labels show; None if these are no labels."""
     labels = targets.dtype == torch.int64 and targets.ndim == 1 and len(targets) > 0 and int(targets.min()) >= 0
     return int(targets.max()) + 1 if labels else None
+
+
+def is_empty(data: Any) -> bool:
+    """Return whether a data set of any form has no sample, whether or not it tells the shape of one."""
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return all(is_empty(side) for side in data)
+    if isinstance(data, (str, Mapping)):  # not a data set: reading it says so
+        return False
+    try:
+        return len(data) == 0
+    except TypeError:  # a stream, a number, None: likewise
+        return False
 
 
 def materialised(data: Any) -> tuple[torch.Tensor, torch.Tensor]:

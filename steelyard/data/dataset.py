@@ -160,7 +160,8 @@ class Federation:
         """
         by_id = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
         parts = {
-            client: None if is_empty(data) else _read(f"client {client!r}", data) for client, data in by_id.items()
+            client: None if convert.is_empty(data) else _read(f"client {client!r}", data)
+            for client, data in by_id.items()
         }
         held = {client: part for client, part in parts.items() if part is not None}
         if not held:
@@ -239,18 +240,6 @@ class Federation:
         return digest.hexdigest()
 
 
-def is_empty(data: Any) -> bool:
-    """Return whether a data set of any form has no sample, whether or not it tells the shape of one."""
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        return all(is_empty(side) for side in data)
-    if isinstance(data, (str, Mapping)):  # not a data set: reading it says so
-        return False
-    try:
-        return len(data) == 0
-    except TypeError:  # a stream, a number, None: likewise
-        return False
-
-
 def _read(place: str, data: Any, name: str = "") -> Dataset:
     """Read a data set of any form; an error says which one it was."""
     try:
@@ -275,9 +264,13 @@ def _looked_at(data: Dataset, rule: Partition) -> Index:
         if data.groups is None:
             raise SteelyardError(f"partition={rule.name}: the data has no groups: give Dataset(..., groups=...)")
         return data.groups.numpy()
+    if not rule.needs_labels:
+        return np.zeros(len(data), dtype=np.int64)
     if data.targets.dtype != torch.int64 or data.targets.ndim != 1:
         found = f"{data.targets.dtype} of shape {tuple(data.targets.shape)}"
-        raise SteelyardError(f"targets are {found}: a partition needs int64 labels [N]")
+        raise SteelyardError(
+            f"targets are {found}: partition={rule.name} needs int64 labels [N]: use partition=iid or quantity"
+        )
     return data.targets.numpy()
 
 

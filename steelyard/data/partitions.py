@@ -33,12 +33,14 @@ class Partition(ABC):
         card: what the command line says of it.
         by_groups: whether it is called with the groups of samples instead of their labels.
         whole: whether every sample goes to one client, and to no other.
+        needs_labels: whether it looks at labels; if not, it spreads data of any task.
     """
 
     name: str
     card: Card
     by_groups: bool = False
     whole: bool = True
+    needs_labels: bool = True
 
     @abstractmethod
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
@@ -65,6 +67,7 @@ class IID(Partition):
     """A random split into parts that differ by one sample at most."""
 
     name = "iid"
+    needs_labels = False
     card = Card("random parts of equal size", "McMahan et al., AISTATS 2017")
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steelyard.client.flat import FlatModel, Loss
+from steelyard.client.losses import check_targets
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.layout import Layout, Params
@@ -41,7 +42,7 @@ class Surface:
         model: nn.Module,
         inputs: torch.Tensor,
         targets: torch.Tensor,
-        loss: Loss = nn.functional.cross_entropy,
+        loss: str | Loss = "cross_entropy",
         double: bool = False,
     ) -> None:
         """Copies the network; `double` also makes it float64."""
@@ -55,6 +56,7 @@ class Surface:
         device = next((parameter.device for parameter in own.parameters()), torch.device("cpu"))
         self.layout = Layout.of(own.state_dict())
         self._network = FlatModel(own, loss, inputs, device, self.layout)
+        check_targets(self._network.loss, targets)
         self._network.module.eval()
         self._inputs, self._targets = self._network.stored(inputs), targets.to(device)
         self._index = torch.arange(len(inputs), device=device)

@@ -9,6 +9,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.lab.runs import Labels, Run, groups, label
 from steelyard.lab.scores import Metric, speedup
 from steelyard.lab.statistics import Difference, difference
+from steelyard.sim.monitor import check_target
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,13 @@ class Comparison:
         difference: over common seeds.
         speedups: by common seed, how many times fewer rounds until the reference's final accuracy (FedCos's measure);
             None where it was not reached.
+        monitored: the metric that "final accuracy" is of, if it is another.
     """
 
     setting: str
     difference: Difference
     speedups: Mapping[str, float | None]
+    monitored: str = "accuracy"
 
     def sentence(self, metric: Metric) -> str:
         """What may be said, in plain words."""
@@ -40,9 +43,10 @@ class Comparison:
             never = f"; with {missing} more, {first} never gets there" if missing else ""
             seeds = f"{len(reached)} seed{'s' if len(reached) > 1 else ''}"
             times = ", ".join(reached)
-            said = f"{second} takes {times} times as many rounds to its final accuracy as {first} ({seeds}{never})."
+            goal = f"its final {self.monitored}"
+            said = f"{second} takes {times} times as many rounds to {goal} as {first} ({seeds}{never})."
         else:
-            said = f"{first} never reaches the final accuracy of {second}." if missing else ""
+            said = f"{first} never reaches the final {self.monitored} of {second}." if missing else ""
         return f"{self.setting}: {said}" if self.setting and said else said
 
 
@@ -59,12 +63,13 @@ def compare(
     Args:
         runs: from a sweep or from directories.
         metric: what to compare.
-        target: accuracy, for the metric `rounds`.
+        target: what to reach, for the metric `rounds`: an accuracy, unless the runs monitor another metric.
         confidence: of intervals.
         against: the reference, as its label; by default plain FedAvg, or else the algorithm that comes first.
     """
-    if target is not None and not 0 < target <= 1:
-        raise SteelyardError(f"target={target:g}: use an accuracy in (0, 1], such as 0.9")
+    runs = list(runs)
+    monitored = next((run.history.monitor.metric for run in runs), "accuracy")
+    check_target(target, monitored)
     sorted_runs = groups(runs)
     names = dict.fromkeys(algorithm for algorithms in sorted_runs.values() for algorithm in algorithms)
     base = reference(list(names), against)
@@ -84,7 +89,7 @@ def compare(
                 confidence,
             )
             times = {seed: speedup(ours[seed].history, theirs[seed].history) for seed in ours if seed in theirs}
-            made.append(Comparison(label(setting), paired, times))
+            made.append(Comparison(label(setting), paired, times, monitored))
     return made
 
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from steelyard import threads
 from steelyard.core.errors import SteelyardError
 from steelyard.lab.child import Child, end
-from steelyard.sim.callbacks import Until
 from steelyard.sim.config import Config, validated
 from steelyard.sim.history import History
+from steelyard.sim.monitor import Monitor
 from steelyard.sim.rundir import CONFIG, read_config, read_log
 
 
@@ -149,7 +149,7 @@ def finished(job: Job, out: str | Path) -> bool:
         return False
     _other(job, path, overwrite=False)
     records = _records(path)
-    return len(records) >= job.config.rounds or any(Until.reached(record, job.config.target) for record in records)
+    return len(records) >= job.config.rounds or Monitor.read(read_config(path)).is_done(records)
 
 
 def _other(job: Job, path: Path, overwrite: bool) -> bool:
@@ -165,7 +165,11 @@ def _other(job: Job, path: Path, overwrite: bool) -> bool:
     else:
         before = flat(validated({**stored["config"], "rounds": job.config.rounds}, str(path / CONFIG)).stored())
         now = flat(job.config.stored())
-        differences = [f"{key} = {before[key]!r} there, {now[key]!r} here" for key in now if before[key] != now[key]]
+        differences = [
+            f"{key} = {before.get(key)!r} there, {now.get(key)!r} here"
+            for key in dict.fromkeys([*before, *now])
+            if before.get(key) != now.get(key)
+        ]
         done = len(_records(path))
         if done > job.config.rounds:
             differences.append(f"{done} rounds there, {job.config.rounds} here")

@@ -11,7 +11,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.lab.comparisons import Comparison, compare
 from steelyard.lab.jobs import Outcome, Silent, Watch, run_jobs
 from steelyard.lab.runs import Run, unlike
-from steelyard.lab.scores import Metric
+from steelyard.lab.scores import METRICS, Metric, of_monitored
 from steelyard.lab.scores import metric as find_metric
 from steelyard.lab.sweep import Sweep
 from steelyard.lab.tables import Table, csv_lines, long_head, long_row, markdown_text, overview, pivot
@@ -127,6 +127,8 @@ def run_sweep(
     ledger = _Ledger(sweep, out, watch or Silent())
     with locked(out, "sweep"):
         outcomes = run_jobs(sweep.jobs, out, parallel=parallel, watch=ledger, overwrite=overwrite)
+        histories = [outcome.history for outcome in outcomes if outcome.history is not None]
+        chosen = of_monitored(chosen, histories, strict=False) if chosen.name in METRICS else chosen
         summary = summarise(sweep, outcomes, chosen)
         write(sweep, outcomes, summary, chosen, out)
     return summary

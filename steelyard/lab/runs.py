@@ -12,14 +12,23 @@ from typing import Any
 from steelyard.algorithm import Algorithm
 from steelyard.core.errors import SteelyardError
 from steelyard.lab.jobs import Outcome, flat
-from steelyard.sim.callbacks import Until
 from steelyard.sim.history import History
+from steelyard.sim.monitor import Monitor
 from steelyard.sim.rundir import COHORTS, CONFIG, ROUNDS, read_cohorts, read_config, read_log
 
 Labels = tuple[tuple[str, str], ...]
 
 ALGORITHM = ("case", *(part.name for part in fields(Algorithm)))
-_IDLE = ("seed", "workers", "executor", "keep", "checkpoint_every", "data.dir")  # change no number, or are the seed
+_IDLE = (
+    "seed",
+    "workers",
+    "executor",
+    "keep",
+    "checkpoint_every",
+    "data.dir",
+    "monitor",
+    "mode",
+)  # change no number, or are the seed
 
 
 def of_algorithm(axis: str) -> bool:
@@ -107,11 +116,11 @@ def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tu
     for path in _found(map(Path, directories)):
         config = read_config(path)
         records = read_log(path)
-        history = History(path.name, records, {}, path) if records else None
+        monitor = Monitor.read(config)
+        history = History(path.name, records, {}, path, monitor) if records else None
         planned = config.get("resolved", {}).get("rounds", 0)
-        target = config.get("config", {}).get("target")
         done = 0 if history is None else len(history)
-        if history is None or (done < planned and not any(Until.reached(record, target) for record in history)):
+        if history is None or (done < planned and not monitor.is_done(history)):
             if unfinished and history is not None:
                 stored[path], histories[path], open_runs[path] = config, history, planned
                 notes.append(f"{path}: unfinished ({done} of {planned} rounds)")

@@ -1,25 +1,27 @@
 """What one run is worth: the papers' measures, as pure functions of its history.
 
-x_1, ..., x_T are the accuracies on the test set, in the order they were measured. A measure that a run does not have is
-None: nothing was evaluated, or the target was not reached.
+x_1, ..., x_T are the accuracies on the test set, in the order they were measured, or the values of another metric if
+the run monitored that (`monitor=`); the best is then the least, where less is better. A measure that a run does not
+have is None: nothing was evaluated, or the target was not reached.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.history import History
+from steelyard.sim.monitor import is_lower_better, read_number
 
 WINDOW = 5
 
 
 def last(history: History, count: int = 10) -> float | None:
     """Mean accuracy of the last `count` evaluations, (x_{T-9} + ... + x_T) / 10: FedLAW's measure."""
-    return _mean(history.column("accuracy")[-count:])
+    return _mean(history.monitored[-count:])
 
 
 def best(history: History) -> float | None:
@@ -29,12 +31,12 @@ def best(history: History) -> float | None:
 
 def best_mean(history: History, count: int = 10) -> float | None:
     """Mean of the `count` highest accuracies: less of a lucky round than the best alone."""
-    return _mean(sorted(history.column("accuracy"))[-count:])
+    return _mean(sorted(history.monitored, key=history.monitor.score)[-count:])
 
 
 def final(history: History) -> float | None:
     """The accuracy of the last evaluation, x_T: what FedCos and PA3Fed report."""
-    return history.final_accuracy
+    return next(reversed(history.monitored), None)
 
 
 def rounds_to(history: History, target: float) -> int | None:
@@ -49,7 +51,7 @@ def speedup(history: History, reference: History, accuracy: float | None = None)
     reference, even if it was as good before its end; R_ref here is the first round that reached a, for both alike, so
     that a run is 1.0 times itself. None if either does not reach a.
     """
-    wanted = reference.final_accuracy if accuracy is None else accuracy
+    wanted = final(reference) if accuracy is None else accuracy
     if wanted is None:
         return None
     ours, theirs = history.rounds_to(wanted), reference.rounds_to(wanted)
@@ -125,6 +127,7 @@ class Metric:
         percent: shown times 100, in points.
         unit: of a difference.
         words: a run's verb, and the words for more and less than another.
+        digits: decimals in a table; two in percent, else one, if not given.
     """
 
     name: str
@@ -134,6 +137,7 @@ class Metric:
     percent: bool = True
     unit: str = "points"
     words: tuple[str, str, str] = ("is", "above", "below")
+    digits: int | None = None
 
     def shown(self, value: float) -> float:
         """In the unit it is shown in."""
@@ -148,7 +152,7 @@ def _reach(history: History, target: float | None) -> float | None:
 
 def _steady(name: str) -> Callable[[History, float | None], float | None]:
     def of(history: History, _: float | None) -> float | None:
-        measures = stability(history)
+        measures = stability(history, history.monitor.metric)
         value: float | None = None if measures is None else getattr(measures, name)
         return value
 
@@ -174,11 +178,65 @@ METRICS = {
 }
 
 
-def metric(name: str) -> Metric:
-    """A measure by name."""
-    if name not in METRICS:
-        raise SteelyardError(f"metric {name!r}: unknown: use one of {', '.join(METRICS)}")
-    return METRICS[name]
+def metric(name: str, histories: Sequence[History] = ()) -> Metric:
+    """Return a measure by name.
+
+    Args:
+        name: one of `METRICS`, of the metric that the runs monitor; or a number that their rounds have on record, such
+            as `loss` or a metric of the user's own: its last value.
+        histories: the runs to be measured.
+    """
+    if name in METRICS:
+        return of_monitored(METRICS[name], histories)
+    recorded = _numbers_on_record(histories)
+    if name not in (*recorded, "loss"):
+        also = f"; or a number on record: {', '.join(recorded)}" if recorded else ""
+        raise SteelyardError(f"metric {name!r}: unknown: use one of {', '.join(METRICS)}{also}")
+    modes = {history.monitor.mode for history in histories if history.monitor.metric == name}
+    higher = "max" in modes if len(modes) == 1 else not is_lower_better(name)
+    percent = name == "accuracy"
+
+    def of(history: History, _: float | None) -> float | None:
+        return next(reversed(history.column(name)), None)
+
+    unit = "points" if percent else name
+    return Metric(name, f"{name} of the last evaluation", of, higher, percent, unit, digits=2 if percent else 4)
+
+
+def of_monitored(measure: Metric, histories: Sequence[History], strict: bool = True) -> Metric:
+    """Return a measure of accuracy as one of the metric that the runs monitor, if that is another one.
+
+    Runs that monitor different metrics are an error if `strict`; else the measure stays what it is.
+    """
+    monitors = list(dict.fromkeys((history.monitor.metric, history.monitor.mode) for history in histories))
+    if measure.name == "seconds" or not monitors or monitors == [("accuracy", "max")]:
+        return measure
+    if len(monitors) > 1 and not strict:
+        return measure
+    if len(monitors) > 1:
+        names = " and ".join(name for name, _ in monitors[:3])
+        raise SteelyardError(
+            f"metric {measure.name!r}: the runs monitor different metrics ({names}): name one that all have on record, "
+            "such as loss"
+        )
+    name, mode = monitors[0]
+    title = measure.title.replace("accuracy", name)
+    if measure.name == "rounds":
+        return replace(measure, title=title)
+    higher = mode == "max" if measure.higher else False
+    return replace(measure, title=title, higher=higher, percent=False, unit=name, digits=4)
+
+
+def _numbers_on_record(histories: Sequence[History]) -> list[str]:
+    """Return the names of numbers that rounds have on record."""
+    names = {
+        name: None
+        for history in histories
+        for record in history
+        for name, value in record.items()
+        if name != "round" and read_number(value) is not None
+    }
+    return sorted(names)
 
 
 def _mean(values: Sequence[float]) -> float | None:

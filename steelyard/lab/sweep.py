@@ -21,6 +21,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.lab.jobs import Job, flat
 from steelyard.lab.runs import is_bare, of_algorithm, text
 from steelyard.sim.config import Config, read_toml, validated
+from steelyard.sim.monitor import check_target
 
 _KEYS = ("name", "out", "target", "base", "grid", "case")
 _LIMIT = 10_000  # runs; more are a mistake in the file
@@ -85,6 +86,7 @@ def plan(raw: Mapping[str, Any], source: str = "sweep") -> Sweep:
         notes.append(
             f"one seed ({made[0][0].seed}) says nothing about noise: use several, such as seed = [1, 2, 3] in [grid]"
         )
+    _check_target(raw.get("target"), [config for config, _ in made], source)
     names = _names([labels for _, labels in made])
     jobs = tuple(Job(name, config, labels) for name, (config, labels) in zip(names, made, strict=True))
     out = raw.get("out")
@@ -117,9 +119,15 @@ def _check(raw: Mapping[str, Any], source: str) -> None:
     for key, (kind, wanted) in kinds.items():
         if key in raw and not (isinstance(raw[key], kind) and (kind is str or not isinstance(raw[key], str))):
             raise SteelyardError(f"{source}: {key} = {raw[key]!r}: use {wanted}")
-    target = raw.get("target", 0.5)
-    if isinstance(target, bool) or not isinstance(target, (int, float)) or not 0 < target <= 1:
-        raise SteelyardError(f"{source}: target = {target!r}: use an accuracy in (0, 1], such as 0.9")
+
+
+def _check_target(target: Any, configs: Sequence[Config], source: str) -> None:
+    """Refuse a target that is not one of the metric that runs monitor."""
+    metrics = {"loss" if config.loss != "cross_entropy" else config.monitor for config in configs}
+    try:
+        check_target(target, "accuracy" if "accuracy" in metrics else "loss")
+    except SteelyardError as error:
+        raise SteelyardError(f"{source}: {str(error).replace('=', ' = ', 1)}") from None
 
 
 def _lists(grid: Mapping[str, Any], source: str) -> dict[str, list[Any]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from steelyard.lab.comparisons import reference
 from steelyard.lab.runs import Run, groups, label
-from steelyard.lab.scores import METRICS, Metric, saved
+from steelyard.lab.scores import METRICS, Metric, of_monitored, saved
 from steelyard.lab.statistics import deviation, mean
 
 _LATEX = {
@@ -124,10 +124,12 @@ def pivot(runs: Iterable[Run], metric: Metric, target: float | None = None, coun
 
 def overview(runs: Iterable[Run], target: float | None = None, against: str | None = None) -> Table:
     """Every algorithm in every setting, by all measures, with the communication saved against the reference."""
+    runs = list(runs)
     sorted_runs = groups(runs)
     algorithms = list(dict.fromkeys(one for column in sorted_runs.values() for one in column))
     base = reference(algorithms, against)
-    metrics = _measures(target)
+    histories = [run.history for run in runs]
+    metrics = [of_monitored(metric, histories, strict=False) for metric in _measures(target)]
     share = Metric("saved", f"communication saved against {label(base)}", lambda *_: None)
     rows = []
     for setting, column in sorted_runs.items():
@@ -197,7 +199,8 @@ def _row(name: str, cells: Iterable[Cell | None], escape: Callable[[str], str], 
 def _cell(values: Sequence[float | None], count: int, metric: Metric) -> Cell:
     have = [metric.shown(value) for value in values if value is not None]
     middle = mean(have) if have else None
-    return Cell(middle, deviation(have), len(have), count, 2 if metric.percent else 1)
+    usual = 2 if metric.percent else 1
+    return Cell(middle, deviation(have), len(have), count, usual if metric.digits is None else metric.digits)
 
 
 def _best_marked(cells: Sequence[Cell | None], higher: bool) -> list[Cell | None]:

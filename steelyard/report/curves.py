@@ -12,6 +12,7 @@ from steelyard.report.figures import Bars, Figure, Mark, Section, Span, Table, V
 from steelyard.report.series import Read, Series, as_number, critical_rounds, mean_of, number, stretches
 
 _BAND = "Lines are means over seeds, bands one standard deviation either way: where bands overlap, little is certain."
+_ONE_SEED = "One seed: how much of it is chance, it does not say."
 _ELSEWHERE = {"round", "accuracy", "loss", "critical", "lr", "simulated_duration"}  # have a figure of their own
 
 
@@ -72,8 +73,8 @@ _KNOWN = {
 }
 
 
-def results(series: Sequence[Series], targets: Sequence[float]) -> list[Figure]:
-    """Accuracy, loss, and rounds to a target."""
+def results(series: Sequence[Series], targets: Sequence[float], own: Sequence[str] = ()) -> list[Figure]:
+    """Accuracy, loss, the user's own metrics, and rounds to a target."""
     made = [
         over_rounds(
             series,
@@ -82,7 +83,7 @@ def results(series: Sequence[Series], targets: Sequence[float]) -> list[Figure]:
             Curve(
                 "Accuracy on the test set",
                 "accuracy, %",
-                "One seed: how much of it is chance, it does not say.",
+                _ONE_SEED,
                 "Results",
             ),
         ),
@@ -97,11 +98,20 @@ def results(series: Sequence[Series], targets: Sequence[float]) -> list[Figure]:
                 "Results",
             ),
         ),
+        *(over_rounds(series, name, number(name), _own_curve(name)) for name in own),
     ]
-    if made[0] is not None and any(line.high for line in made[0].lines):
-        made[0] = replace(made[0], caption=_BAND)
-    figures = [with_periods(figure, series) for figure in made if figure is not None]
+    figures = [with_periods(_with_band(figure), series) for figure in made if figure is not None]
     return [*figures, *([reach(series, targets)] if targets else [])]
+
+
+def _own_curve(name: str) -> Curve:
+    return Curve(f"{name} on the test set", name, _ONE_SEED, "Results")
+
+
+def _with_band(figure: Figure) -> Figure:
+    """Return a figure whose caption explains its bands, if it has any and says nothing else."""
+    has_band = any(line.high for line in figure.lines)
+    return replace(figure, caption=_BAND) if has_band and figure.caption == _ONE_SEED else figure
 
 
 def over_rounds(series: Sequence[Series], name: str, read: Read, curve: Curve) -> Figure | None:
@@ -129,7 +139,8 @@ def with_periods(figure: Figure, series: Sequence[Series]) -> Figure:
 
 
 def reach(series: Sequence[Series], targets: Sequence[float]) -> Figure:
-    """Rounds until an accuracy, of those seeds that got there."""
+    """Rounds until an accuracy, or another metric that the runs monitor, of those seeds that got there."""
+    metric = monitored_metric(series)
     bars, rows = [], []
     for one in series:
         found = [[at for run in one.runs if (at := rounds_to(run.history, t)) is not None] for t in targets]
@@ -138,20 +149,30 @@ def reach(series: Sequence[Series], targets: Sequence[float]) -> Figure:
         for values in found:
             cells += [mean(values) if values else None, f"{len(values)} of {len(one.runs)}"]
         rows.append(tuple(cells))
-    names = tuple(f"{100 * target:g} %" for target in targets)
+    names = tuple(target_text(target, metric) for target in targets)
     heads = ("series", *(head for name in names for head in (f"rounds to {name}", f"got to {name}")))
     return Figure(
         "rounds",
         "Rounds to a target",
-        "Communication rounds until the test accuracy is first reached, a mean over the seeds that reach it; no bar "
+        f"Communication rounds until the test {metric} is first reached, a mean over the seeds that reach it; no bar "
         "where none does.",
         "Results",
-        "accuracy",
+        metric,
         "rounds",
         Table(heads, tuple(rows), (None, *(1, None) * len(names))),
         bars=tuple(bars),
         categories=names,
     )
+
+
+def monitored_metric(series: Sequence[Series]) -> str:
+    """Return the metric that the runs monitor; that of the first, if they differ."""
+    return series[0].first.history.monitor.metric
+
+
+def target_text(target: float, metric: str) -> str:
+    """Return a target as text: accuracies in percent."""
+    return f"{100 * target:g} %" if metric == "accuracy" else f"{target:g}"
 
 
 def coherence(series: Sequence[Series]) -> Figure | None:
@@ -185,7 +206,9 @@ def others(series: Sequence[Series], sections: Iterable[Section]) -> list[Figure
     wanted = set(sections)
     made: list[Figure | None] = []
     for name in _numbers(series):
-        curve = _KNOWN.get(name) or Curve(name.replace("_", " "), name, "As the rule puts it on record.", _LEARNED)
+        curve = _KNOWN.get(name) or Curve(
+            name.replace("_", " "), name, "As the rule or a callback puts it on record.", _LEARNED
+        )
         if curve.section in wanted:
             made.append(over_rounds(series, name, number(name), curve))
     if "Geometry of the updates" in wanted:

@@ -17,6 +17,7 @@ from steelyard.lab.statistics import mean
 from steelyard.report import clients, curves
 from steelyard.report.figures import Figure, Report, Row, Section, Table
 from steelyard.report.series import Series, read_series
+from steelyard.sim.monitor import Monitor, check_target
 from steelyard.sim.rundir import ENVIRONMENT, read_config
 
 _BY_CLIENT: tuple[Section, ...] = ("Weights", "What the rule learned", "Geometry of the updates", "Clients and data")
@@ -27,16 +28,17 @@ def gather(directories: Sequence[str | Path], target: float | None = None, out: 
 
     Args:
         directories: run directories, or directories of them.
-        target: an accuracy, for rounds to target; else the runs' own target, else round numbers they reach.
+        target: an accuracy, for rounds to target; else the runs' own target, else round numbers they reach. Of runs
+            that monitor another metric, a value of that.
         out: the page's file, for the command that makes it again.
     """
-    if target is not None and not 0 < target <= 1:
-        raise SteelyardError(f"target={target}: use a share of right answers in (0, 1], such as 0.9")
     series, notes = read_series(directories)
+    check_target(target, curves.monitored_metric(series))
     runs = [run for one in series for run in one.runs]
     configs = {run.path: read_config(run.path) for run in runs}
     wanted = _targets(runs, configs.values(), target)
-    figures = _figures(series, wanted)
+    own = dict.fromkeys(name for config in configs.values() for name in _own_metrics(config))
+    figures = _figures(series, wanted, list(own))
     going = sum(one.going for one in series)
     facts = _facts(series, list(configs.values()))
     return Report(
@@ -60,10 +62,16 @@ def find(report: Report, name: str) -> Figure:
     raise SteelyardError(unknown("figure", name, [figure.name for figure in report.figures]))
 
 
-def _figures(series: Sequence[Series], targets: Sequence[float]) -> list[Figure]:
+def _own_metrics(config: dict[str, Any]) -> list[str]:
+    """Return the names of the user's metrics, as `config.json` has them."""
+    names = config.get("test_metrics")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _figures(series: Sequence[Series], targets: Sequence[float], own: Sequence[str]) -> list[Figure]:
     heats = {section: clients.heats(series, [section]) for section in _BY_CLIENT}
     made: list[Figure | None] = [
-        *curves.results(series, targets),
+        *curves.results(series, targets, own),
         *heats["Weights"],
         *curves.others(series, ["Weights"]),
         *curves.others(series, ["What the rule learned"]),
@@ -83,12 +91,14 @@ def _figures(series: Sequence[Series], targets: Sequence[float]) -> list[Figure]
 
 
 def _targets(runs: Sequence[Run], configs: Iterable[dict[str, Any]], target: float | None) -> list[float]:
-    """Accuracies to reach: those asked for, else up to three multiples of 10 % that some run reached."""
+    """What to reach: the target asked for, the runs' own, or up to three multiples of 10 % that some run reached."""
     if target is not None:
         return [target]
-    asked = {config.get("config", {}).get("target") for config in configs} - {None}
+    asked = {own for config in configs if (own := Monitor.read(config).target) is not None}
     if asked:
         return sorted(asked)
+    if runs[0].history.monitor.metric != "accuracy":
+        return []
     top = max((value for run in runs if (value := best(run.history)) is not None), default=0.0)
     tens = math.floor(10 * top + 1e-9)
     return [number / 10 for number in range(max(1, tens - 2), tens + 1)]
@@ -96,8 +106,11 @@ def _targets(runs: Sequence[Run], configs: Iterable[dict[str, Any]], target: flo
 
 def _summary(series: Sequence[Series], targets: Sequence[float]) -> Table:
     target = _common(series, targets)
-    heads = ["series", "seeds", "rounds", "last 10, %", "±", "best, %"]
-    heads += [] if target is None else [f"rounds to {100 * target:g} %"]
+    metric = curves.monitored_metric(series)
+    is_percent = metric == "accuracy"
+    names = ["last 10, %", "±", "best, %"] if is_percent else [f"{metric}, last 10", "±", f"best {metric}"]
+    heads = ["series", "seeds", "rounds", *names]
+    heads += [] if target is None else [f"rounds to {curves.target_text(target, metric)}"]
     rows: list[Row] = []
     for one in series:
         final, spread = one.over(lambda run: last(run.history))
@@ -110,7 +123,7 @@ def _summary(series: Sequence[Series], targets: Sequence[float]) -> Table:
                 len(one.runs),
                 max(len(run.history) for run in one.runs),
                 *(
-                    None if value is None else 100 * value
+                    100 * value if is_percent and value is not None else value
                     for value in (final, spread, one.over(lambda r: best(r.history))[0])
                 ),
                 *([] if target is None else [mean(got) if len(got) == len(reached) else share]),
@@ -118,15 +131,17 @@ def _summary(series: Sequence[Series], targets: Sequence[float]) -> Table:
                 one.over(lambda run: seconds(run.history))[0],
             )
         )
-    digits = [None, 0, 0, 2, 2, 2, *([] if target is None else [1]), 1, 1]
+    decimals = [2, 2, 2] if is_percent else [4, 4, 4]
+    digits = [None, 0, 0, *decimals, *([] if target is None else [1]), 1, 1]
     return Table((*heads, "effective clients", "seconds"), tuple(rows), tuple(digits))
 
 
 def _common(series: Sequence[Series], targets: Sequence[float]) -> float | None:
     """The highest target that all reach; the lowest if there is none."""
     runs = [run for one in series for run in one.runs]
+    score = runs[0].history.monitor.score
     reached = [target for target in targets if all(rounds_to(run.history, target) for run in runs)]
-    return max(reached) if reached else min(targets, default=None)
+    return max(reached, key=score) if reached else min(targets, key=score, default=None)
 
 
 def _effective(run: Run) -> float | None:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from steelyard.client.flat import FlatModel, Loss
+from steelyard.client.losses import check_targets, resolve_loss
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Layout, Leaf
@@ -46,7 +47,7 @@ class Probe:
         targets: what to predict.
         batch_size: samples per step.
         shuffle: a new order for every epoch, drawn from seed and round; else the given one.
-        loss: `loss(outputs, targets)`, a mean over the batch.
+        loss: by name (`"mse"`), or `loss(outputs, targets)`, a mean over the batch.
         bn: `proxy`, `average` or `frozen`.
         balanced: draw as many samples of every class, again and again if need be.
         seed: of the order of batches.
@@ -60,7 +61,7 @@ class Probe:
         batch_size: int = 128,
         shuffle: bool = True,
         *,
-        loss: Loss = nn.functional.cross_entropy,
+        loss: str | Loss = "cross_entropy",
         bn: str = "proxy",
         balanced: bool = False,
         seed: int = 0,
@@ -73,7 +74,8 @@ class Probe:
         if len(self.inputs) != len(self.targets) or len(self.inputs) == 0:
             found = f"{len(self.inputs)} inputs and {len(self.targets)} targets"
             raise SteelyardError(f"probe: {found}: give one target per input, and at least one")
-        self.balanced, self.loss = balanced, loss
+        self.balanced, self.loss = balanced, resolve_loss(loss)
+        check_targets(self.loss, self.targets)
         self.network: FlatModel | None = None  # only a run has one of its own
 
     @classmethod

@@ -13,7 +13,10 @@ SHARD = 500  # test samples of one task; fixed, so that sums have the same bits 
 
 
 class Sizes(NamedTuple):
-    """What the shapes depend on, beside the model: numbers of clients, metrics, classes and test samples; names."""
+    """What the shapes depend on, beside the model: numbers of clients, metrics, classes and test samples; names.
+
+    `output` is the network's output of one test sample, where outputs are kept for metrics of the user's own.
+    """
 
     clients: int
     sent: list[str]
@@ -21,6 +24,7 @@ class Sizes(NamedTuple):
     metrics: int
     classes: int
     test: int
+    output: torch.Tensor | None = None
 
 
 class Buffers:
@@ -51,4 +55,7 @@ class Buffers:
         shards = -(-needs.test // SHARD)
         self.shown = memory.zeros([dim], real)
         self.test_results = memory.zeros([shards, 3], f64)
+        self.test_outputs: torch.Tensor | None = None
+        if needs.output is not None:
+            self.test_outputs = memory.zeros([needs.test, *needs.output.shape], needs.output.dtype)
         self.client_results = memory.zeros([clients, 3], f64)

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from steelyard.sim.monitor import Monitor
+
 if TYPE_CHECKING:
     from steelyard.sim.simulator import Simulation
 
@@ -22,8 +24,12 @@ class Callback:
     def progress(self, simulation: Simulation, round: int, done: int, total: int) -> None:
         """Within a round, after each group of clients."""
 
-    def round(self, simulation: Simulation, record: Mapping[str, Any]) -> bool | None:
-        """After each round; return True to end the run here."""
+    def round(self, simulation: Simulation, record: dict[str, Any]) -> bool | None:
+        """After each round, before its record is written; return True to end the run here.
+
+        What you add to the record is written to `rounds.jsonl` and is there after a resume, as JSON has it: numbers
+        and arrays of numpy and torch become numbers and lists.
+        """
 
     def warn(self, message: str) -> None:
         """Something the user should know, such as a damaged checkpoint; where nobody listens, a Python warning."""
@@ -36,20 +42,14 @@ class Callback:
 
 
 class Until(Callback):
-    """Ends a run at an accuracy on the test set."""
+    """Ends a run at its target."""
 
-    def __init__(self, accuracy: float) -> None:
-        self.accuracy = accuracy
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> bool:
-        """Whether it is reached."""
-        return self.reached(record, self.accuracy)
-
-    @staticmethod
-    def reached(record: Mapping[str, Any], target: float | None) -> bool:
-        """Whether the model of this round has the accuracy; never, if none is asked for."""
-        accuracy = record.get("accuracy")
-        return target is not None and accuracy is not None and accuracy >= target
+        """Return whether the round has reached it."""
+        return self.monitor.is_done([record])
 
 
 def warn(callbacks: Sequence[Callback], message: str) -> None:

@@ -17,6 +17,7 @@ from steelyard.core.text import parse
 from steelyard.data import PARTITIONS, SOURCES
 from steelyard.data.proxy import Proxy
 from steelyard.models import MODELS
+from steelyard.sim.monitor import check_target
 from steelyard.sim.participation import Participation
 
 
@@ -95,7 +96,14 @@ class Config(_Section):
         None, description="logistic, mlp, mcmahan_cnn, simple_cnn, resnet20; by data set if not given"
     )
     rounds: int = Field(50, ge=1, description="number of rounds")
-    target: float | None = Field(None, gt=0, le=1, description="end the run at this accuracy on the test set")
+    loss: Literal["cross_entropy", "mse", "bce"] = Field(
+        "cross_entropy", description="cross_entropy (classes), mse (numbers), bce (several yes-or-no labels)"
+    )
+    target: float | None = Field(None, description="end the run when the monitored metric is this good")
+    monitor: Literal["accuracy", "loss"] = Field(
+        "accuracy", description="what target and the best model refer to, on the test set: accuracy or loss"
+    )
+    mode: Literal["auto", "max", "min"] = Field("auto", description="whether more of it is better; auto knows")
     seed: int = Field(0, ge=0, description="of everything")
     executor: Literal["auto", "serial", "process"] = Field("auto", description="serial is the debugger")
     workers: int | None = Field(None, ge=1, description="processes; one per core by default")
@@ -121,6 +129,7 @@ class Config(_Section):
             f"model = {self.model!r}": lambda: None if self.model is None else parse(self.model, MODELS),
             f"data.name = {self.data.name!r}": lambda: parse(self.data.name, SOURCES),
             f"data.partition = {self.data.partition!r}": lambda: parse(self.data.partition, PARTITIONS),
+            f"target = {self.target!r}": lambda: check_target(self.target, self.monitor),
             "local": lambda: Local(**self.local.model_dump()),
             "participation": lambda: Participation(**self.participation.model_dump()),
             "proxy": lambda: Proxy(**self.proxy.model_dump()),
@@ -132,8 +141,16 @@ class Config(_Section):
                 raise SteelyardError(f"{place}: {error}") from None
 
     def stored(self) -> dict[str, Any]:
-        """As plain data for `config.json`, without what changes no number."""
-        return self.model_dump(mode="json", exclude={"workers", "executor"})
+        """As plain data for `config.json`, without what changes no number.
+
+        Keys that older runs do not have are left out where they say nothing new, so that such runs compare as before.
+        """
+        later = {name for name in ("loss", "monitor", "mode") if getattr(self, name) == self._default(name)}
+        return self.model_dump(mode="json", exclude={"workers", "executor", *later})
+
+    @classmethod
+    def _default(cls, name: str) -> Any:
+        return cls.model_fields[name].default
 
     def arguments(self) -> dict[str, Any]:
         """As arguments of `simulate`."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from steelyard.core.errors import SteelyardError
-from steelyard.sim.rundir import read_log
+from steelyard.sim.monitor import Monitor
+from steelyard.sim.rundir import CONFIG, read_config, read_log
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,12 +27,14 @@ class History:
         records: what `rounds.jsonl` holds: `round`, `accuracy`, `loss`, `weights` (by client id), `coherence`, ...
         params: the final global model, a state dict; empty if it was read from a directory.
         path: the run directory, if there is one.
+        monitor: the metric that `best` and `rounds_to` refer to.
     """
 
     name: str
     records: list[dict[str, Any]]
     params: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
     path: Path | None = None
+    monitor: Monitor = field(default_factory=Monitor)
 
     @staticmethod
     def read(path: str | Path) -> History:
@@ -40,7 +43,8 @@ class History:
         records = read_log(path)
         if not records:
             raise SteelyardError(f"{path}: holds no rounds")
-        return History(path.name, records, {}, path)
+        monitor = Monitor.read(read_config(path)) if (path / CONFIG).exists() else Monitor()
+        return History(path.name, records, {}, path, monitor)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -64,13 +68,19 @@ class History:
         return curve[-1] if curve else None
 
     @property
-    def best(self) -> float | None:
-        """The highest accuracy."""
-        return max(self.accuracy, default=None)
+    def monitored(self) -> list[float]:
+        """The values of the monitored metric in the order of rounds: accuracies, unless `monitor=` named another."""
+        return self.column(self.monitor.metric)
 
-    def rounds_to(self, accuracy: float) -> int | None:
-        """The first round that reached this accuracy on the test set."""
-        return next((r["round"] for r in self.records if (r.get("accuracy") or 0.0) >= accuracy), None)
+    @property
+    def best(self) -> float | None:
+        """The best value of the monitored metric: the highest accuracy, unless `monitor=` named another metric."""
+        return self.monitor.best(self.monitored)
+
+    def rounds_to(self, target: float) -> int | None:
+        """Return the first round whose monitored metric is as good as the target; None if no round's is."""
+        rounds = (record["round"] for record in self.records if self.monitor.has_reached(record, target))
+        return next(rounds, None)
 
     def comparable(self) -> list[dict[str, Any]]:
         """The records without what differs from run to run: timings."""
@@ -88,8 +98,9 @@ class History:
         return pd.DataFrame([_flat(record) for record in self.records]).set_index("round")
 
     def _repr_html_(self) -> str:
-        shown = ("round", "accuracy", "loss", "coherence", "effective_clients")
-        head = "".join(f"<th>{name}</th>" for name in shown)
+        own = () if self.monitor.metric in ("accuracy", "loss") else (self.monitor.metric,)
+        shown = ("round", *own, "accuracy", "loss", "coherence", "effective_clients")
+        head = "".join(f"<th>{escape(name)}</th>" for name in shown)
         rows = self.records if len(self.records) <= 12 else [*self.records[:3], *self.records[-9:]]
         body = "".join("<tr>" + "".join(f"<td>{_cell(r.get(name))}</td>" for name in shown) + "</tr>" for r in rows)
         return f"<b>{escape(self.name)}</b>, {len(self)} rounds<table><tr>{head}</tr>{body}</table>"

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from steelyard.client.losses import name_of_loss
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.core.text import to_text
@@ -47,7 +48,8 @@ def described(work: Work, participation: Participation, proxy: Proxy) -> dict[st
         "participation": dataclasses.asdict(participation),
         "seed": work.seed,
         "rounds": work.rounds,
-        "loss": f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', type(loss).__name__)}",
+        "loss": name_of_loss(loss)
+        or f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', type(loss).__name__)}",
         "metrics": list(work.metrics),
         "data": {
             "name": work.federation.name,

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from steelyard.algorithm import Algorithm
+from steelyard.client.losses import Loss, name_of_loss
 from steelyard.core.errors import SteelyardError
 from steelyard.core.evidence import in_need
 from steelyard.data import Dataset, Federation, load
@@ -76,7 +77,7 @@ def _split_pair(data: Any, test: Any) -> tuple[Any, Any]:
     return data[0], data[1]
 
 
-def module_of(model: str | nn.Module | None, federation: Federation, seed: int) -> nn.Module:
+def module_of(model: str | nn.Module | None, federation: Federation, seed: int, loss: Loss) -> nn.Module:
     """The network, at its initial parameters."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)  # the user's own stays as it is, and is the same start for the next run
@@ -84,9 +85,18 @@ def module_of(model: str | nn.Module | None, federation: Federation, seed: int) 
         raise SteelyardError(f"model is a {type(model).__name__}: give a name or an nn.Module")
     shape = tuple(federation.train.inputs.shape[1:])
     name = model or DEFAULT_MODELS.get(federation.name, "mlp:hidden=[64]")
-    if federation.classes is None:
+    outputs = _count_outputs(federation, loss)
+    if outputs is None:
         raise SteelyardError(f"model={name!r}: the targets are no classes; pass a module of your own")
-    return build(name, shape, federation.classes, seed)
+    return build(name, shape, outputs, seed)
+
+
+def _count_outputs(federation: Federation, loss: Loss) -> int | None:
+    """Return how many outputs a network needs: one per class, or one per number to predict of a sample."""
+    targets = federation.train.targets
+    if name_of_loss(loss) is None and not targets.is_floating_point():
+        return federation.classes
+    return {1: 1, 2: targets.shape[-1]}.get(targets.ndim)
 
 
 def device_of(wanted: str) -> torch.device:

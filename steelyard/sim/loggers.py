@@ -1,8 +1,9 @@
 """Loggers: callbacks that show a run to TensorBoard, MLflow or Weights & Biases.
 
-Each writes the configuration once and, for each round, what its record has of accuracy, loss, effective clients, gamma,
-coherence and timings. Steps are round numbers: a resumed run goes on where it was. The run directory stays the record,
-a logger is a window on it. One that fails says so once and goes quiet: it never ends a run.
+Each writes the configuration once and, for each round, what its record has of accuracy, loss, metrics of the user's
+own, effective clients, gamma, coherence and timings. Steps are round numbers: a resumed run goes on where it was. The
+run directory stays the record, a logger is a window on it. One that fails says so once and goes quiet: it never ends a
+run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import importlib
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ class Logger(Callback, ABC):
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
         """Writes what the record has."""
-        self._try(lambda: self.write(record["round"], numbers(record)))
+        self._try(lambda: self.write(record["round"], numbers(record, tuple(simulation.test_metrics))))
 
     def end(self, simulation: Simulation) -> None:
         """Closes."""
@@ -192,9 +193,9 @@ class WandB(Logger):
         self.run.finish(exit_code=int(failed))
 
 
-def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """What loggers write of a record."""
-    plain = {name: record[name] for name in WRITTEN if record.get(name) is not None}
+def numbers(record: Mapping[str, Any], own: Sequence[str] = ()) -> dict[str, float]:
+    """What loggers write of a record; `own` are the names of the user's metrics."""
+    plain = {name: record[name] for name in (*WRITTEN, *own) if record.get(name) is not None}
     return plain | {f"timings/{stage}": seconds for stage, seconds in record.get("timings", {}).items()}
 
 

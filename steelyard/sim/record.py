@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
+
+import numpy as np
+import torch
 
 from steelyard.core.gram import Array
 from steelyard.core.table import ClientId
@@ -30,6 +34,46 @@ def _clean(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_clean(item) for item in value]
     return value
+
+
+def make_written(record: Record) -> tuple[Record, dict[str, str]]:
+    """Bring a record that callbacks have added to into a form that JSON can hold, in place.
+
+    Numbers and arrays of numpy and torch become numbers and lists, numbers that are not finite null, keys text.
+
+    Returns:
+        What is to be written, and by name why the other values cannot be.
+    """
+    written: Record = {}
+    refused: dict[str, str] = {}
+    for name, value in record.items():
+        try:
+            record[name] = written[str(name)] = _make_json_safe(value)
+        except (TypeError, RecursionError) as error:
+            refused[str(name)] = str(error)
+    return written, refused
+
+
+def _make_json_safe(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, torch.Tensor):
+        value = value.detach().cpu().tolist()
+    if isinstance(value, float):
+        return finite(float(value))
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str | PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _make_json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_make_json_safe(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [_make_json_safe(item) for item in sorted(value, key=repr)]
+    raise TypeError(f"JSON has no {type(value).__name__}")
 
 
 def finite(value: float) -> float | None:

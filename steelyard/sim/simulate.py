@@ -16,6 +16,7 @@ from steelyard.algorithm import Algorithm
 from steelyard.client.augment import Augmentation
 from steelyard.client.flat import FlatModel, Loss
 from steelyard.client.local import Local
+from steelyard.client.losses import resolve_loss, try_network
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError, unknown
 from steelyard.data import Federation
@@ -23,9 +24,12 @@ from steelyard.data.proxy import Proxy
 from steelyard.metrics import MEANING
 from steelyard.server.probe import Probe
 from steelyard.sim.callbacks import Callback, Until, warn
+from steelyard.sim.evaluation import can_count_right, check_task, choose_monitor, keep_one_output
 from steelyard.sim.history import History
 from steelyard.sim.identity import check_done, check_same, described, identity, named
 from steelyard.sim.inputs import device_of, federated, module_of, with_proxy
+from steelyard.sim.monitor import Monitor
+from steelyard.sim.own_metrics import TestMetric, resolve_test_metrics
 from steelyard.sim.participation import Participation
 from steelyard.sim.rundir import RunDirectory, read_config
 from steelyard.sim.simulator import Options, Simulation
@@ -39,14 +43,17 @@ def simulate(
     *,
     rounds: int = 50,
     target: float | None = None,
+    monitor: str = "accuracy",
+    mode: str = "auto",
     clients: int = 10,
     partition: str = "dirichlet:alpha=0.3",
     data_dir: str | Path | None = None,
     test: Any = None,
     local: Local | Mapping[str, Any] | None = None,
     participation: Participation | Mapping[str, Any] | None = None,
-    loss: Loss = nn.functional.cross_entropy,
+    loss: str | Loss = "cross_entropy",
     metrics: Sequence[str] = (),
+    test_metrics: TestMetric | Mapping[str, TestMetric] | None = None,
     proxy: Proxy | Mapping[str, Any] | None = None,
     seed: int = 0,
     executor: str = "auto",
@@ -72,15 +79,20 @@ def simulate(
             that `Dataset.of` takes; one data set per client, as a dict or a list; or a `Federation`.
         model: a network by name (`"mlp:hidden=[200,200]"`), or any `nn.Module`: its parameters are the initial model.
         rounds: how many, at most.
-        target: end the run at this accuracy on the test set.
+        target: end the run when the monitored metric is this good: an accuracy, unless `monitor` says otherwise.
+        monitor: the metric on the test set that `target` and the best model refer to: `accuracy`, `loss`, or one of
+            `test_metrics`. A task without an accuracy is monitored by its loss.
+        mode: whether more (`max`) or less (`min`) of it is better; `auto` is `min` for losses and errors by their name.
         clients: number of clients the data set is spread over.
         partition: how: `iid`, `dirichlet:0.1`, `x_class:classes=1,iid=5`.
         data_dir: where the files of named data sets are; else `$STEELYARD_DATA`.
         test: the server's test set, where `data` has none.
         local: how clients train: a `Local`, or its options as a dict.
         participation: who takes part: a `Participation`, or its options as a dict.
-        loss: `loss(outputs, targets)`, a mean over the batch.
+        loss: `"cross_entropy"`, `"mse"`, `"bce"`, or a function `loss(outputs, targets)`, a mean over the batch.
         metrics: what clients report beside what the algorithm needs (for records of your own).
+        test_metrics: what to measure on the test set beside loss and accuracy: a function `metric(outputs, targets)` of
+            the outputs for all test samples that returns a number, or a dict of them by name.
         proxy: the server's proxy data, for FedLAW, FedDF and the like: a `Proxy`, or its options as a dict.
         seed: of initial model, partition, cohorts, batches: everything is a function of it.
         executor: `serial` (in this process, for debugging), `process` (forked workers), or `auto`.
@@ -106,30 +118,45 @@ def simulate(
     training: Local = _options("local", Local, local)
     asked: Participation = _options("participation", Participation, participation)
     server_data: Proxy = _options("proxy", Proxy, proxy)
+    own_metrics = resolve_test_metrics(test_metrics)
+    monitored = Monitor.of(monitor, mode, _plain(target))
     _check(algorithm, training, rounds, options, keep)
     with RunDirectory(Path(out), keep) if out is not None else nullcontext() as directory:  # first: it may be taken
         federation = federated(data, clients, partition, data_dir, test, seed).arranged()
         federation, samples, warning = with_proxy(federation, server_data, algorithm, seed)
+        if own_metrics and federation.test is None:
+            raise SteelyardError("test_metrics: there is no test set to measure on: give test=, or data=(train, test)")
         if isinstance(training.augment, Augmentation):
             training.augment.check(federation.train.inputs)
-        module = module_of(model, federation, seed)
-        flat = FlatModel(module, loss, federation.train.inputs, device_of(device))
+        # refuse a task that would train on nonsense, and find out what can be measured of it
+        chosen_loss = resolve_loss(loss)
+        check_task(federation, chosen_loss)
+        module = module_of(model, federation, seed, chosen_loss)
+        flat = FlatModel(module, chosen_loss, federation.train.inputs, device_of(device))
+        samples_tried = federation.train.take(slice(2))
+        outputs = try_network(flat, samples_tried.inputs, samples_tried.targets, required=bool(own_metrics))
+        has_accuracy = can_count_right(outputs, samples_tried.targets)
+        monitored = choose_monitor(monitored, has_accuracy, own_metrics, bool(callbacks))
         probe = None if samples is None else Probe.within(flat, samples, server_data, seed)
-        reported = _reported(algorithm, metrics, federation)
-        work = Work(algorithm, federation, flat, training, rounds, seed, reported, probe)
+        reported = _reported(algorithm, metrics, federation, has_accuracy)
+        output = keep_one_output(outputs, len(samples_tried)) if own_metrics else None
+        work = Work(algorithm, federation, flat, training, rounds, seed, reported, probe, output=output)
         population = len(federation.ids)
         drawn = asked.draw(seed, population, rounds) if cohorts is None else _numbers(cohorts, rounds, population)
         about = described(work, asked, server_data)
-        watching = [*callbacks, Until(target)] if target is not None else callbacks
+        watching = [*callbacks, Until(monitored)] if target is not None else callbacks
         if warning is not None:
             warn(callbacks, warning)
-        simulation = Simulation(work, asked, options, drawn, directory, watching, identity(about))
+        simulation = Simulation(
+            work, asked, options, drawn, directory, watching, identity(about), monitored, own_metrics
+        )
         if directory is not None:
-            _enter(directory, simulation, {**(config or {}), "resolved": about}, resume, overwrite)
-        if not any(Until.reached(record, target) for record in simulation.records):  # it may be done already
+            evaluation = {"monitor": monitored.stored(), "test_metrics": list(own_metrics)}
+            _enter(directory, simulation, {**(config or {}), **evaluation, "resolved": about}, resume, overwrite)
+        if not monitored.is_done(simulation.records):  # it may be done already
             simulation.run()
         path = None if directory is None else directory.path
-        return History(str(algorithm), simulation.records, simulation.server.model(), path)
+        return History(str(algorithm), simulation.records, simulation.server.model(), path, monitored)
 
 
 def _plain(value: Any) -> Any:
@@ -176,7 +203,9 @@ def _held(simulation: Simulation) -> dict[str, Any]:
     return held
 
 
-def _reported(algorithm: Algorithm, metrics: Sequence[str], federation: Federation) -> tuple[str, ...]:
+def _reported(
+    algorithm: Algorithm, metrics: Sequence[str], federation: Federation, has_accuracy: bool
+) -> tuple[str, ...]:
     known = set(MEANING)
     for name in metrics:
         if name not in known:
@@ -187,6 +216,9 @@ def _reported(algorithm: Algorithm, metrics: Sequence[str], federation: Federati
         raise SteelyardError(f"the rule needs {unknown[0]!r}, which simulated clients do not report")
     if "label_hist" in wanted and federation.classes is None:
         raise SteelyardError("the rule needs 'label_hist', but the targets are no classes")
+    accuracies = sorted(wanted & {"accuracy", "accuracy_before"})
+    if accuracies and not has_accuracy:
+        raise SteelyardError(f"clients cannot report {accuracies[0]!r}: the targets are not classes")
     return tuple(sorted(wanted))
 
 

@@ -11,21 +11,25 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 
 from steelyard import threads
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId, sort_key
+from steelyard.core.table import sort_key
 from steelyard.sim.buffers import SHARD, Buffers
-from steelyard.sim.callbacks import Callback
+from steelyard.sim.callbacks import Callback, warn
+from steelyard.sim.evaluation import is_due, record_clients
 from steelyard.sim.executors import CLIENTS, TEST, TRAIN, Executor, Forked, Serial, Task, can_fork, one_thread
 from steelyard.sim.group import FINE, REASONS
+from steelyard.sim.monitor import Monitor
+from steelyard.sim.own_metrics import TestMetric, add_test_metrics
 from steelyard.sim.participation import Participation
-from steelyard.sim.record import Record, finite, plain
+from steelyard.sim.record import Record, finite, make_written, plain
 from steelyard.sim.rundir import RunDirectory
 from steelyard.sim.server import Server
 from steelyard.sim.snapshot import Snapshot
@@ -71,7 +75,11 @@ class Simulation:
         directory: RunDirectory | None,
         callbacks: Sequence[Callback],
         identity: str,
+        monitor: Monitor | None = None,
+        test_metrics: Mapping[str, TestMetric] | None = None,
     ) -> None:
+        self.monitor = monitor or Monitor()
+        self.test_metrics = test_metrics or {}
         self.work, self.participation, self.options = work, participation, options
         self.cohorts, self.directory, self.callbacks = cohorts, directory, callbacks
         self.identity = identity
@@ -81,9 +89,10 @@ class Simulation:
         self.server = Server(work, self.buffers)
         self.records: list[Record] = []
         self.voids = 0
-        self.best: float | None = None
+        self.best: float | None = None  # the monitor's score: more is better
         self.best_round: int | None = None
         self.best_model: Snapshot | None = None  # not on disk yet
+        self.warned: set[str] = set()
 
     def resume(self) -> list[str]:
         """Goes back to the newest checkpoint that verifies; returns a sentence for all that is damaged or missing."""
@@ -108,6 +117,7 @@ class Simulation:
                 f"{checkpoints.path / snapshot.name}: does not hold the state of this run ({error}): start afresh "
                 "(overwrite=True, --overwrite)"
             ) from error
+        self.monitor.check_resumed(self.directory.path, progress, self.records)
         warnings = [f"checkpoint passed over ({'; '.join(refused)}), the one before is used"] if refused else []
         damage = checkpoints.verify_best(snapshot, self.best_round)
         return warnings if damage is None else [*warnings, damage]
@@ -134,10 +144,8 @@ class Simulation:
             for callback in self.callbacks:
                 callback.start(self)
             for number in range(len(self.records) + 1, self.work.rounds + 1):
-                record, best = self._round(number, executor)
-                self._keep(record, best, writer)
-                asked_to_stop = [callback.round(self, record) for callback in self.callbacks]
-                if any(asked_to_stop):
+                record = self._round(number, executor)
+                if self._conclude(record, writer):
                     break
             if writer is not None and self.records:
                 self._checkpoint(writer)
@@ -168,7 +176,28 @@ class Simulation:
             return Serial(self.work, self.buffers)
         return Forked(self.work, self.buffers, wanted)
 
-    def _round(self, number: int, executor: Executor) -> tuple[Record, bool]:
+    def _conclude(self, record: Record, writer: Writer | None) -> bool:
+        """Show the record to the callbacks, write down what they leave, and return whether one asks to stop."""
+        self.records.append(record)
+        number = record["round"]
+        try:
+            asked_to_stop = [callback.round(self, record) for callback in self.callbacks]
+        finally:  # also after an error of theirs: the round is done
+            record["round"] = number
+            written, refused = make_written(record)
+            for name in refused:
+                self._warn_once(name, f"record[{name!r}] is not written to disk, only kept in memory: {refused[name]}")
+            if "loss" in record and record.get(self.monitor.metric) is None and self.monitor != Monitor():
+                self._warn_once("", f"monitor={self.monitor.metric!r}: round {number} has no such number on record")
+            self._keep(record, written, writer)
+        return any(asked_to_stop)
+
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self.warned:
+            self.warned.add(about)
+            warn(self.callbacks, message)
+
+    def _round(self, number: int, executor: Executor) -> Record:
         started = time.perf_counter()
         work, ids = self.work, self.work.federation.ids
         cohort = list(self.cohorts[number - 1])
@@ -186,7 +215,7 @@ class Simulation:
         if self.participation.spread or self.participation.deadline is not None:
             record["simulated_duration"] = duration
         record["lr"] = work.local.rate(number, work.rounds)
-        best = self._evaluate(record, number, executor)
+        self._evaluate(record, number, executor)
         ended = time.perf_counter()
         record["timings"] = {
             "train": round(trained - started, 6),
@@ -195,7 +224,7 @@ class Simulation:
             "evaluate": round(ended - aggregated, 6),
             "total": round(ended - started, 6),
         }
-        return record, best
+        return record
 
     def _seats(self, present: Sequence[int], gone: set[int]) -> list[Seat]:
         """Places and rows of all who train, both in the order of ids, whatever order clients come in."""
@@ -256,14 +285,14 @@ class Simulation:
             "void": f"{reason} ({shown})" if shown else reason,
         }
 
-    def _evaluate(self, record: Record, number: int, executor: Executor) -> bool:
-        """Adds loss and accuracy to the record where they are due; says whether this is the best round so far."""
+    def _evaluate(self, record: Record, number: int, executor: Executor) -> None:
+        """Add loss, accuracy and the user's own metrics to the record where they are due."""
         options, test = self.options, self.work.federation.test
         last = number == self.work.rounds
-        on_test = test is not None and _due(number, options.evaluate_every, last)
-        on_clients = _due(number, options.evaluate_clients, last)
+        on_test = test is not None and is_due(number, options.evaluate_every, last)
+        on_clients = is_due(number, options.evaluate_clients, last)
         if not on_test and not on_clients:
-            return False
+            return
         self.buffers.shown.copy_(self.server.shown())
         tasks = [Task(TEST, number, (shard,)) for shard in range(-(-len(test or ()) // SHARD) if on_test else 0)]
         if on_clients:
@@ -272,25 +301,33 @@ class Simulation:
             tasks += [Task(CLIENTS, number, (a, b)) for a, b in pairwise(edges)]
         executor.run(tasks)
         if on_clients:
-            record["client_accuracy"] = _by_client(self.work.federation.ids, self.buffers.client_results)
+            record_clients(record, self.work.federation.ids, self.buffers.client_results)
         if not on_test:
-            return False
+            return
         loss, right, count = self.buffers.test_results.sum(dim=0).tolist()
         record["loss"], record["accuracy"] = finite(loss / count), finite(right / count)
-        score = record["accuracy"] if record["accuracy"] is not None else _negative(record["loss"])
+        if self.buffers.test_outputs is not None:
+            targets = self.work.test[1].cpu()
+            with torch.no_grad():
+                add_test_metrics(record, self.test_metrics, self.buffers.test_outputs, targets)
+
+    def _is_best(self, record: Record) -> bool:
+        """Return whether no round so far was as good in the monitored metric, and remember the score."""
+        score = self.monitor.score_of(record)
         if score is None or (self.best is not None and score <= self.best):
             return False
         self.best = score
         return True
 
-    def _keep(self, record: Record, best: bool, writer: Writer | None) -> None:
-        self.records.append(record)
-        if best:
+    def _keep(self, record: Record, written: Record, writer: Writer | None) -> None:
+        """Write the record to disk, and the best model and a checkpoint where they are due."""
+        is_best = self._is_best(record)
+        if is_best:
             self.best_round = record["round"]
         if self.directory is None or writer is None:
             return
-        self.directory.append(record)
-        if best:
+        self.directory.append(written)
+        if is_best:
             self.best_model = Snapshot(record["round"], self.server.model(), None, self.identity)
         if record["round"] % self.options.checkpoint_every == 0 and writer.wanted():
             self._checkpoint(writer)
@@ -298,22 +335,9 @@ class Simulation:
     def _checkpoint(self, writer: Writer) -> None:
         """The best model goes first: once a checkpoint is there, all models it speaks of are."""
         assert self.directory is not None
-        progress = {"voids": self.voids, "best": self.best, "best_round": self.best_round}
+        progress: dict[str, Any] = {"voids": self.voids, "best": self.best, "best_round": self.best_round}
+        progress |= self.monitor.progress()
         best = [self.best_model] if self.best_model is not None else []
         snapshot = self.server.snapshot(len(self.records), progress, self.identity)
         writer.offer(*best, replace(snapshot, log=self.directory.digest))
         self.best_model = None
-
-
-def _due(number: int, every: int, last: bool) -> bool:
-    return bool(every) and (last or number % every == 0)
-
-
-def _negative(value: float | None) -> float | None:
-    return None if value is None else -value
-
-
-def _by_client(ids: Sequence[ClientId], results: torch.Tensor) -> dict[str, float | None]:
-    """Accuracy of each client that has data."""
-    rows = zip(ids, results.tolist(), strict=True)
-    return {str(name): finite(right / count) for name, (_, right, count) in rows if count}

@@ -52,6 +52,7 @@ class Work:
         metrics: what clients report, sorted by name.
         probe: the server's proxy data, if it has any.
         mean_examples: samples per client, where the others' data is not here.
+        output: the network's output of one sample, if outputs on the test set are to be kept.
     """
 
     algorithm: Algorithm
@@ -63,6 +64,7 @@ class Work:
     metrics: tuple[str, ...]
     probe: Probe | None = None
     mean_examples: float | None = None
+    output: torch.Tensor | None = None
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -134,7 +136,13 @@ class Work:
         """Shared tensors for rounds in which `places` clients train and `rows` of them are in the cohort."""
         data = self.federation
         sizes = Sizes(
-            len(data.ids), self.sent_names, self.slot_names, len(self.metrics), data.classes or 0, len(data.test or ())
+            clients=len(data.ids),
+            sent=self.sent_names,
+            slots=self.slot_names,
+            metrics=len(self.metrics),
+            classes=data.classes or 0,
+            test=len(data.test or ()),
+            output=self.output,
         )
         return Buffers(sizes, self.model.layout, places, rows)
 
@@ -207,8 +215,12 @@ class Work:
         """Loss, right answers and samples of one shard of the server's test set."""
         inputs, targets = self.test
         self.model.load(buffers.shown, buffers.stats, buffers.counts)
-        index = torch.arange(shard * SHARD, min((shard + 1) * SHARD, len(targets)), device=self.model.device)
-        buffers.test_results[shard] = torch.tensor(self.model.evaluate(inputs, targets, index), dtype=torch.float64)
+        start = shard * SHARD
+        stop = min(start + SHARD, len(targets))
+        index = torch.arange(start, stop, device=self.model.device)
+        outputs = None if buffers.test_outputs is None else buffers.test_outputs[start:stop]
+        result = self.model.evaluate(inputs, targets, index, outputs)
+        buffers.test_results[shard] = torch.tensor(result, dtype=torch.float64)
 
     def evaluate_clients(self, buffers: Buffers, first: int, last: int) -> None:
         """The same on the own data of clients `first` to `last - 1`: their validation part, if they have one."""

@@ -62,7 +62,7 @@ def test_plot_lists_the_figures_and_draws_one(folder, tmp_path, monkeypatch):
     [
         (["report", "nowhere"], "nowhere: holds no run: give run directories"),
         (["report", "{runs}", "-o", "report.pdf"], "give it the ending .html"),
-        (["report", "{runs}", "--target", "90"], "target=90.0: use a share of right answers in (0, 1]"),
+        (["report", "{runs}", "--target", "90"], "target=90: use an accuracy in (0, 1]"),
         (["plot", "{runs}", "coherense"], "unknown figure 'coherense': did you mean 'coherence'?"),
         (["plot", "{runs}", "loss", "-o", "loss.gif"], "pictures are .png, .svg, .pdf"),
         (["watch", "nowhere"], "nowhere: no such directory"),

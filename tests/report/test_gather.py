@@ -101,7 +101,7 @@ def test_targets_are_the_users_else_the_runs_else_round_numbers(tmp_path, folder
     reach = find(gather([run]), "rounds")
     assert reach.categories == ("42 %",)
     assert reach.bars[0].values == (History.read(run).rounds_to(0.42),)
-    with pytest.raises(SteelyardError, match=r"target=7: use a share"):
+    with pytest.raises(SteelyardError, match=r"target=7: use an accuracy"):
         gather([folder], target=7)
 
 

@@ -85,7 +85,7 @@ def tried(identity, targets, inputs, hook):
 
 LABELS = torch.arange(24) % 4
 ODD = {
-    "soft labels": (torch.rand(24, 4, generator=torch.Generator().manual_seed(1)), X[:24], None),
+    "soft labels": (torch.rand(24, 4, generator=torch.Generator().manual_seed(1)).softmax(dim=1), X[:24], None),
     "more labels than outputs": (LABELS + 1, X[:24], None),
     "a negative label": (LABELS - 1, X[:24], None),
     "ignored labels": (torch.where(LABELS == 3, -100, LABELS), X[:24], None),

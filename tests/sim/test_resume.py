@@ -223,7 +223,7 @@ def test_what_a_run_goes_on_from_is_said_even_if_nobody_listens(count, tmp_path)
     for path in sorted((tmp_path / "run" / "checkpoints").glob("round-*"))[-count:]:
         (path / "state.safetensors").write_bytes(b"x")
     with pytest.warns(RuntimeWarning, match="checkpoint passed over " + DAMAGED[count]) as caught:
-        again = simulate("fedadp", out=tmp_path / "run", resume=True, target=2.0, **OPTIONS)
+        again = simulate("fedadp", out=tmp_path / "run", resume=True, callbacks=[steelyard.Callback()], **OPTIONS)
     assert len(caught) == 1
     assert same(whole, again)
 
