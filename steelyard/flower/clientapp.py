@@ -156,7 +156,8 @@ class _Job:
         network = FlatModel(module, loss, data.inputs, torch.device("cpu"))
         unknown = sorted(set(want.metrics) - set(MEANING))
         if unknown:
-            raise SteelyardError(f"the server asks for {unknown[0]!r}, which a steelyard client does not report")
+            names = ", ".join(repr(name) for name in unknown)
+            raise SteelyardError(f"the server asks for {names}, which a steelyard client does not report")
         algorithm = Algorithm(client=want.client)
         local.check_terms(algorithm.client)
         metrics = tuple(sorted(want.metrics))
@@ -233,8 +234,8 @@ class _Job:
 def reporting(message: Message, context: Context, call_next: Call) -> Message:
     """A mod for your own training code: checks that a reply reports what the server's rule needs, and adds the id.
 
-    Use it as `ClientApp(mods=[steelyard.flower.reporting])`. A metric that is missing is named in the error, which the
-    server logs as this client's.
+    Use it as `ClientApp(mods=[steelyard.flower.reporting])`. All metrics that are missing are named in the error, which
+    the server logs as this client's.
     """
     want = asked(message)
     reply = call_next(message, context)
@@ -242,12 +243,10 @@ def reporting(message: Message, context: Context, call_next: Call) -> Message:
         return reply
     found = {name.replace("-", "_") for record in reply.content.metric_records.values() for name in record}
     found |= {"num_examples"} if want.examples_key.replace("-", "_") in found else set()
-    for name in want.metrics:
-        if name not in found:
-            raise SteelyardError(
-                f"the server's rule needs {name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}: put it into "
-                "the MetricRecord of the reply"
-            )
+    missing = [name for name in want.metrics if name not in found]
+    if missing:
+        named = "; ".join(f"{name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}" for name in missing)
+        raise SteelyardError(f"the server's rule needs {named}: put what is missing into the MetricRecord of the reply")
     said: Mapping[str, Any] = reply.content.config_records.get(OURS, {})
     if want.client and said.get("client") != want.client and want.round == 1:
         log(
