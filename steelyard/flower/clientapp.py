@@ -31,6 +31,8 @@ from steelyard.sim.work import Seat, Work
 ModelFn = Callable[[Context], nn.Module]
 DataFn = Callable[[Context], Any]
 Call = Callable[[Message, Context], Message]
+TestMetric = Callable[[torch.Tensor, torch.Tensor], float]
+_BATCH = 512  # samples at a time, for metrics of the user's own
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def client(
     local: Local | Mapping[str, Any] | None = None,
     loss: Loss = nn.functional.cross_entropy,
     arrays: str = "arrays",
+    test_metrics: Mapping[str, TestMetric] | None = None,
 ) -> ClientApp:
     """A ClientApp that trains as simulated clients do, with the terms the server asks for, and reports what it needs.
 
@@ -100,6 +103,8 @@ def client(
         local: how to train: a `Local`, or its options as a dict.
         loss: `loss(outputs, targets)`, a mean over the batch.
         arrays: the record that holds the model.
+        test_metrics: metrics of your own to report of an evaluation: functions `metric(outputs, targets)` by name,
+            which get all samples and return a number.
     """
     options = local if isinstance(local, Local) else Local(**(local or {}))
     app = ClientApp()
@@ -119,10 +124,24 @@ def client(
         want = asked(message)
         with one_thread():
             job = _Job(model_fn(context), _data(test_fn or data_fn, context), want, options, loss, 0)
-            found = job.evaluate(_received(message.content, arrays)[1])
+            received = _received(message.content, arrays)[1]
+            found = job.evaluate(received)
+            if test_metrics and job.data.targets.numel():
+                found |= _compute_metrics(test_metrics, model_fn(context), job.data, received)
         return Message(RecordDict({"metrics": MetricRecord(found)}), reply_to=message)
 
     return app
+
+
+def _compute_metrics(
+    metrics: Mapping[str, TestMetric], module: nn.Module, data: Dataset, received: ArrayRecord
+) -> dict[str, float]:
+    """Return the user's metrics of the received model on all samples, by name."""
+    module.load_state_dict(to_state_dict(received))
+    module.eval()
+    with torch.no_grad():
+        outputs = torch.cat([module(batch) for batch in torch.split(data.inputs, _BATCH)])
+    return {name: float(metric(outputs.clone(), data.targets.clone())) for name, metric in metrics.items()}
 
 
 def _data(data_fn: DataFn, context: Context) -> Dataset:
@@ -151,12 +170,13 @@ class _Job:
     """One client's work of a round: a federation of one."""
 
     def __init__(self, module: nn.Module, data: Dataset, want: Asked, local: Local, loss: Loss, name: ClientId) -> None:
-        self.want = want
+        self.want, self.data = want, data
         alone = Federation.of({name: data})
         network = FlatModel(module, loss, data.inputs, torch.device("cpu"))
         unknown = sorted(set(want.metrics) - set(MEANING))
         if unknown:
-            raise SteelyardError(f"the server asks for {unknown[0]!r}, which a steelyard client does not report")
+            names = ", ".join(repr(name) for name in unknown)
+            raise SteelyardError(f"the server asks for {names}, which a steelyard client does not report")
         algorithm = Algorithm(client=want.client)
         local.check_terms(algorithm.client)
         metrics = tuple(sorted(want.metrics))
@@ -233,8 +253,8 @@ class _Job:
 def reporting(message: Message, context: Context, call_next: Call) -> Message:
     """A mod for your own training code: checks that a reply reports what the server's rule needs, and adds the id.
 
-    Use it as `ClientApp(mods=[steelyard.flower.reporting])`. A metric that is missing is named in the error, which the
-    server logs as this client's.
+    Use it as `ClientApp(mods=[steelyard.flower.reporting])`. All metrics that are missing are named in the error, which
+    the server logs as this client's.
     """
     want = asked(message)
     reply = call_next(message, context)
@@ -242,12 +262,10 @@ def reporting(message: Message, context: Context, call_next: Call) -> Message:
         return reply
     found = {name.replace("-", "_") for record in reply.content.metric_records.values() for name in record}
     found |= {"num_examples"} if want.examples_key.replace("-", "_") in found else set()
-    for name in want.metrics:
-        if name not in found:
-            raise SteelyardError(
-                f"the server's rule needs {name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}: put it into "
-                "the MetricRecord of the reply"
-            )
+    missing = [name for name in want.metrics if name not in found]
+    if missing:
+        named = "; ".join(f"{name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}" for name in missing)
+        raise SteelyardError(f"the server's rule needs {named}: put what is missing into the MetricRecord of the reply")
     said: Mapping[str, Any] = reply.content.config_records.get(OURS, {})
     if want.client and said.get("client") != want.client and want.round == 1:
         log(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -33,6 +33,7 @@ _CALLS = 50  # looks are further apart where they take more calls than that a se
 _OWN = 6  # models the server needs beside the replies: global, new, as sent, on the way in and out
 _BESIDE = 8  # of memory=, all clients together may use this part for what is no model
 _LEAST_BESIDE = 1 << 16  # bytes of a reply beside its model that are always allowed
+_MOST_REASON = 10_000  # characters of a client's error that are kept
 _MOST_ITEM = 8  # bytes of a number
 _MOST_ENVELOPE = 1 << 13  # bytes of a vector's name and header
 _VECTOR = 3  # the same for a vector that a client term sends or is told: kept, as sent, on the way
@@ -98,6 +99,8 @@ class Spool:
             reply: from a client.
             key: the name of the record with the model; None for replies without one, which are evaluations.
         """
+        if reply.has_error():
+            _shorten(reply.error)
         if not reply.has_content() or id(reply.content) in self.seen:
             return
         content = reply.content
@@ -223,6 +226,13 @@ def _value_bytes(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sys.getsizeof(value) + sum(sys.getsizeof(item) for item in value)
     return sys.getsizeof(value)
+
+
+def _shorten(error: Error) -> None:
+    """Cut the reason of an error that a client reports: it may be of any length."""
+    reason = error.reason
+    if reason is not None and len(reason) > _MOST_REASON:
+        vars(error)["_reason"] = reason[:_MOST_REASON]
 
 
 def _empty(content: RecordDict, most: int) -> None:

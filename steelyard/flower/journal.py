@@ -91,7 +91,9 @@ class Journal:
             self.cohorts = self._read_cohorts(self.path / COHORTS)
         done = 0 if snapshot is None else snapshot.round
         self.cohorts = self.cohorts[:done]
-        self.directory.begin({"resolved": {**described, "rounds": rounds}}, self.cohorts, None)
+        monitor = {"metric": self.monitor, "mode": "min" if self.is_lower_better else "max", "target": None}
+        config = {"resolved": {**described, "rounds": rounds}, "monitor": monitor}
+        self.directory.begin(config, self.cohorts, None)
         self.best = None
         for record in self.directory.open_log(done, None if snapshot is None else snapshot.log):
             self._improves(record)

@@ -97,6 +97,41 @@ def test_the_mod_names_the_missing_metric(tmp_path):
     assert "the server's rule needs 'label-hist', the number of examples of each class" in reason
 
 
+def test_the_mod_names_all_of_them_together(tmp_path):
+    grid = LocalGrid(own({"loss": 0.5}, mods=[reporting]), runs.COUNT)
+    made = runs.strategy("feddisco|pa3fed:detector=criticalfl_window", out=tmp_path, patience=1)
+    with pytest.raises(Exception, match="void"):
+        runs.start(made, grid, rounds=1)
+    (reason, *_) = read_log(tmp_path)[0]["failed"].values()
+    for name in ("label-hist", "grad-norm", "num-examples"):
+        assert f"'{name}', the" in reason
+
+
+def test_a_client_of_ours_names_all_that_it_does_not_report(tmp_path):
+    made = runs.strategy("fedavg", out=tmp_path, patience=1)
+    grid = LocalGrid(runs.app(), runs.COUNT)
+    real = grid.push_messages
+
+    def push(messages):
+        for message in messages:
+            ours = message.content.config_records["steelyard"]
+            ours["metrics"] = [*ours["metrics"], "heat", "pressure"]
+        return real(messages)
+
+    grid.push_messages = push
+    with pytest.raises(Exception, match="void"):
+        runs.start(made, grid, rounds=1)
+    (reason, *_) = read_log(tmp_path)[0]["failed"].values()
+    assert "asks for 'heat', 'pressure', which a steelyard client does not report" in reason
+
+
+def test_what_clients_have_to_report_is_logged_before_the_first_round(caplog):
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        runs.start(runs.strategy("feddisco"), rounds=1)
+    before, _, _ = caplog.text.partition("[ROUND 1/1]")
+    assert "Clients have to report: label-hist, num-examples" in before
+
+
 def test_the_mod_adds_the_id(tmp_path):
     grid = LocalGrid(own({"num-examples": 5}, mods=[reporting]), runs.COUNT)
     runs.start(runs.strategy("fedawa", out=tmp_path), grid, rounds=1)
@@ -200,6 +235,8 @@ def test_a_node_without_an_id_is_warned_of(caplog):
     with caplog.at_level(logging.WARNING, logger="flwr"):
         runs.start(runs.strategy("fedavg"), LocalGrid(app, runs.COUNT, named=False), rounds=1)
     assert "5 clients do not report 'partition-id'" in caplog.text
+    assert "ClientApp(mods=[steelyard.flower.reporting])" in caplog.text
+    assert "id_key=" in caplog.text
 
 
 @pytest.mark.parametrize("key", ["model", "steelyard-model"])

@@ -317,3 +317,22 @@ def test_the_servers_own_metric_chooses_the_best_model_after_a_resume_too(tmp_pa
 def test_modes_there_are():
     with pytest.raises(steelyard.SteelyardError, match="mode='lowest': use one of 'auto', 'max', 'min'"):
         runs.strategy("fedavg", mode="lowest")
+
+
+def test_clients_of_ours_report_metrics_of_ones_own(tmp_path):
+    def margin(outputs, targets):
+        best = outputs.topk(2).values
+        return (best[:, 0] - best[:, 1]).mean()
+
+    made = runs.strategy("fedavg", out=tmp_path, fraction_evaluate=1.0, min_evaluate_nodes=5, monitor="margin")
+    app = runs.app(test_metrics={"margin": margin, "size": lambda outputs, targets: len(targets)})
+    result = runs.start(made, LocalGrid(app, runs.COUNT), rounds=2)
+    module = runs.model("mlp")
+    module.load_state_dict(runs.params(result))
+    parts = runs.data().values()
+    total = sum(len(targets) for _, targets in parts)
+    wanted = sum(float(margin(module(inputs).detach(), targets)) * len(targets) for inputs, targets in parts) / total
+    record = read_log(tmp_path)[1]
+    assert record["margin"] == pytest.approx(wanted, rel=1e-4)
+    assert record["client_evaluation"]["size"] == pytest.approx(sum(len(y) ** 2 for _, y in parts) / total)
+    assert (tmp_path / "checkpoints/best").exists()

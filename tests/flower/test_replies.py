@@ -1,13 +1,18 @@
 """Replies that are missing, wrong, late, double or failed: the round goes on, and the record says who and why."""
 
 import logging
+from dataclasses import dataclass
 
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
 import steelyard
-from steelyard.flower import to_record, to_state_dict
+from steelyard import SteelyardError
+from steelyard.core.mixture import Mixture
+from steelyard.core.needs import Needs
+from steelyard.core.weighting import Card, Weighting
+from steelyard.flower import client, to_record, to_state_dict
 from steelyard.flower.server import Server
 from steelyard.sim.rundir import read_log
 from tests.flower import runs
@@ -169,6 +174,96 @@ def test_a_metric_nobody_reports_ends_the_run_with_the_cure():
 
     with pytest.raises(Exception, match="no client reported 'label-hist', the number of examples of each class"):
         runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=silent))
+
+
+def test_all_metrics_that_nobody_reports_are_named_together():
+    made = runs.strategy("feddisco|pa3fed:detector=criticalfl_window")
+
+    def silent(number, reply):
+        for name in ("label-hist", "grad-norm"):
+            del reply.content["metrics"][name]
+        return reply
+
+    named = "'grad-norm', the .*; 'label-hist', the number of examples of each class: the rule needs all of them"
+    with pytest.raises(SteelyardError, match=f"no client reported {named}"):
+        runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=silent))
+
+
+@pytest.mark.parametrize("parts", [{"weighting": "feddisco"}, {"weighting": "fedavg", "client": "scaffold"}])
+def test_one_client_alone_does_not_end_the_run_by_what_it_leaves_out(parts, tmp_path):
+    """The others are late in the first round: who answers may not report what the rule needs, or add the terms."""
+    grid = LocalGrid(runs.app(), runs.COUNT, silent=(0, 2, 3, 4))
+    made = runs.strategy(steelyard.Algorithm(**parts), out=tmp_path)
+    real = grid.push_messages
+
+    def spoil(number, reply):
+        if number == 1:
+            reply.content["metrics"].pop("label-hist", None)
+            reply.content["steelyard"] = ConfigRecord({"partition-id": 1})
+        return reply
+
+    def push(messages):
+        grid.silent = set() if made.journal.cohorts else grid.silent
+        return real(messages)
+
+    grid.change, grid.push_messages = spoil, push
+    made.start(grid, to_record(runs.model("mlp").state_dict()), num_rounds=2, timeout=0.3)
+    first, second = read_log(tmp_path)
+    assert first["void"]
+    assert set(second["weights"]) == {"0", "2", "3", "4"}
+    assert list(first["quarantined"]) == list(second["quarantined"]) == ["1"]
+
+
+@pytest.mark.parametrize("value", [None, [], [1.0, 2.0], float("nan"), float("inf"), 1e300, -(2**63)])
+@pytest.mark.parametrize(
+    "name", ["loss", "loss-before", "accuracy", "grad-norm", "label-hist", "num-steps", "normalizer"]
+)
+def test_a_metric_that_the_rule_does_not_need_may_be_anything(name, value, tmp_path):
+    """It is on record where it is a number, and that is all."""
+
+    def change(number, reply):
+        metrics = reply.content["metrics"]
+        metrics[name] = [1, 2, 3] if name == "label-hist" else 0.5
+        if number == 1:
+            del metrics[name]
+            if value is not None:
+                metrics[name] = value
+        return reply
+
+    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change))
+    assert set(record["weights"]) == set("01234")
+    reported = record.get("reported", {}).get(name.replace("-", "_"), {})
+    assert "1" not in reported or reported["1"] == value
+
+
+def test_a_rule_of_ones_own_may_need_a_metric_of_ones_own(tmp_path):
+    @dataclass(frozen=True)
+    class ByHeat(Weighting):
+        name = "by_heat"
+        needs = Needs.of("heat")
+        modifies = False
+        card = Card("weighs by heat", "", "no")
+
+        def apply(self, prior, view, state):
+            return Mixture.convex(view.metric("heat")[None, :]), state
+
+    def change(number, reply):
+        reply.content["metrics"]["heat"] = number + 1
+        return reply
+
+    made = runs.strategy(steelyard.Algorithm(ByHeat()), guard=False, out=tmp_path)
+    app = client(lambda context: runs.model("mlp"), lambda context: runs.data()[context.node_config["partition-id"]])
+    grid = LocalGrid(app, runs.COUNT, change=change)
+    real = grid.push_messages
+
+    def push(messages):  # our own client would refuse to report it
+        for message in messages:
+            message.content.config_records["steelyard"]["metrics"] = ["num_examples"]
+        return real(messages)
+
+    grid.push_messages = push
+    runs.start(made, grid, rounds=1)
+    assert read_log(tmp_path)[0]["weights"] == pytest.approx({str(k): (k + 1) / 15 for k in range(5)})
 
 
 def test_messages_live_as_long_as_the_round_waits():

@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -212,3 +212,115 @@ def test_waiting_for_many_nodes_takes_few_calls():
     courier = Courier(grid, 1.0, lambda reply, is_training: None, lambda: 0)
     assert courier.send_and_receive([None], timeout=1.0) == []
     assert len(calls) <= 3 * 40
+
+
+BULK = 4 << 20
+
+
+def bulk(**fields):
+    return Array(**{"dtype": "uint8", "shape": (BULK,), "stype": "numpy.ndarray", "data": bytes(BULK), **fields})
+
+
+def put(name, record):
+    return lambda content: content.__setitem__(name, record())
+
+
+BULKY = {
+    "arrays beside the model": put("junk", lambda: ArrayRecord({"x": bulk()})),
+    "two models": lambda content: content.update({"a": ArrayRecord({"x": bulk()}), "b": content.pop("arrays")}),
+    "a tensor more": lambda content: content["arrays"].__setitem__("x", bulk()),
+    "many tensors": lambda content: content["arrays"].update({f"{n:04d}": bulk(data=bytes(2048)) for n in range(2048)}),
+    "a tensor that is too large": lambda content: content["arrays"].__setitem__("0.bias", bulk()),
+    "no numpy array": lambda content: content["arrays"].__setitem__("0.bias", bulk(stype="pickle")),
+    "a long type": lambda content: content["arrays"].__setitem__("0.bias", bulk(data=b"", stype="x" * BULK)),
+    "a long dtype": lambda content: content["arrays"].__setitem__("0.bias", bulk(data=b"", dtype="x" * BULK)),
+    "a long shape": lambda content: content["arrays"].__setitem__("0.bias", bulk(data=b"", shape=(1,) * BULK)),
+    "a long name": put("arrays", lambda: ArrayRecord({"x" * BULK: bulk(data=b"")})),
+    "vectors nobody asked for": put("steelyard.told", lambda: ArrayRecord({"x": bulk()})),
+    "bytes": put("junk", lambda: ConfigRecord({"x": bytes(BULK)})),
+    "text": put("junk", lambda: ConfigRecord({"x": "x" * BULK})),
+    "texts": put("junk", lambda: ConfigRecord({"x": ["x" * 1024] * (BULK >> 10)})),
+    "numbers": put("junk", lambda: MetricRecord({"x": [0.5] * (BULK >> 3)})),
+    "a name": put("junk", lambda: MetricRecord({"x" * BULK: 1})),
+    "the name of a record": lambda content: content.__setitem__("x" * BULK, ConfigRecord({"x": 1})),
+    "our own record": put("steelyard", lambda: ConfigRecord({"partition-id": 1, "x": bytes(BULK)})),
+}
+
+
+@pytest.mark.parametrize("kind", BULKY)
+def test_the_budget_counts_everything_that_a_reply_holds(kind, tmp_path, monkeypatch):
+    """One client of five sends megabytes: its reply is emptied as it comes, and nothing of it is written to disk."""
+
+    def change(number, reply):
+        if number == 1:
+            BULKY[kind](reply.content)
+            bulky.append(reply.content)
+        return reply
+
+    bulky, held, real = [], [], Spool.take
+
+    def take(self, reply, key):
+        real(self, reply, key)
+        held.append(self.held)
+        for file in self.folder.iterdir() if self.folder else ():
+            assert file.stat().st_size < 100_000
+
+    monkeypatch.setattr(Spool, "take", take)
+    made = runs.strategy("fedavg", out=tmp_path, memory="1 MB")
+    runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=change), rounds=1)
+    assert content_bytes(bulky[0]) < 100_000
+    assert max(held) < 1_000_000
+    (record,) = runs.read_log(tmp_path)
+    if kind == "vectors nobody asked for":  # they are dropped, and that is all
+        assert set(record["weights"]) == set("01234")
+    else:
+        assert set(record["weights"]) == {"0", "2", "3", "4"}
+        assert set(record["quarantined"]) <= {"1", "993"}  # by its node where its id went with the rest
+    assert (tmp_path / "rounds.jsonl").stat().st_size < 20_000
+
+
+def test_what_is_beside_models_takes_their_room():
+    def change(number, reply):
+        reply.content["more"] = ConfigRecord({"x": bytes(60_000)})
+        return reply
+
+    files = []
+    for share, more in ((change, 60_000), (None, 0)):
+        made = runs.strategy("fedavg", memory=200_000)
+        made.train_metrics_aggr_fn = lambda contents, weight: None
+        real, seen = made.aggregate_train, []
+        made.aggregate_train = lambda number, replies, real=real, made=made, seen=seen: (
+            seen.append((made.spool.files, made.spool.held)) or real(number, replies)
+        )
+        runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=share), rounds=1)
+        files.append(seen[0][0])
+        assert seen[0][1] >= 5 * more
+    assert files[1] == 0 < files[0]
+
+
+def test_a_large_budget_leaves_room_for_records_of_ones_own(tmp_path):
+    def change(number, reply):
+        reply.content["more"] = ArrayRecord({"x": bulk()})
+        return reply
+
+    runs.start(
+        runs.strategy("fedavg", out=tmp_path, memory="1 GB"),
+        LocalGrid(runs.app(), runs.COUNT, change=change),
+        rounds=1,
+    )
+    assert runs.read_log(tmp_path)[0]["quarantined"] == {}
+
+
+def test_a_long_error_is_cut(tmp_path):
+    def change(number, reply):
+        if number != 1:
+            return reply
+        made = Message(Error(code=2, reason="x" * BULK), reply_to=reply)
+        made.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+        errors.append(made)
+        return made
+
+    errors = []
+    runs.start(runs.strategy("fedavg", out=tmp_path), LocalGrid(runs.app(), runs.COUNT, change=change), rounds=1)
+    assert len(errors[0].error.reason) == 10_000
+    assert 400 < len(runs.read_log(tmp_path)[0]["failed"]["993"]) < 600
