@@ -101,14 +101,15 @@ def over_clients(series: Sequence[Series], name: str, about: ByClient) -> Figure
 
 def _panel(one: Series, name: str) -> tuple[Heat, list[Row], list[str]]:
     records = one.first.history.records
-    ids = list(dict.fromkeys(str(client) for record in records for client in record.get(name) or ()))
+    tables = [record[name] if isinstance(record.get(name), Mapping) else {} for record in records]
+    ids = list(dict.fromkeys(str(client) for table in tables for client in table))
     held = read_clients(one.first.path)
     if held is not None and len(held["ids"]) <= MOST_ROWS:  # clients never asked have a row, too
         ids = list(dict.fromkeys([*map(str, held["ids"]), *ids]))
     place = {client: row for row, client in enumerate(ids)}
     cells = np.full((len(ids), len(records)), np.nan)
-    for column, record in enumerate(records):
-        for client, value in (record.get(name) or {}).items():
+    for column, table in enumerate(tables):
+        for client, value in table.items():
             found = as_number(value)
             if found is not None:
                 cells[place[str(client)], column] = found
@@ -196,7 +197,7 @@ def partition(series: Sequence[Series]) -> Figure | None:
     ]
     for one in series:
         held = read_clients(one.first.path)
-        if held is None or "counts" not in held or repr(held) in panels:
+        if held is None or not held.get("counts") or repr(held) in panels:
             continue
         asked = Counter(str(client) for record in one.first.history for client in record.get("weights") or ())
         kept, notes = _kept(np.array([asked[str(client)] for client in held["ids"]]))

@@ -19,6 +19,7 @@ from steelyard.report.figures import Figure, Report, Row, Section, Table
 from steelyard.report.series import Series, read_series
 from steelyard.sim.monitor import Monitor, check_target
 from steelyard.sim.rundir import ENVIRONMENT, read_config
+from steelyard.sim.runfiles import parse_json, read_bytes
 
 _BY_CLIENT: tuple[Section, ...] = ("Weights", "What the rule learned", "Geometry of the updates", "Clients and data")
 
@@ -196,12 +197,13 @@ def _environment(paths: Iterable[Path]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for path in paths:
         try:
-            stored = json.loads((path / ENVIRONMENT).read_bytes()).items()
-        except (OSError, ValueError, AttributeError):  # worth knowing, not worth failing for
+            stored = parse_json(read_bytes(path / ENVIRONMENT))
+        except (OSError, ValueError):  # worth knowing, not worth failing for
             continue
-        for name, value in stored:
+        for name, value in stored.items() if isinstance(stored, dict) else ():
             if name != "promise":
-                found.setdefault(name, []).append(shlex.join(value) if isinstance(value, list) else str(value))
+                text = shlex.join(map(str, value)) if isinstance(value, list) else str(value)
+                found.setdefault(name, []).append(text)
     made = {name: _listed(list(dict.fromkeys(values)), 3) for name, values in found.items()}
     return {**made, "page made by": f"steelyard {__version__}"}
 

@@ -31,6 +31,7 @@ from steelyard.sim.runfiles import (
     ROUNDS,
     is_file_of_run,
     parse_json,
+    read_bytes,
     read_clients,
     read_cohorts,
     read_config,
@@ -152,11 +153,11 @@ class RunDirectory:
             digest: SHA-256 of these lines when they were written, if that is known.
         """
         path = self.path / ROUNDS
-        lines = path.read_bytes().splitlines(keepends=True)[:rounds] if path.exists() else []
         try:
+            lines = read_bytes(path).splitlines(keepends=True)[:rounds] if path.exists() else []
             records = [parse_json(line) for line in lines]
             complete = [record["round"] for record in records] == list(range(1, rounds + 1))
-        except (ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError):
             complete = False
         if not complete:
             raise SteelyardError(

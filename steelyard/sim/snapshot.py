@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.state import load_state
+from steelyard.sim.runfiles import read_bytes
 
 SCHEMA = 1
 MODEL, STATE, MANIFEST = "model.safetensors", "state.safetensors", "manifest.json"
@@ -56,7 +57,7 @@ def verified(path: Path) -> Snapshot:
     if manifest["schema"] != SCHEMA:
         raise SteelyardError(f"written in format {manifest['schema']}, this version reads {SCHEMA}")
     for name, expected in manifest["files"].items():
-        data = (path / name).read_bytes()
+        data = read_bytes(path / name)
         if len(data) != expected["size"] or hashlib.sha256(data).hexdigest() != expected["sha256"]:
             raise SteelyardError(f"{name} is damaged")
     try:
@@ -70,7 +71,7 @@ def verified(path: Path) -> Snapshot:
 def _read_manifest(path: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, if that is as it was written."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = json.loads(read_bytes(path / MANIFEST))
         stored = manifest.pop("sha256")
         files = manifest["files"]
         sizes = [(files[name]["size"], files[name]["sha256"]) for name in files]
