@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.core.weighting import Weighting
@@ -29,10 +28,6 @@ MEANING = {
     "accuracy_before": "accuracy of the received model on the local data",
     "grad_norm": "eta |g|^2, summed over the steps of an epoch",
 }
-
-
-# Words in the names of metrics of which less is better.
-_LOWER = {"loss", "error", "err", "mae", "mse", "rmse", "mape", "nll", "perplexity", "ppl", "wer", "cer", "brier"}
 
 
 def metric_table(metrics: Any, given: Sequence[ClientId]) -> Table:
@@ -170,17 +165,3 @@ def _shown(value: Any) -> str:
     except ValueError:  # a whole number of thousands of digits
         text = f"a {type(value).__name__} that is too long to show"
     return text if len(text) <= 40 else text[:37] + "..."
-
-
-def lower_is_better(metric: str, mode: str) -> bool:
-    """Return whether lower values of a metric are better.
-
-    Args:
-        metric: its name.
-        mode: `"min"`, `"max"`, or `"auto"`: lower is better for losses and errors, higher for all others.
-    """
-    checks.one_of("mode", mode, "auto", "max", "min")
-    if mode != "auto":
-        return mode == "min"
-    words = metric.lower().replace("-", "_").split("_")
-    return not _LOWER.isdisjoint(words)

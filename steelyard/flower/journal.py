@@ -21,8 +21,9 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Layout
 from steelyard.core.table import ClientId, sort_key
 from steelyard.flower.server import StateDict
-from steelyard.metrics import Table, lower_is_better
+from steelyard.metrics import Table
 from steelyard.sim.checkpoint import Checkpoints
+from steelyard.sim.monitor import Monitor
 from steelyard.sim.record import Record, finite
 from steelyard.sim.rundir import COHORTS, RunDirectory, read_config, write_json
 from steelyard.sim.snapshot import Snapshot
@@ -51,12 +52,11 @@ class Journal:
         self.path = None if out is None and checkpoint_dir is None else Path(out or checkpoint_dir or "")
         self.apart = Path(checkpoint_dir) if out is not None and checkpoint_dir is not None else None
         self.resume, self.every, self.keep = resume, every, keep
-        self.monitor = monitor.replace("-", "_")
-        self.is_lower_better = lower_is_better(self.monitor, mode)
+        self.monitor = Monitor.of(monitor.replace("-", "_"), mode)
         self.directory: RunDirectory | None = None
         self.identity = ""
         self.cohorts: list[list[ClientId]] = []
-        self.best: float | None = None
+        self.best: float | None = None  # the monitor's score: more is better
         self.rounds = 0
         self.record: Record | None = None  # of the round that is not on record yet
         self.cohort: list[ClientId] = []
@@ -91,8 +91,7 @@ class Journal:
             self.cohorts = self._read_cohorts(self.path / COHORTS)
         done = 0 if snapshot is None else snapshot.round
         self.cohorts = self.cohorts[:done]
-        monitor = {"metric": self.monitor, "mode": "min" if self.is_lower_better else "max", "target": None}
-        config = {"resolved": {**described, "rounds": rounds}, "monitor": monitor}
+        config = {"resolved": {**described, "rounds": rounds}, "monitor": self.monitor.stored()}
         self.directory.begin(config, self.cohorts, None)
         self.best = None
         for record in self.directory.open_log(done, None if snapshot is None else snapshot.log):
@@ -169,8 +168,8 @@ class Journal:
             return
         plain: Record = {name.replace("-", "_"): _plain(value) for name, value in found.items()}
         if not by:
-            taken = {*self.record, *_PLACES} - {*_SCORES, self.monitor}
-            lists = {name for name in (*_SCORES, self.monitor) if isinstance(plain.get(name), list)}
+            taken = {*self.record, *_PLACES} - {*_SCORES, self.monitor.metric}
+            lists = {name for name in (*_SCORES, self.monitor.metric) if isinstance(plain.get(name), list)}
             apart = {name: value for name, value in plain.items() if name in taken | lists}
             own = {name: value for name, value in plain.items() if name not in apart}
             self.record |= own
@@ -221,14 +220,10 @@ class Journal:
         What clients report counts by its median: one client cannot decide which model is the best.
         """
         medians = record.get("evaluation", {}).get("median", {})
-        score = medians.get(self.monitor, record.get(self.monitor))
-        if not isinstance(score, (int, float)) or isinstance(score, bool):
+        score = self.monitor.score_of({**record, **medians})
+        if score is None or (self.best is not None and score <= self.best):
             return False
-        if self.best is not None:
-            is_better = score < self.best if self.is_lower_better else score > self.best
-            if not is_better:
-                return False
-        self.best = float(score)
+        self.best = score
         return True
 
     def close(self) -> None:

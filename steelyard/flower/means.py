@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import ERROR
 from typing import Any
@@ -68,6 +68,13 @@ def mean(
             refused[client] = reason
         else:
             rows[client] = row
+    # Accuracies are shares, or percentages where most clients report those.
+    ceiling = _find_accuracy_ceiling(rows.values())
+    for client, row in list(rows.items()):
+        if not _is_accuracy_valid(row.get("accuracy", 0.0), ceiling):
+            value = escape_text(repr(row["accuracy"]), 40)
+            refused[client] = f"invalid accuracy={value}: report a number from 0 to {ceiling:g}"
+            del rows[client]
     if not rows:
         return Means(None, {}, refused)
     # No client counts for more than a few others.
@@ -110,20 +117,31 @@ def _read_metrics(content: RecordDict, weight: str) -> Row:
         raise SteelyardError(f"invalid {weight}={escape_text(repr(row[weight]), 40)}")
     for name, value in row.items():
         numbers = value if isinstance(value, list) else [value]
-        is_share = name == "accuracy"
-        if not all(_is_plausible(number, is_share) for number in numbers):
-            cure = ": report a share, from 0 to 1" if is_share else ""
-            raise SteelyardError(f"invalid {name}={escape_text(repr(value), 40)}{cure}")
+        if not all(_is_plausible(number) for number in numbers):
+            raise SteelyardError(f"invalid {name}={escape_text(repr(value), 40)}")
     return row
 
 
-def _is_plausible(value: Any, is_share: bool) -> bool:
+def _find_accuracy_ceiling(rows: Iterable[Row]) -> float:
+    """Return 100 if most clients report their accuracy in percent, else 1."""
+    accuracies = [row["accuracy"] for row in rows if isinstance(row.get("accuracy"), (int, float))]
+    finite = [accuracy for accuracy in accuracies if math.isfinite(accuracy)]
+    return 100.0 if finite and statistics.median_low(finite) > 1 else 1.0
+
+
+def _is_accuracy_valid(value: Any, ceiling: float) -> bool:
+    """Return whether an accuracy, or a list of them, is in range; means leave out NaN and infinity."""
+    numbers = value if isinstance(value, list) else [value]
+    return all(0 <= number <= ceiling for number in numbers if math.isfinite(number))
+
+
+def _is_plausible(value: Any) -> bool:
     """Return whether a client can mean this number. It can mean infinity and NaN: then its training diverged."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     if isinstance(value, float) and not math.isfinite(value):
         return True
-    return 0 <= value <= 1 if is_share else abs(value) <= MOST
+    return abs(value) <= MOST
 
 
 def _is_finite(value: Any) -> bool:

@@ -179,7 +179,7 @@ def evaluations(tmp_path, change=None, rounds=3, **options):
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
-        ({"accuracy": 1e9, "num-examples": 10**15}, "invalid accuracy=1000000000.0: report a share, from 0 to 1"),
+        ({"accuracy": 1e9, "num-examples": 10**15}, "invalid accuracy=1000000000.0: report a number from 0 to 1"),
         ({"accuracy": 1.0000001}, "invalid accuracy=1.0000001"),
         ({"accuracy": -1}, "invalid accuracy=-1"),
         ({"accuracy": 2**63 - 1}, "invalid accuracy=9223372036854775807"),
@@ -205,6 +205,18 @@ def test_a_report_that_cannot_be_right_is_quarantined(lie, reason, tmp_path):
 
     (without,) = evaluations(tmp_path / "silent", silent, rounds=1)
     assert record["client_evaluation"] == without["client_evaluation"]
+
+
+def test_percentages_are_taken_where_most_clients_report_them(tmp_path):
+    def in_percent(number, reply):
+        metrics = reply.content.metric_records["metrics"]
+        if "accuracy" in metrics and not reply.content.array_records:
+            metrics["accuracy"] = 1e9 if number == 1 else 100 * metrics["accuracy"]
+        return reply
+
+    (record,) = evaluations(tmp_path / "percent", in_percent, rounds=1)
+    assert list(record["evaluation"]["quarantined"]) == ["1"]
+    assert 1 < record["accuracy"] <= 100
 
 
 def test_one_that_claims_much_data_counts_for_no_more_than_a_few(tmp_path):
@@ -315,7 +327,7 @@ def test_the_servers_own_metric_chooses_the_best_model_after_a_resume_too(tmp_pa
 
 
 def test_modes_there_are():
-    with pytest.raises(steelyard.SteelyardError, match="mode='lowest': use one of 'auto', 'max', 'min'"):
+    with pytest.raises(steelyard.SteelyardError, match="mode='lowest': use auto, max or min"):
         runs.strategy("fedavg", mode="lowest")
 
 
