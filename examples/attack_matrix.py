@@ -1,6 +1,6 @@
 """Rules under attack: the test accuracy of each rule, plain and guarded, under each attack.
 
-    python examples/attack_matrix.py                  # the whole matrix: about ten minutes of one core
+    python examples/attack_matrix.py                  # the whole matrix: about six minutes of one core
     python examples/attack_matrix.py --quick          # a few rules and attacks, one seed: some seconds
     python examples/attack_matrix.py --markdown       # prints the table of what is in --out, and runs nothing
 
@@ -10,7 +10,8 @@ appended to a CSV file, one line per run; runs that are in it already are not ma
 
     x100          the own update a hundredfold
     -10x          the own update tenfold, in the opposite direction
-    faked size    an update of opposite direction that claims a billion samples (and as much work)
+    -1x           the own update in the opposite direction
+    faked size    the same, by a client that claims a billion samples (and as much work)
     label flip    honest training on data whose label y is 9 - y
     alie          mean - z * deviation of the honest updates, coordinate by coordinate ("a little is enough"), z = 1.5
     min-max       mean - gamma * deviation, with the largest gamma whose distance to any honest update is no larger than
@@ -39,7 +40,7 @@ HIDDEN = 32
 BATCH = 16
 RATE = 0.1
 Z_ALIE = 1.5
-ATTACKS = ("x100", "-10x", "faked size", "label flip", "alie", "min-max", "ipm 0.5", "ipm 2", "sybils")
+ATTACKS = ("x100", "-10x", "-1x", "faked size", "label flip", "alie", "min-max", "ipm 0.5", "ipm 2", "sybils")
 PLAIN = ("fedavg", "uniform", "fedadp", "fedawa", "pa3fed", "ldawa:layers=[32,2048,10,320]", "fednova", "krum:f=6")
 RULES = (
     *(text for rule in PLAIN for text in (rule, f"guard({rule})")),
@@ -188,6 +189,8 @@ def attack_updates(kind, updates, attackers, metrics, seed):
         updates[rows] *= 100
     elif kind == "-10x":
         updates[rows] *= -10
+    elif kind == "-1x":
+        updates[rows] *= -1
     elif kind == "faked size":
         updates[rows] *= -1
         for name in ("num_examples", "num_steps", "normalizer"):

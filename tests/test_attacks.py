@@ -56,6 +56,13 @@ def test_the_command_prints_the_table_and_goes_on_where_it_was(tmp_path, matrix)
     assert results["guard(fedavg)", "x100", "1", "0"] > results["guard(fedavg)", "none", "0", "0"] - 0.03
 
 
+def test_the_page_shows_the_runs_on_record(matrix):
+    results = matrix.read_results(ROOT / "docs" / "results" / "attack-matrix.csv")
+    assert len(results) == len(matrix.make_cells(matrix.RULES, matrix.ATTACKS, 3))
+    table = matrix.format_table(results, matrix.RULES, matrix.ATTACKS, 3)
+    assert table in (ROOT / "docs" / "guard.md").read_text()
+
+
 def test_every_attack_changes_what_attackers_send(matrix):
     updates = torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
     for attack in set(matrix.ATTACKS) - {"label flip"}:
@@ -131,7 +138,7 @@ def test_t27_a_backdoor_by_model_replacement(matrix):
     clean, clean_success = run_backdoor(matrix, "guard(fedavg)", 0)
     guarded, success = run_backdoor(matrix, "guard(fedavg)", 20)
     assert plain_success > 0.8
-    assert success <= clean_success + 0.1
+    assert clean_success < success <= 0.1
     assert guarded >= clean - 0.03
 
 

@@ -441,7 +441,7 @@ def test_a_loss_that_is_not_finite_is_named_with_the_round(rule, scale):
     held = run(f"if_finite({rule})")
     assert "non-finite" in held.report["fallback"]
     assert torch.equal(held.params, plain.params)
-    guarded = run(f"guard({rule}):weight_cap=9,metric_cap=1e9,clip=9")
+    guarded = run(f"guard({rule}):weight_cap=9,metric_cap=1e9,size_cap=1e9,clip=9")
     assert "non-finite" in guarded.report["fallback"]
     assert_near(guarded.weights, plain.weights, 1e-12)
 
@@ -461,7 +461,7 @@ def test_behind_a_guard_the_loss_is_of_the_guarded_updates():
         rule, base, base + clipped, metrics={"num_examples": sizes[1:]}, probe=probe("mlp", 40)
     )
     found = steelyard.aggregate(
-        f"guard({rule}):weight_cap=6,metric_cap=1e9,clip=2",
+        f"guard({rule}):weight_cap=6,metric_cap=1e9,size_cap=1e9,clip=2",
         base,
         base + updates,
         metrics={"num_examples": sizes},
