@@ -15,8 +15,8 @@ The paper contradicts itself on two points, and `preset` chooses the reading:
     model        "global"               "global"     Eq. (7) writes the downloaded w^t; Algorithm 1 scores after local
                                                      training, which is model="local"
 
-`score="accuracy"` is Eq. (9). The trained model's loss hardly changes from one selection to the next, so with
-`model="local"` every alpha is close to 1 and the weights are those of the rule before. The paper leaves open: the
+`score="accuracy"` is Eq. (9). After long local training the trained model's loss hardly changes from one selection to
+the next, so with `model="local"` every alpha is close to 1 (docs/pa3fed.md). The paper leaves open: the
 normalisation (here over the cohort), the first selection of a client (alpha = 1), round 1 (the detector decides).
 
 PA3Fed is not written as `gate(detector, scores)`: scores must be remembered outside critical periods too, and a
@@ -100,7 +100,7 @@ class PA3Fed(Weighting):
         """A warning about the reading that hardly acts."""
         if self.model == "global":
             return ()
-        return ("model=local scores trained models: their scores change little, and so do the weights",)
+        return ("model=local scores trained models: after long local training scores change little, and so do weights",)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Algorithm 1, lines 13 to 20; scores are remembered in and out of critical periods."""
