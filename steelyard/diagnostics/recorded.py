@@ -53,6 +53,7 @@ _CURES = {
     "accuracy": "a test set, and evaluate_every > 0",
     "loss": "a test set, and evaluate_every > 0",
     "client_accuracy": "evaluate_clients > 0",
+    "client_loss": "evaluate_clients > 0, and a task without an accuracy",
     "direction_cosines": "a client term with a direction (client=fedcos), and a second round",
     "trace": "a rule that keeps curves: fedlaw:trace=true",
     **dict.fromkeys(("gamma", "shrinking", "shrinking_ratio"), _GAMMA),

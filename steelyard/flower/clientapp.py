@@ -16,6 +16,7 @@ from torch import nn
 from steelyard.algorithm import Algorithm
 from steelyard.client.flat import FlatModel, Loss
 from steelyard.client.local import Local
+from steelyard.client.losses import check_targets
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.data import Dataset, Federation, load
@@ -90,7 +91,7 @@ def client(
     *,
     test_fn: DataFn | None = None,
     local: Local | Mapping[str, Any] | None = None,
-    loss: Loss = nn.functional.cross_entropy,
+    loss: str | Loss = "cross_entropy",
     arrays: str = "arrays",
     test_metrics: Mapping[str, TestMetric] | None = None,
 ) -> ClientApp:
@@ -101,7 +102,7 @@ def client(
         data_fn: the client's data: anything `steelyard.Dataset.of` takes, such as a pair (inputs, targets).
         test_fn: what to evaluate on; the client's own data if left out.
         local: how to train: a `Local`, or its options as a dict.
-        loss: `loss(outputs, targets)`, a mean over the batch.
+        loss: `"cross_entropy"`, `"mse"`, `"bce"`, or a function `loss(outputs, targets)`, a mean over the batch.
         arrays: the record that holds the model.
         test_metrics: metrics of your own to report of an evaluation: functions `metric(outputs, targets)` by name,
             which get all samples and return a number.
@@ -169,10 +170,14 @@ def _configured(want: Asked, context: Context) -> dict[str, ClientId]:
 class _Job:
     """One client's work of a round: a federation of one."""
 
-    def __init__(self, module: nn.Module, data: Dataset, want: Asked, local: Local, loss: Loss, name: ClientId) -> None:
-        self.want, self.data = want, data
+    def __init__(
+        self, module: nn.Module, data: Dataset, want: Asked, local: Local, loss: str | Loss, name: ClientId
+    ) -> None:
+        self.want = want
+        self.data = data
         alone = Federation.of({name: data})
         network = FlatModel(module, loss, data.inputs, torch.device("cpu"))
+        check_targets(network.loss, data.targets)
         unknown = sorted(set(want.metrics) - set(MEANING))
         if unknown:
             names = ", ".join(repr(name) for name in unknown)

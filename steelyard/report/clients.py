@@ -65,6 +65,9 @@ _KNOWN = {
     "client_accuracy": ByClient(
         "Accuracy by client", "accuracy", "The global model on each client's own data.", "Clients and data"
     ),
+    "client_loss": ByClient(
+        "Loss by client", "loss", "The global model on each client's own data.", "Clients and data"
+    ),
 }
 _DROPPED = {*NOT_BY_CLIENT, "quarantined", "norms", "layer_weights"}  # norms are shown as a mean
 

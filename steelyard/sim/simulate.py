@@ -25,6 +25,7 @@ from steelyard.metrics import MEANING
 from steelyard.server.probe import Probe
 from steelyard.sim.callbacks import Callback, Until, warn
 from steelyard.sim.evaluation import can_count_right, check_task, choose_monitor, keep_one_output
+from steelyard.sim.executors import one_thread
 from steelyard.sim.history import History
 from steelyard.sim.identity import check_done, check_same, described, identity, named
 from steelyard.sim.inputs import device_of, federated, module_of, with_proxy
@@ -134,7 +135,8 @@ def simulate(
         module = module_of(model, federation, seed, chosen_loss)
         flat = FlatModel(module, chosen_loss, federation.train.inputs, device_of(device))
         samples_tried = federation.train.take(slice(2))
-        outputs = try_network(flat, samples_tried.inputs, samples_tried.targets, required=bool(own_metrics))
+        with one_thread():  # workers are forked from this process later
+            outputs = try_network(flat, samples_tried.inputs, samples_tried.targets, required=bool(own_metrics))
         has_accuracy = can_count_right(outputs, samples_tried.targets)
         monitored = choose_monitor(monitored, has_accuracy, own_metrics, bool(callbacks))
         probe = None if samples is None else Probe.within(flat, samples, server_data, seed)

@@ -246,3 +246,12 @@ def test_under_another_name_of_the_arrays(key, tmp_path):
     (record,) = read_log(tmp_path)
     assert (record["failed"], record["quarantined"], record["evaluation"]["failed"]) == ({}, {}, {})
     assert record["accuracy"] is not None
+
+
+def test_float_targets_under_cross_entropy_are_refused_with_the_cure(tmp_path):
+    inputs = runs.data()[0][0]
+    app = client(lambda context: runs.model("mlp"), lambda context: (inputs, inputs[:, 0]))
+    with pytest.raises(Exception, match="void"):
+        runs.start(runs.strategy("fedavg", out=tmp_path, patience=1), LocalGrid(app, runs.COUNT), rounds=1)
+    failed = read_log(tmp_path)[0]["failed"]
+    assert 'use loss="mse" for numbers' in next(iter(failed.values()))
