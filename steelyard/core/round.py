@@ -63,7 +63,7 @@ class Round:
     refine: Refiner | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """What a round decided: weights and base by client id order of the store, state, report."""
 
@@ -73,6 +73,11 @@ class Outcome:
     state: State
     report: Report
     void: bool
+
+    def __repr__(self) -> str:
+        """One line; the attributes hold it all."""
+        left_out = f", {len(self.store.quarantined)} quarantined" if self.store.quarantined else ""
+        return f"Outcome({len(self.store.ids)} clients{left_out}, {'void' if self.void else 'weighed'})"
 
 
 def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:

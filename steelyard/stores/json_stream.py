@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, shorten
 
 _FIRST_READ = 1 << 16
 _LONGEST = 1 << 20  # bytes of one value; a thumbnail in the metadata of a file has some ten thousand
@@ -152,9 +152,3 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) < len(pairs):
         raise ValueError("duplicate keys")
     return members
-
-
-def shorten(value: object) -> str:
-    """Returns what `repr` says of a value, cut to 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.layout import DTYPES, Kind
 from steelyard.core.table import ClientId
-from steelyard.stores.json_stream import JsonStream, open_regular, shorten
+from steelyard.stores.json_stream import JsonStream, open_regular
 from steelyard.stores.slices import SliceStore
 
 INDEX = "model.safetensors.index.json"
@@ -210,6 +210,11 @@ def _read_index(index: Path, max_tensors: int) -> tuple[list[Path], Mapping[str,
     finally:
         os.close(handle)
     return [index.parent / name for name in sorted(set(shard_of.values()))], shard_of
+
+
+def read_shard_names(index: Path) -> set[str]:
+    """The names of the files that an index of shards lists."""
+    return {file.name for file in _read_index(index, _MAX_TENSORS)[0]}
 
 
 def _check_shard_name(index: Path, name: object) -> None:
