@@ -121,18 +121,14 @@ def format_rounds(by_seed):
     if not reached:
         return "never"
     missing = len(by_seed) - len(reached)
-    return f"{mean(reached):.0f}" + (
-        f" ({missing} of {len(by_seed)} seeds never)" if missing else ""
-    )
+    return f"{mean(reached):.0f}" + (f" ({missing} of {len(by_seed)} seeds never)" if missing else "")
 
 
 def build_table(setting, histories):
     """Builds the comparison of one setting."""
     accuracy, rounds = measure_runs(histories, setting)
     seeds = len(accuracy["FedAvg"])
-    table = Table(
-        title=f"{setting.title}; {setting.rounds} rounds, {seeds} seeds", title_justify="left"
-    )
+    table = Table(title=f"{setting.title}; {setting.rounds} rounds, {seeds} seeds", title_justify="left")
     table.add_column("algorithm")
     table.add_column("last 10 rounds", justify="right")
     table.add_column("against FedAvg", justify="right")
@@ -149,12 +145,8 @@ def build_table(setting, histories):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=3, help="number of seeds, from 0 on (default: 3)"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 0 on (default: 3)")
     arguments = parser.parse_args()
     console = Console()
     began = time.monotonic()

@@ -12,7 +12,7 @@ import torch
 from steelyard.algorithm import parse_optimizer, parse_refiner
 from steelyard.core import checks
 from steelyard.core import round as rounds
-from steelyard.core.errors import NO_PROBE, SteelyardError
+from steelyard.core.errors import NO_PROBE, SteelyardError, shorten
 from steelyard.core.evidence import in_need
 from steelyard.core.layout import Kind, Params
 from steelyard.core.optimizer import ServerOptimizer
@@ -31,7 +31,7 @@ Clients = torch.Tensor | Sequence[Params] | Mapping[ClientId, Params] | UpdateSt
 Metrics = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Aggregate:
     """The outcome of one call.
 
@@ -49,6 +49,26 @@ class Aggregate:
     base: torch.Tensor
     state: dict[str, Any]
     report: Report
+
+    def __repr__(self) -> str:
+        """A few lines: sizes, the largest weight, and who was left out; the attributes hold it all."""
+        if isinstance(self.params, torch.Tensor):
+            size = f"{self.params.numel()} parameters"
+        else:
+            size = f"{len(self.params)} tensors"
+        largest = f"{float(self.weights.max()):.4f}" if self.weights.numel() else "none"
+        lines = [
+            f"Aggregate({size}, {self.weights.shape[-1]} clients)",
+            f"  weights: {self.weights.numel()}, the largest {largest}",
+            f"  state: {shorten(sorted(map(str, self.state)))}",
+            f"  report: {shorten(sorted(map(str, self.report)), 200)}",
+        ]
+        quarantined = self.report.get("quarantined", {})
+        if quarantined:
+            lines.append(f"  quarantined: {len(quarantined)}: {shorten(list(quarantined))}")
+        if self.report.get("void"):
+            lines.append(f"  void: {shorten(self.report['void'])}")
+        return "\n".join(lines)
 
 
 def aggregate(

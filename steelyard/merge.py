@@ -54,6 +54,8 @@ class Merge:
         rule: an object or its text form.
         metrics: what clients report; `num_examples` is read off the files' own metadata if it is not given.
         kinds: overrides what leaves are, by name pattern.
+        allow_partial: leave out clients that cannot be merged (a file that is missing or damaged, other tensors,
+            NaN, invalid reports) instead of refusing to merge the others.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class Merge:
         *,
         metrics: Metrics | None = None,
         kinds: Mapping[str, Kind] | None = None,
+        allow_partial: bool = False,
     ) -> None:
+        self.allow_partial = allow_partial
         self.rule = parse_rule(rule)
         self.root = rooted(self.rule)
         if self.root.needs.probe:
@@ -78,7 +82,9 @@ class Merge:
             reported = {c: _number(store.clients[c].metadata.get("num_examples")) for c in store.ids}
             if any(value is not None for value in reported.values()):
                 self.table["num_examples"] = reported
+        self._check_clients(store.quarantined)
         self.store = store.without(refused_by_metrics(self.root, self.table, store.ids))
+        self._check_clients(self.store.quarantined)
         count, itemsize = len(self.store.ids) + 1, store.layout.row_dtype.itemsize
         length = kernels.task_length(count, store.layout.dim, kernels.BLOCK, None, streamed=True)
         self.plan = Plan(
@@ -100,7 +106,16 @@ class Merge:
         force: bool = False,
         on_read: Callable[[int], None] | None = None,
     ) -> rounds.Outcome:
-        """Writes the merged checkpoint to `out`, atomically; `on_read` hears of every read."""
+        """Writes the merged checkpoint to `out`, atomically.
+
+        Args:
+            out: a `.safetensors` file, or a directory, which also gets the small files beside the base model.
+            state: what the last round's outcome said to hand on.
+            round: number of this round, from 1.
+            server: a server optimizer, or its text form.
+            force: replace what is at `out`.
+            on_read: called with the number of coordinates after every read.
+        """
         optimizer = parse_optimizer(server)
         job = rounds.Round(self.table, state or {}, round, optimizer)
         store = replace(self.store, on_read=on_read)
@@ -109,7 +124,19 @@ class Merge:
             outcome = rounds.run(self.root, store, job, sink)
             if outcome.void:
                 raise SteelyardError(f"nothing is written: {outcome.report['void']}")
+            self._check_clients(outcome.store.quarantined)
         return outcome
+
+    def _check_clients(self, quarantined: Mapping[ClientId, str]) -> None:
+        """Refuses to merge without these clients, unless the user allows that."""
+        if not quarantined or self.allow_partial:
+            return
+        reasons = [f"client {client!r}: {reason}" for client, reason in quarantined.items()]
+        more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
+        raise SteelyardError(
+            f"{'; '.join(reasons[:5])}{more}. Nothing is written: correct this, or pass allow_partial=True to leave "
+            "such clients out"
+        )
 
 
 def _number(text: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.table import ClientId
 from steelyard.core.weighting import Weighting
 
@@ -35,7 +35,7 @@ def metric_table(metrics: Any, given: Sequence[ClientId]) -> Table:
     if metrics is None:
         return {}
     if not isinstance(metrics, Iterable):
-        raise SteelyardError(f"metrics={metrics!r}: pass a dict by name, or one dict for each client")
+        raise SteelyardError(f"metrics={shorten(metrics)}: pass a dict by name, or one dict for each client")
     if not isinstance(metrics, Mapping):
         rows = list(metrics)
         if len(rows) != len(given) or not all(isinstance(row, Mapping) for row in rows):
@@ -47,10 +47,10 @@ def metric_table(metrics: Any, given: Sequence[ClientId]) -> Table:
         if isinstance(values, Mapping):
             table[name] = dict(values)
         elif not isinstance(values, Collection | torch.Tensor):
-            raise SteelyardError(f"metrics[{name!r}] is {values!r}: pass a list, or a dict by client id")
+            raise SteelyardError(f"metrics[{shorten(name)}] is {shorten(values)}: pass a list, or a dict by client id")
         else:
             if len(values) != len(given):
-                raise SteelyardError(f"metrics[{name!r}] has {len(values)} values for {len(given)} clients")
+                raise SteelyardError(f"metrics[{shorten(name)}] has {len(values)} values for {len(given)} clients")
             table[name] = dict(zip(given, values, strict=True))
     return table
 
@@ -74,7 +74,7 @@ def refused_by_metrics(
             if client not in column:
                 refused.setdefault(client, f"did not report {name!r}")
             elif client not in values:
-                refused.setdefault(client, f"invalid {name}={_shown(column[client])}")
+                refused.setdefault(client, f"invalid {name}={shorten(column[client], 40)}")
         column.update(values)
     return refused
 
@@ -139,7 +139,7 @@ def valid_number(name: str, value: Any, whole: bool) -> float | None:
 def _counts(value: Any) -> NDArray[np.float64] | None:
     try:
         return np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError, MemoryError):
         return None
 
 
@@ -157,11 +157,3 @@ def _common_length(column: Mapping[ClientId, Any], ids: Sequence[ClientId]) -> i
     found = (_counts(column[client]) for client in ids if client in column)
     lengths = [len(counts) for counts in found if counts is not None and counts.ndim == 1]
     return max(set(lengths), key=lambda length: (lengths.count(length), length), default=0)
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # a whole number of thousands of digits
-        text = f"a {type(value).__name__} that is too long to show"
-    return text if len(text) <= 40 else text[:37] + "..."

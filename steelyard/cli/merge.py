@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -39,20 +39,28 @@ def merge(
         typer.Option(help='JSON of what clients report: {"num_examples": {"client-a": 600, ...}} or lists in order.'),
     ] = None,
     server: Annotated[str | None, typer.Option(help="A server optimizer, e.g. 'sgd:lr=0.5'.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what is at --out.")] = False,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Leave out clients that cannot be merged, and name them.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the model at --out; other files in a directory are kept.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Merge client checkpoints into the global one, streaming: no model is ever in memory whole.
 
     Clients are named by their file (without .safetensors) or directory. Number of examples is read from --metrics, or
-    from [bold]num_examples[/] in a file's own metadata. A client that does not fit, or holds NaN, is left out.
+    from [bold]num_examples[/] in a file's own metadata. A client that is missing, does not fit or holds NaN is an
+    error, unless --allow-partial leaves it out. A directory at --out also gets config.json, the tokenizer and other
+    small files of --base.
 
     Example: steelyard merge --base base.safetensors --client a.safetensors b.safetensors --rule 'uniform|fedadp'
     --out merged.safetensors
     """
     try:
-        reported = None if metrics is None else json.loads(metrics.read_bytes())
-        job = Merge(base, _named([*client, *(more or [])]), rule, metrics=reported)
+        reported = None if metrics is None else _read_reports(metrics)
+        clients = _named([*client, *(more or [])])
+        job = Merge(base, clients, rule, metrics=reported, allow_partial=allow_partial)
         if not quiet:
             _print_plan(job.plan, to_text(job.rule))
         with Progress(
@@ -83,6 +91,14 @@ def merge(
         console.print(f"weights are means over {len(outcome.report['layers'])} layers")
 
 
+def _read_reports(path: Path) -> Any:
+    """Reads the JSON file of --metrics."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise SteelyardError(f"--metrics {path}: not JSON: {error}") from None
+
+
 class _Steps:
     """Passes reads on to a progress bar, many at a time: a bar's every step takes as long as a small read."""
 
@@ -100,7 +116,7 @@ class _Steps:
 def _named(paths: list[Path]) -> dict[ClientId, Path]:
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
-        raise SteelyardError(f"{twice} is given twice: one model per client")
+        raise SteelyardError(f"--client {twice} is given twice: one model per client")
     names = [path.name.removesuffix(".safetensors") for path in paths]
     return {str(path) if names.count(name) > 1 else name: path for path, name in zip(paths, names, strict=True)}
 

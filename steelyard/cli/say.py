@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -30,6 +31,16 @@ console = Console()
 
 _WIDEST = 10_000
 
+# How the library names a cure, and what it is on the command line.
+_FLAGS = {
+    r"pass force=True": "use --force",
+    r"pass allow_partial=True": "use --allow-partial",
+    r"\(overwrite=True, --overwrite\)": "(--overwrite)",
+    r"\(out, --out\)": "(--out)",
+    r"pass metrics=\{('\w+'): \[\.\.\.\]\}": r"put \1 into a JSON file and name it with --metrics",
+    r"use another rule, or steelyard\.aggregate\(.*\)$": "use another --rule",
+}
+
 
 def escape(text: object) -> str:
     """Return a text as one line that shows as it is: without markup, control characters or line breaks."""
@@ -38,8 +49,16 @@ def escape(text: object) -> str:
 
 def fail(error: Exception | str, code: int = 2) -> NoReturn:
     """One line on standard error, and a code that says it failed."""
-    Console(stderr=True).print(f"[red]steelyard:[/] {escape(error)}", soft_wrap=True, highlight=False)
+    message = name_flags(str(error))
+    Console(stderr=True).print(f"[red]steelyard:[/] {escape(message)}", soft_wrap=True, highlight=False)
     raise typer.Exit(code)
+
+
+def name_flags(message: str) -> str:
+    """A message of the library with the flags of the command line in the place of Python's arguments."""
+    for pattern, flag in _FLAGS.items():
+        message = re.sub(pattern, flag, message)
+    return message
 
 
 def show(table: Table, console: Console) -> None:

@@ -67,3 +67,12 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     names = list(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     return f"unknown {kind} {name!r}: " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}")
+
+
+def shorten(value: object, length: int = 80) -> str:
+    """What `repr` says of a value, cut to a length; its type where `repr` cannot say it, as of numbers too long."""
+    try:
+        text = repr(value)
+    except Exception:  # whatever goes wrong in the `repr` of an object from elsewhere
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= length else text[: length - 3] + "..."

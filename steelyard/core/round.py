@@ -71,7 +71,7 @@ class Round:
     population_examples: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """What a round decided: weights and base by client id order of the store, state, report.
 
@@ -85,6 +85,11 @@ class Outcome:
     report: Report
     void: bool
     bounds: Bounds | None = None
+
+    def __repr__(self) -> str:
+        """One line; the attributes hold it all."""
+        left_out = f", {len(self.store.quarantined)} quarantined" if self.store.quarantined else ""
+        return f"Outcome({len(self.store.ids)} clients{left_out}, {'void' if self.void else 'weighed'})"
 
 
 def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:

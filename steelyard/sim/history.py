@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class History:
     """The records of a run, one dict per round, and the final model.
 
@@ -48,6 +48,17 @@ class History:
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def __repr__(self) -> str:
+        """A few lines: the last round, and where everything is; `records` holds it all."""
+        last = self.records[-1] if self.records else {}
+        measured = [f"{key}={last[key]:.4f}" for key in ("accuracy", "loss") if isinstance(last.get(key), float)]
+        lines = [f"History({self.name!r}, {len(self)} rounds{''.join(f', {text}' for text in measured)})"]
+        if self.path is not None:
+            lines.append(f"  path: {self.path}")
+        if self.params:
+            lines.append(f"  params: {len(self.params)} tensors")
+        return "\n".join(lines)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.records)

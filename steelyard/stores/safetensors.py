@@ -2,13 +2,13 @@
 
 Files are read with `pread` into buffers of the store's own: a memory map would count every page it touches as resident,
 and the point of this store is to merge more than memory holds. The header is parsed here, strictly (the format is eight
-bytes of length, that much JSON, then raw tensors); no other format is read, nothing is unpickled.
+bytes of length, that much JSON, then raw tensors); no other format is read, nothing is unpickled. Files come from
+strangers: headers and indices are read in pieces, and refused where the first piece does not fit.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import weakref
@@ -19,16 +19,25 @@ from typing import Any
 
 import torch
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.layout import DTYPES, Kind
 from steelyard.core.table import ClientId
+from steelyard.stores.json_stream import JsonStream, open_regular
 from steelyard.stores.slices import SliceStore
 
 INDEX = "model.safetensors.index.json"
-_MAX_HEADER = 100_000_000
+_MAX_HEADER = 32_000_000  # bytes of a header or an index
+_MAX_TENSORS = 100_000  # of one file
+_MAX_EMPTY = 1_000  # tensors without elements, which a file can list without end
+_MAX_METADATA = 8_000_000  # characters
+_MAX_KEYS = 2_000  # of the metadata
+_MAX_NAME = 1_000  # characters
+_MAX_DIMENSIONS = 64  # as in torch and numpy
+_MAX_SIZE = 1 << 62
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One tensor of a file: `offset` is its first byte."""
 
@@ -44,11 +53,16 @@ class Entry:
 
 
 class Checkpoint:
-    """A model on disk: one safetensors file, or a directory of shards with an index."""
+    """A model on disk: one safetensors file, or a directory of shards with an index.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    Args:
+        path: the file or directory.
+        max_tensors: refuse a model with more tensors than this as soon as they are met.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], max_tensors: int = _MAX_TENSORS) -> None:
         self.path = Path(path)
-        self.files, listed = _files(self.path)
+        self.files, listed = _files(self.path, max_tensors)
         self.metadata: dict[str, str] = {}
         self.entries: dict[str, Entry] = {}
         self._handles: list[int] = []
@@ -56,8 +70,8 @@ class Checkpoint:
             self, _close, self._handles
         )  # also at the interpreter's end, when `__del__` would come too late
         for number, file in enumerate(self.files):
-            self._handles.append(os.open(file, os.O_RDONLY))
-            entries, metadata = _header(file, self._handles[-1], number)
+            self._handles.append(open_regular(file))
+            entries, metadata = _read_header(file, self._handles[-1], number, max_tensors)
             twice = self.entries.keys() & entries.keys()
             if twice:
                 raise SteelyardError(f"{self.path}: {min(twice)!r} is in more than one shard")
@@ -121,12 +135,14 @@ class SafetensorsStore:
     ) -> SliceStore[Checkpoint]:
         """Opens the global checkpoint and every client's; those in `refused` are not looked at."""
         source = Checkpoint(base)
+        # A client with other tensors is refused by name; one with far more of them, before all are read.
+        max_tensors = 2 * len(source.entries) + 100
         quarantined = dict(refused or {})
         opened: dict[ClientId, Checkpoint] = {}
         for client in clients:
             if client not in quarantined:
                 try:
-                    opened[client] = Checkpoint(clients[client])
+                    opened[client] = Checkpoint(clients[client], max_tensors)
                 except (ValueError, OSError) as error:  # a SteelyardError is a ValueError
                     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                         raise SteelyardError(
@@ -141,77 +157,166 @@ def _close(handles: list[int]) -> None:
         os.close(handle)
 
 
-def _files(path: Path) -> tuple[list[Path], Mapping[str, str]]:
+def _files(path: Path, max_tensors: int) -> tuple[list[Path], Mapping[str, str]]:
     """The files of a model, and which shard holds which tensor, if there is an index that says so."""
     if not path.exists():
         raise SteelyardError(f"{path}: no such file or directory")
-    if path.is_file():
-        return _shards(path) if path.name.endswith(".json") else ([path], {})
+    if not path.is_dir():
+        return _read_index(path, max_tensors) if path.name.endswith(".json") else ([path], {})
     index = path / INDEX
     if index.exists():
-        return _shards(index)
+        return _read_index(index, max_tensors)
     files = sorted(path.glob("*.safetensors"))
-    if len(files) != 1:
-        raise SteelyardError(
-            f"{path}: expected one .safetensors file or {INDEX}, found {len(files)} files and no index"
-        )
-    return files, {}
+    if len(files) == 1:
+        return files, {}
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
+    if not files and pickles:
+        raise SteelyardError(f"{path}: {_describe_pickle(pickles[0])}")
+    raise SteelyardError(f"{path}: expected one .safetensors file or {INDEX}, found {len(files)} files and no index")
 
 
-def _shards(index: Path) -> tuple[list[Path], Mapping[str, str]]:
+def _describe_pickle(name: str) -> str:
+    return f"{name} is not a safetensors file, and pickled files are not read: convert it to .safetensors"
+
+
+def _read_index(index: Path, max_tensors: int) -> tuple[list[Path], Mapping[str, str]]:
+    """Reads the shards that an index lists, and which of them holds which tensor."""
+    shard_of: dict[str, str] = {}
+    handle = open_regular(index)
     try:
-        listed = dict(json.loads(index.read_bytes())["weight_map"])
-        names = sorted(set(listed.values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        # "weight_map" is the only member that matters; the others are small.
+        size = os.fstat(handle).st_size
+        if size > _MAX_HEADER:
+            raise ValueError(f"{size} bytes, more than {_MAX_HEADER}")
+        stream = JsonStream(handle, 0, size)
+        has_map = False
+        for key in stream.read_members():
+            if key == "weight_map":
+                has_map = True
+                for name in stream.read_members():
+                    shard_of[name] = stream.read_value()
+                    if len(shard_of) > max_tensors or len(name) > _MAX_NAME:
+                        raise ValueError("too many or too long names")
+                    _check_shard_name(index, shard_of[name])
+            else:
+                stream.skip_value()
+        stream.finish()
+        if not has_map:
+            raise ValueError("it has no weight_map")
+    except SteelyardError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise SteelyardError(f"{index}: not an index of shards ({error})") from None
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise SteelyardError(f"{index}: shard {name!r} is not a plain file name")
-    return [index.parent / name for name in names], listed
+    finally:
+        os.close(handle)
+    return [index.parent / name for name in sorted(set(shard_of.values()))], shard_of
 
 
-def _header(file: Path, handle: int, number: int) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The table of contents, checked: known dtypes, sizes that fit shapes, tensors that fill the file exactly."""
+def read_shard_names(index: Path) -> set[str]:
+    """The names of the files that an index of shards lists."""
+    return {file.name for file in _read_index(index, _MAX_TENSORS)[0]}
+
+
+def _check_shard_name(index: Path, name: object) -> None:
+    """Refuses a shard that is not a file beside its index."""
+    if not isinstance(name, str) or Path(name).name != name or len(name) > 255:
+        raise SteelyardError(f"{index}: shard {shorten(name)} is not a plain file name")
+
+
+def _read_header(file: Path, handle: int, number: int, max_tensors: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Reads a file's table of contents and checks it.
+
+    Args:
+        file: for messages.
+        handle: the open file.
+        number: position of the file among the model's.
+        max_tensors: refuse the file at the first tensor beyond.
+
+    Returns:
+        The tensors by name, all of known dtypes, that fill the file exactly; and the metadata.
+    """
+    # The length of the header.
     total = os.fstat(handle).st_size
     length = int.from_bytes(os.pread(handle, 8, 0), "little") if total >= 8 else -1
     if not 2 <= length <= min(_MAX_HEADER, total - 8):
+        if file.suffix in _PICKLES:
+            raise SteelyardError(f"{file}: {_describe_pickle(file.name)}")
         raise SteelyardError(f"{file}: not a safetensors file (header of {length} bytes in a file of {total})")
+
+    # Its entries, one at a time.
+    entries: dict[str, Entry] = {}
+    spans: list[tuple[int, int]] = []
+    metadata: dict[str, str] = {}
+    num_empty = 0
+    stream = JsonStream(handle, 8, 8 + length)
     try:
-        header = json.loads(os.pread(handle, length, 8), object_pairs_hook=_no_duplicates)
+        for name in stream.read_members():
+            if name == "__metadata__":
+                metadata = _read_metadata(stream)
+                continue
+            entry, begin, end = _check_entry(file, name, stream.read_value(), number, 8 + length)
+            entries[name] = entry
+            spans.append((begin, end))
+            num_empty += begin == end
+            if len(entries) > max_tensors or num_empty > _MAX_EMPTY or end > total - 8 - length:
+                break
+        else:
+            stream.finish()
+    except SteelyardError:
+        raise
     except (ValueError, RecursionError) as error:
         raise SteelyardError(f"{file}: header is not valid JSON ({error})") from None
-    if not isinstance(header, dict):
-        raise SteelyardError(f"{file}: header is not a JSON object")
-    metadata = header.pop("__metadata__", {})
-    entries: dict[str, Entry] = {}
-    spans = []
-    for name, item in header.items():
-        entry, begin, end = _entry(file, name, item, number, 8 + length)
-        entries[name] = entry
-        spans.append((begin, end))
-    at = 0
+
+    # What they say together.
+    if len(entries) > max_tensors:
+        raise SteelyardError(f"{file}: holds more than the {max_tensors} tensors that are expected at most")
+    if num_empty > _MAX_EMPTY:
+        raise SteelyardError(f"{file}: holds more than {_MAX_EMPTY} tensors without elements")
+    position = 0
     for begin, end in sorted(spans):
-        if begin != at:
-            raise SteelyardError(f"{file}: tensors overlap or leave a hole at byte {at}")
-        at = end
-    if at != total - 8 - length:
-        raise SteelyardError(f"{file}: holds {total - 8 - length} bytes of tensors, its header says {at}: truncated?")
-    return entries, {str(key): str(value) for key, value in metadata.items()} if isinstance(metadata, dict) else {}
+        if begin != position:
+            raise SteelyardError(f"{file}: tensors overlap or leave a hole at byte {position}")
+        position = end
+    if position != total - 8 - length:
+        raise SteelyardError(
+            f"{file}: holds {total - 8 - length} bytes of tensors, its header says {position}: truncated?"
+        )
+    return entries, metadata
 
 
-def _entry(file: Path, name: str, item: Any, number: int, data: int) -> tuple[Entry, int, int]:
+def _read_metadata(stream: JsonStream) -> dict[str, str]:
+    """Reads texts by name, of bounded length together."""
+    metadata: dict[str, str] = {}
+    num_characters = 0
+    for key in stream.read_members():
+        value = stream.read_value()
+        metadata[key] = value if isinstance(value, str) else str(value)
+        num_characters += len(key) + len(metadata[key])
+        if num_characters > _MAX_METADATA or len(metadata) > _MAX_KEYS:
+            raise ValueError(f"more than {_MAX_METADATA} characters or {_MAX_KEYS} keys of metadata")
+    return metadata
+
+
+def _check_entry(file: Path, name: str, item: Any, number: int, data: int) -> tuple[Entry, int, int]:
+    """Checks what a header says of one tensor; returns it, and its first and last byte among the tensors'."""
+    if len(name) > _MAX_NAME:
+        raise SteelyardError(f"{file}: {shorten(name)} has more than {_MAX_NAME} characters")
     try:
-        dtype, shape, (begin, end) = DTYPES[item["dtype"]], tuple(item["shape"]), item["data_offsets"]
+        dtype = DTYPES[item["dtype"]]
+        shape = tuple(item["shape"])
+        begin, end = item["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise SteelyardError(f"{file}: {name!r} has an unknown dtype or a malformed entry") from None
-    whole = all(type(n) is int and 0 <= n < 1 << 62 for n in (*shape, begin, end))
-    if not whole or end - begin != math.prod(shape) * dtype.itemsize:
-        raise SteelyardError(f"{file}: {name!r} has {shape=} that does not fit its bytes {begin}:{end}")
+        raise SteelyardError(f"{file}: {shorten(name)} has an unknown dtype or a malformed entry") from None
+    if len(shape) > _MAX_DIMENSIONS:
+        raise SteelyardError(f"{file}: {shorten(name)} has {len(shape)} dimensions, more than {_MAX_DIMENSIONS}")
+    numbers_fit = all(type(n) is int and 0 <= n < _MAX_SIZE for n in (*shape, begin, end))
+    if (
+        not numbers_fit
+        or math.prod(max(n, 1) for n in shape) * dtype.itemsize >= _MAX_SIZE
+        or end - begin != math.prod(shape) * dtype.itemsize
+    ):
+        raise SteelyardError(
+            f"{file}: {shorten(name)} has shape={shorten(shape)} that does not fit its bytes "
+            f"{shorten(begin)}:{shorten(end)}"
+        )
     return Entry(number, data + begin, dtype, shape), begin, end
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("duplicate keys")
-    return made
