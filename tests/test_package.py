@@ -74,3 +74,13 @@ def test_files_left_open_are_closed_in_silence(tmp_path):
     script = "import sys; from steelyard.stores.safetensors import Checkpoint; kept = Checkpoint(sys.argv[1])"
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "a.safetensors"], capture_output=True, check=True)
     assert done.stderr == b""
+
+
+def test_nothing_is_asked_of_the_network_at_import():
+    script = (
+        "import sys; sys.addaudithook(lambda event, args: event in "
+        "('socket.connect', 'socket.bind', 'socket.getaddrinfo', 'socket.sendto') and sys.exit(event)); "
+        "import steelyard, steelyard.public, steelyard.cli.app; steelyard.aggregate"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
