@@ -107,3 +107,13 @@ def test_constraints_pin_what_those_requirements_need():
             if need.marker is None or need.marker.evaluate({"extra": ""}):
                 unpinned |= {canonicalize_name(need.name)} - pins.keys()
     assert unpinned <= {"pip"}
+
+
+def test_nothing_is_asked_of_the_network_at_import():
+    script = (
+        "import sys; sys.addaudithook(lambda event, args: event in "
+        "('socket.connect', 'socket.bind', 'socket.getaddrinfo', 'socket.sendto') and sys.exit(event)); "
+        "import steelyard, steelyard.public, steelyard.cli.app; steelyard.aggregate"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Entry, Registry
 
 _WORD = r'[^|():,=\[\]\s"]+'
@@ -37,13 +37,13 @@ class _Parser:
         while at < len(text.rstrip()):
             match = _TOKEN.match(text, at)
             if match is None:
-                raise self.error(f"cannot read {text[at:]!r}")
+                raise self.error(f"cannot read {shorten(text[at:])}")
             self.tokens.append(match.group(1))
             at = match.end()
         self.at = 0
 
     def error(self, message: str) -> SteelyardError:
-        return SteelyardError(f"{self.registry.kind} {self.text!r}: {message}")
+        return SteelyardError(f"{self.registry.kind} {shorten(self.text, 200)}: {message}")
 
     def peek(self, ahead: int = 0) -> str:
         return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else ""

@@ -12,13 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steelyard.algorithm import Algorithm
 from steelyard.client.local import Local
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.text import parse
 from steelyard.data import PARTITIONS, SOURCES
 from steelyard.data.proxy import Proxy
 from steelyard.models import MODELS
 from steelyard.sim.monitor import check_target
 from steelyard.sim.participation import Participation
+
+_MAX_DEPTH = 20
+_TOO_LARGE = 1 << 63
 
 
 class _Section(BaseModel):
@@ -182,8 +185,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SteelyardError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SteelyardError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SteelyardError(f"{path}: not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # malformed, a number of too many digits, or nested too deeply
+        raise SteelyardError(f"{path}: not TOML that can be read: {error}") from None
 
 
 def validated(raw: Mapping[str, Any], source: str) -> Config:
@@ -192,6 +195,8 @@ def validated(raw: Mapping[str, Any], source: str) -> Config:
         config = Config.model_validate(_tuples(raw))
     except ValidationError as error:
         raise SteelyardError(f"{source}: {_sentence(error)}") from None
+    except SteelyardError as error:
+        raise SteelyardError(f"{source}: {error}") from None
     try:
         config.check()
     except SteelyardError as error:
@@ -204,24 +209,38 @@ def put(raw: dict[str, Any], setting: str) -> None:
     key, separator, text = setting.partition("=")
     names = key.strip().split(".")
     if not separator or not all(names):
-        raise SteelyardError(f"--set {setting!r}: write key=value, e.g. --set rounds=50 --set data.name=mnist")
+        raise SteelyardError(f"--set {shorten(setting)}: write key=value, e.g. --set rounds=50 --set data.name=mnist")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = None if text.strip() == "none" else text.strip()
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or nested too deeply
+        raise SteelyardError(f"--set {shorten(setting)}: {error}") from None
     place = raw
     for name in names[:-1]:
         place = place.setdefault(name, {})
         if not isinstance(place, dict):
-            raise SteelyardError(f"--set {setting!r}: {name!r} is a value, not a section")
+            raise SteelyardError(f"--set {shorten(setting)}: {name!r} is a value, not a section")
     place[names[-1]] = value
 
 
-def _tuples(value: Any) -> Any:
-    """Lists as tuples, which strict validation asks for, and whole numbers left alone."""
+def _tuples(value: Any, place: str = "", depth: int = 0) -> Any:
+    """Lists as tuples, which strict validation asks for; refuses what no key can be.
+
+    Args:
+        value: plain data.
+        place: the key that holds it, for messages.
+        depth: how many sections and lists it is in.
+    """
+    if depth > _MAX_DEPTH:
+        raise SteelyardError(f"{place}: more than {_MAX_DEPTH} sections or lists inside one another")
     if isinstance(value, Mapping):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+        return {key: _tuples(item, f"{place}.{key}".lstrip("."), depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_tuples(item, place, depth + 1) for item in value)
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        raise SteelyardError(f"{place} = {shorten(value)}: use a number below 2^63")
+    return value
 
 
 def _sentence(error: ValidationError) -> str:
@@ -237,7 +256,7 @@ def _sentence(error: ValidationError) -> str:
             if first["loc"][-1] in _names((section,))
         ]
         return f"unknown key {place!r}: {f'did you mean {elsewhere[0]!r}?' if elsewhere else hint}"
-    return f"{place} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    return f"{place} = {shorten(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
 def _names(place: Sequence[Any]) -> list[str]:
