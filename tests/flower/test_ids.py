@@ -87,6 +87,7 @@ def test_bindings_survive_a_resume(tmp_path):
     claims = {(number, 4): 0 for number in (2, 3)}
     _, log = run(tmp_path, Claims(claims, first=2), resume=True)
     assert [set(record["weights"]) for record in log] == [set("01234"), set("0123"), set("0123")]
+    assert [list(record["quarantined"]) for record in log] == [[], ["0 (node 972)"], ["0 (node 972)"]]
 
 
 def test_after_a_resume_nodes_may_have_other_numbers(tmp_path):
