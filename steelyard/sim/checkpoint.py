@@ -128,6 +128,8 @@ class Checkpoints:
             raise CheckpointError(f"{final}: is in the way and is not a link to a checkpoint: move it away")
         if written_by_us(hidden):
             hidden.unlink()
+        if final.is_dir() and not final.is_symlink():
+            shutil.rmtree(final)  # a copied run has a directory in place of the link
         hidden.symlink_to(name)
         os.replace(hidden, final)
 

@@ -97,7 +97,9 @@ def written_by_us(path: Path) -> bool:
     if path.is_symlink():
         is_link = path.name in LINKS or path.name in {f".{link}.new" for link in LINKS}
         return is_link and NAMES.fullmatch(os.readlink(path)) is not None
-    if not path.is_dir() or not (NAMES.fullmatch(path.name) or _OTHERS.fullmatch(path.name)):
+    is_name = NAMES.fullmatch(path.name) or _OTHERS.fullmatch(path.name)
+    is_copied_link = path.name in LINKS  # tools that copy directories may follow links
+    if not path.is_dir() or not (is_name or is_copied_link):
         return False
     return all(_FILES.fullmatch(entry.name) and entry.is_file() for entry in path.iterdir())
 

@@ -212,3 +212,11 @@ def test_a_configuration_of_somebody_else_is_not_resumed(tmp_path):
     put(tmp_path, "config.json", json.dumps({"resolved": {"algorithm": "adam"}}))
     with pytest.raises(SteelyardError, match="not the configuration of a run"):
         simulate(rounds=1, out=tmp_path, resume=True)
+
+
+def test_a_run_copied_without_its_links_resumes(tmp_path):
+    simulate(rounds=2, executor="serial", out=tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")  # follows links
+    assert not (tmp_path / "copy" / "checkpoints" / "last").is_symlink()
+    simulate(rounds=3, executor="serial", out=tmp_path / "copy", resume=True)
+    assert (tmp_path / "copy" / "checkpoints" / "last").resolve().name == "round-000003"
