@@ -5,8 +5,8 @@ seeds, so differences are taken seed by seed. Each table shows the mean test acc
 ten rounds, and how many points an algorithm is above or below FedAvg, with a 95 % confidence
 interval. Run directories go to out/demo/runs, one interactive page per setting to out/demo.
 
-`python examples/demo.py --seeds 10` runs ten seeds instead of three, for narrower intervals:
-these are the tables of docs/demo.md.
+`python examples/demo.py --seeds 10 --markdown` runs ten seeds instead of three, for narrower
+intervals: these are the tables of docs/demo.md.
 """
 
 import argparse
@@ -124,38 +124,56 @@ def format_rounds(by_seed):
     return f"{mean(reached):.0f}" + (f" ({missing} of {len(by_seed)} seeds never)" if missing else "")
 
 
-def build_table(setting, histories):
-    """Builds the comparison of one setting."""
+def build_rows(setting, histories):
+    """Builds the comparison of one setting: a header and a row of text per algorithm."""
     accuracy, rounds = measure_runs(histories, setting)
-    seeds = len(accuracy["FedAvg"])
-    table = Table(title=f"{setting.title}; {setting.rounds} rounds, {seeds} seeds", title_justify="left")
-    table.add_column("algorithm")
-    table.add_column("last 10 rounds", justify="right")
-    table.add_column("against FedAvg", justify="right")
-    table.add_column(f"rounds to {setting.target:.0%}", justify="right")
+    rows = [("algorithm", "last 10 rounds", "against FedAvg", f"rounds to {setting.target:.0%}")]
     for name in ALGORITHMS:
+        last = f"{mean(list(accuracy[name].values())):.1f} %"
         points = "" if name == "FedAvg" else format_difference(name, accuracy)
-        table.add_row(
-            name,
-            f"{mean(list(accuracy[name].values())):.1f} %",
-            points,
-            format_rounds(rounds[name]),
-        )
-    return table
+        rows.append((name, last, points, format_rounds(rounds[name])))
+    return rows
+
+
+def print_rows(rows, title, console):
+    """Prints a comparison as a table on the screen."""
+    table = Table(title=title, title_justify="left")
+    table.add_column(rows[0][0])
+    for column in rows[0][1:]:
+        table.add_column(column, justify="right")
+    for row in rows[1:]:
+        table.add_row(*row)
+    console.print(table)
+
+
+def print_markdown(rows, title):
+    """Prints a comparison as a table in Markdown."""
+    print(f"**{title}**\n")
+    for number, row in enumerate(rows):
+        print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+        if number == 0:
+            print("|---" + "|---:" * (len(row) - 1) + "|")
+    print()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 0 on (default: 3)")
+    parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
     arguments = parser.parse_args()
-    console = Console()
+    console = Console(stderr=arguments.markdown)
     began = time.monotonic()
     shutil.rmtree(OUT / "runs", ignore_errors=True)
     for setting in SETTINGS:
         histories = run_setting(setting, arguments.seeds, console)
         page = OUT / f"{setting.name}.html"
         write(gather([OUT / "runs" / setting.name], target=setting.target, out=page), page)
-        console.print(build_table(setting, histories))
+        rows = build_rows(setting, histories)
+        title = f"{setting.title}; {setting.rounds} rounds, {arguments.seeds} seeds"
+        if arguments.markdown:
+            print_markdown(rows, title)
+        else:
+            print_rows(rows, title, console)
         console.print(setting.remark, highlight=False)
         console.print(f"Interactive page: {page}\n", highlight=False)
     console.print(f"{time.monotonic() - began:.0f} s. Runs: {OUT / 'runs'}", highlight=False)
