@@ -65,8 +65,17 @@ class NonFiniteLoss(SteelyardError):
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """A sentence on a name nobody has heard of: the nearest one, else all."""
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    return f"unknown {kind} {name!r}: " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}")
+    near = nearest_name(str(name), names)
+    return f"unknown {kind} {name!r}: " + (f"did you mean {near!r}?" if near else f"known: {', '.join(names)}")
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that somebody may have meant: one with the same letters, else the most similar one."""
+    names = list(known)
+    for candidate in names:
+        if sorted(candidate) == sorted(name):
+            return candidate
+    return next(iter(difflib.get_close_matches(name, names, n=1)), None)
 
 
 def shorten(value: object, length: int = 80) -> str:

@@ -10,12 +10,11 @@ value   number, true, false, none, text, "text" that would read as something els
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-from steelyard.core.errors import SteelyardError, shorten
+from steelyard.core.errors import SteelyardError, nearest_name, shorten
 from steelyard.core.registry import Entry, Registry
 
 _WORD = r'[^|():,=\[\]\s"]+'
@@ -112,8 +111,8 @@ class _Parser:
         bare = bool(entry.options) and not options and self.peek(1) != "=" and self.peek() not in entry.options
         name = next(iter(entry.options), "") if bare else self.take()
         if name not in entry.options:
-            near = difflib.get_close_matches(name, entry.options, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(entry.options) or 'none'}"
+            near = nearest_name(name, entry.options)
+            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(entry.options) or 'none'}"
             raise self.error(f"{entry.name} has no option {name!r}: {hint}")
         if name in options:
             raise self.error(f"option {name!r} of {entry.name} is given twice")

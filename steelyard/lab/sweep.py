@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import hashlib
 import itertools
 from collections import Counter
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, nearest_name
 from steelyard.lab.jobs import Job, flat
 from steelyard.lab.runs import is_bare, of_algorithm, text
 from steelyard.sim.config import Config, read_toml, validated
@@ -106,8 +105,8 @@ def _check(raw: Mapping[str, Any], source: str) -> None:
         if key not in _KEYS:
             if key in Config.model_fields:
                 raise SteelyardError(f"{source}: unknown key {key!r}: keys of a run go below [base]")
-            near = difflib.get_close_matches(key, _KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_KEYS)}"
+            near = nearest_name(key, _KEYS)
+            hint = f"did you mean {near!r}?" if near else f"known: {', '.join(_KEYS)}"
             raise SteelyardError(f"{source}: unknown key {key!r}: {hint}")
     kinds: dict[str, tuple[type, str]] = {
         "name": (str, "text"),

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.state import save_state, sync
-from steelyard.sim.place import Place, is_present, place_of
+from steelyard.sim.place import HeldDirectory, is_present
 from steelyard.sim.snapshot import (
     LINKS,
     MANIFEST,
@@ -55,18 +55,24 @@ class Checkpoints:
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         self.path, self.keep = path, keep
-        self.place: Place | None = None  # of the directory, once it is in use
+        self.held: HeldDirectory | None = None  # the directory, once it is in use
 
     def open(self) -> None:
         """Creates the directory, or checks that it is still the one that was used before."""
-        if self.place is None:
+        if self.held is None:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.place = place_of(self.path)
-        elif place_of(self.path) != self.place:
+            self.held = HeldDirectory(self.path)
+        elif not self.held.is_in_place():
             raise CheckpointError(
                 f"{self.path}: the directory was removed or replaced during the run: the run stops, and rounds since "
                 "its last checkpoint are lost. Bring the directory back and resume, or start afresh"
             )
+
+    def close(self) -> None:
+        """Release the directory."""
+        if self.held is not None:
+            self.held.close()
+            self.held = None
 
     def save(self, snapshot: Snapshot, log: int | None = None) -> None:
         """Writes a checkpoint, points a link to it and removes those nobody needs; syncs the handle `log` first."""

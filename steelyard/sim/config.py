@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steelyard.algorithm import Algorithm
 from steelyard.client.local import Local
-from steelyard.core.errors import SteelyardError, shorten
+from steelyard.core.errors import SteelyardError, nearest_name, shorten
 from steelyard.core.text import parse
 from steelyard.data import PARTITIONS, SOURCES
 from steelyard.data.proxy import Proxy
@@ -248,8 +247,8 @@ def _sentence(error: ValidationError) -> str:
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         known = _names(first["loc"][:-1])
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        near = nearest_name(str(first["loc"][-1]), known)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
         elsewhere = [
             f"{section}.{first['loc'][-1]}"
             for section in ("data", "local", "participation", "proxy")

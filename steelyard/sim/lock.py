@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steelyard.core.errors import SteelyardError
-from steelyard.sim.place import place_of
+from steelyard.sim.place import lead_to_same
 
 LOCK = "lock"
 _OWNER = re.compile(rb"(pid \d+ on [^\n]*\n?)?")  # what we write into the file
@@ -71,7 +71,7 @@ def lock(path: Path, what: str) -> int:
         raise SteelyardError(
             f"{path}: this {what} is in use by {owner}: wait for it, or choose another directory (out, --out)"
         ) from None
-    if place_of(path / LOCK) != place_of(handle):  # its last owner removed it just now
+    if not lead_to_same(path / LOCK, handle):  # its last owner removed it just now
         close_private(handle)
         return lock(path, what)
     os.ftruncate(handle, 0)
@@ -96,7 +96,7 @@ def _check_lock_file(path: Path, what: str) -> None:
 
 def remove_lock(path: Path, handle: int) -> None:
     """Removes the lock file of a directory that was not used, if it is still the one that was locked."""
-    if place_of(path / LOCK) == place_of(handle):
+    if lead_to_same(path / LOCK, handle):
         (path / LOCK).unlink()
 
 

@@ -5,18 +5,39 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-Place = tuple[int, int]
+
+class HeldDirectory:
+    """A directory that is held open, so that one that takes its place can be told from it.
+
+    While a directory is open, the file system gives its inode number to no other.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def is_in_place(self) -> bool:
+        """Return whether the path still leads to this directory."""
+        return self._handle is not None and lead_to_same(self.path, self._handle)
+
+    def close(self) -> None:
+        """Release the directory."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        self.close()
 
 
-def place_of(path: Path | int) -> Place | None:
-    """Device and inode of what a path leads to, or of an open file; None if there is nothing."""
+def lead_to_same(path: Path, handle: int) -> bool:
+    """Return whether a path leads to an open file or directory."""
     try:
-        found = os.stat(path)
+        return os.path.samestat(os.stat(path), os.fstat(handle))
     except OSError:
-        return None
-    return found.st_dev, found.st_ino
+        return False
 
 
 def is_present(path: Path) -> bool:
-    """Whether something has this name, if only a link that leads nowhere."""
+    """Return whether something has this name, if only a link that leads nowhere."""
     return os.path.lexists(path)

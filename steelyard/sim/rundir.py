@@ -21,7 +21,7 @@ from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.checkpoint import Checkpoints
 from steelyard.sim.lock import LOCK, close_private, lock, open_private, remove_lock
-from steelyard.sim.place import is_present, place_of
+from steelyard.sim.place import HeldDirectory, is_present, lead_to_same
 from steelyard.sim.runfiles import (
     CLIENTS,
     COHORTS,
@@ -63,7 +63,7 @@ class RunDirectory:
         self.is_new = not path.exists()
         self.had_lock = (path / LOCK).exists()
         self.lock = lock(path, "run")
-        self.place = place_of(path)
+        self.held = HeldDirectory(path)
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
         self.has_begun = False
         self.log: int | None = None
@@ -132,12 +132,12 @@ class RunDirectory:
 
     def check(self) -> None:
         """Raises an error if the directory or its log was removed or replaced since it was opened."""
-        if place_of(self.path) != self.place:
+        if not self.held.is_in_place():
             raise SteelyardError(
                 f"{self.path}: the run directory was removed or replaced during the run: the run stops, and what it "
                 "did since its last checkpoint is lost. Bring the directory back and resume, or start afresh"
             )
-        if self.log is not None and place_of(self.path / ROUNDS) != place_of(self.log):
+        if self.log is not None and not lead_to_same(self.path / ROUNDS, self.log):
             raise SteelyardError(
                 f"{self.path / ROUNDS}: the log was removed or replaced during the run: the run stops. Bring the file "
                 "back and resume, or start afresh (overwrite=True, --overwrite)"
@@ -200,12 +200,14 @@ class RunDirectory:
             close_private(self.log)
             self.log = None
         # Leave a directory in which no run began as it was before.
-        if place_of(self.path) == self.place and not is_file_of_run(self.path, CONFIG):
+        if self.held.is_in_place() and not is_file_of_run(self.path, CONFIG):
             with contextlib.suppress(OSError):
                 if self.is_new or not self.had_lock:
                     remove_lock(self.path, self.lock)
                 if self.is_new:
                     self.path.rmdir()
+        self.held.close()
+        self.checkpoints.close()
         close_private(self.lock)
 
     def __enter__(self) -> RunDirectory:

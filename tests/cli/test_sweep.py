@@ -108,10 +108,10 @@ def test_a_place_that_cannot_be_written_to_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     code, output = call("sweep", tmp_path / "s.toml", "--out", tmp_path / "file" / "out")
     assert code == 2
-    assert output.endswith("cannot be a sweep directory: Not a directory: choose another directory (out, --out)")
+    assert output.endswith("cannot be a sweep directory: Not a directory: choose another directory (--out)")
     code, output = call("reproduce", "fedadp-table1", "--out", tmp_path / "file" / "out")
     assert code == 2
-    assert output.endswith("cannot be a reproduction directory: Not a directory: choose another directory (out, --out)")
+    assert output.endswith("cannot be a reproduction directory: Not a directory: choose another directory (--out)")
 
 
 def test_a_failed_run_is_named_and_is_the_exit_code(tmp_path, monkeypatch):

@@ -13,7 +13,9 @@ def federation():
     return steelyard.Federation.partitioned(train, test, "dirichlet:alpha=0.3", 8, 0)
 
 
-@pytest.mark.parametrize("rule", ["fedawa:preset=official", "guard(fedawa:preset=official):metric_cap=1e9"])
+@pytest.mark.parametrize(
+    "rule", ["fedawa:preset=official", "guard(fedawa:preset=official):metric_cap=1e9,size_cap=1e9"]
+)
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_fedawa_official_starts_from_shares_of_all_clients_examples(rule, share):
     """Its first logits are n_k over the population's examples, as in the authors' code, whoever is sampled."""
