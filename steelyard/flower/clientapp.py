@@ -21,12 +21,12 @@ from steelyard.client.losses import check_targets
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.data import Dataset, Federation, load
+from steelyard.data.convert import is_empty
 from steelyard.flower.courier import TOLD, array_name
 from steelyard.flower.inbox import OURS
 from steelyard.flower.keeping import recall, remember
 from steelyard.flower.records import to_record, to_state_dict
 from steelyard.metrics import MEANING
-from steelyard.sim.evaluation import can_count_right
 from steelyard.sim.executors import one_thread
 from steelyard.sim.group import train_group
 from steelyard.sim.work import Seat, Work
@@ -148,8 +148,10 @@ def _compute_metrics(
 
 
 def _data(data_fn: DataFn, context: Context, want: Asked) -> Dataset:
-    """Return the client's data; an error names the client."""
+    """Return the client's data; an error, which the server logs as this client's, names the client."""
     data = data_fn(context)
+    if is_empty(data):
+        raise SteelyardError(f"client {_name(want, context)!r} has no data: data_fn returned an empty data set")
     try:
         return Dataset.of(data, "data")
     except SteelyardError as error:
@@ -223,10 +225,9 @@ class _Job:
         self._take(received)
         buffers, count = self.buffers, int(self.work.sizes[0])
         self.work.model.load(buffers.theta, buffers.stats, buffers.counts)
-        loss, accuracy = self.work.measured(0) if count else (0.0, 0.0)
+        loss, accuracy = self.work.measured(0)
         measured: dict[str, Any] = {"loss": loss, self.want.examples_key: count}
-        has_accuracy = not math.isnan(accuracy) if count else can_count_right(None, self.data.targets)
-        return measured | {"accuracy": accuracy} if has_accuracy else measured
+        return measured if math.isnan(accuracy) else measured | {"accuracy": accuracy}
 
     def _take(self, received: ArrayRecord) -> None:
         buffers, work = self.buffers, self.work

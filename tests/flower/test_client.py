@@ -36,15 +36,6 @@ def test_scaffold_keeps_its_control_at_the_client():
     assert all("scaffold.control" in record for record in kept)
 
 
-def test_a_client_without_data_is_left_out(tmp_path):
-    parts = runs.data()
-    parts[3] = (parts[3][0][:0], parts[3][1][:0])
-    grid = LocalGrid(runs.app(parts=parts), runs.COUNT)
-    runs.start(runs.strategy("fedavg", out=tmp_path), grid, rounds=1)
-    record = read_log(tmp_path)[0]
-    assert set(record["weights"]) == {"0", "1", "2", "4"}
-
-
 class Empty(torch.utils.data.Dataset):
     def __len__(self):
         return 0
@@ -53,21 +44,20 @@ class Empty(torch.utils.data.Dataset):
         raise IndexError
 
 
-def test_an_empty_data_set_without_a_shape_is_the_clients_own_failure(tmp_path):
+@pytest.mark.parametrize("kind", ["tensors", "torch"])
+def test_a_client_without_data_is_left_out_and_named(kind, tmp_path):
     parts = runs.data()
-    parts[3] = Empty()
+    parts[3] = Empty() if kind == "torch" else (parts[3][0][:0], parts[3][1][:0])
     grid = LocalGrid(runs.app(parts=parts), runs.COUNT)
     runs.start(runs.strategy("fedavg", out=tmp_path), grid, rounds=1)
     record = read_log(tmp_path)[0]
     assert set(record["weights"]) == {"0", "1", "2", "4"}
-    assert "client 3: the torch data set is empty" in str(record["failed"])
+    assert len(record["failed"]) == 1
+    assert "client 3 has no data: data_fn returned an empty data set" in str(record["failed"])
 
 
-@pytest.mark.parametrize("empty", [False, True])
-def test_a_regression_has_a_loss_and_no_accuracy(empty):
+def test_a_regression_has_a_loss_and_no_accuracy():
     parts = {c: (inputs, inputs.sum(dim=1, keepdim=True)) for c, (inputs, _) in runs.data().items()}
-    if empty:
-        parts[3] = (parts[3][0][:0], parts[3][1][:0])
     seen = []
 
     def change(number, reply):
@@ -77,8 +67,7 @@ def test_a_regression_has_a_loss_and_no_accuracy(empty):
     app = client(lambda context: torch.nn.Linear(5, 1), lambda c: parts[c.node_config["partition-id"]], loss="mse")
     made = runs.strategy("fedavg", fraction_evaluate=1.0, min_evaluate_nodes=runs.COUNT, monitor="loss")
     initial = to_record(torch.nn.Linear(5, 1).state_dict())
-    grid = LocalGrid(app, runs.COUNT, change=change)
-    result = made.start(grid, initial, num_rounds=1, timeout=30)
+    result = made.start(LocalGrid(app, runs.COUNT, change=change), initial, num_rounds=1, timeout=30)
     evaluated = [metrics for metrics in seen if "loss" in metrics]
     assert len(evaluated) == runs.COUNT
     assert all(set(metrics) == {"loss", "num-examples"} for metrics in evaluated)
