@@ -1,7 +1,11 @@
 """Checks that take minutes: `make test-slow`."""
 
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +76,32 @@ def test_thousands_of_rounds_do_not_grow_state_or_memory():
         base, state = out.params, out.state
         sizes.append(len(str(state)))
     assert max(sizes) < 1.1 * sizes[200]
+
+
+def test_two_builds_of_the_wheel_are_the_same_bytes(tmp_path):
+    if find_spec("pip") is None or find_spec("setuptools") is None:
+        pytest.skip("needs pip and setuptools")
+    root = Path(steelyard.__file__).parents[1]
+    if not (root / "pyproject.toml").is_file():
+        pytest.skip("needs the source tree")
+    wheels = []
+    for name, age in (("first", 10**6), ("second", 10**8)):
+        # A copy without compiled files, of another age.
+        tree = tmp_path / name
+        tree.mkdir()
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(root / "steelyard", tree / "steelyard", ignore=ignored, copy_function=shutil.copy)
+        for file in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(root / file, tree / file)
+        for path in tree.rglob("*"):
+            os.utime(path, (1.7e9 - age, 1.7e9 - age))
+        # Build it without the network.
+        out = tmp_path / f"{name}-out"
+        options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(out)]
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+        command = [sys.executable, "-m", "pip", "wheel", *options, str(tree)]
+        subprocess.run(command, env=environment, check=True, cwd=tmp_path)
+        wheels += out.glob("*.whl")
+    first, second = wheels
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()

@@ -17,11 +17,12 @@ from steelyard.cli.rules import explain, rules
 from steelyard.cli.run import resume, run
 from steelyard.cli.say import console
 from steelyard.cli.sweep import sweep
-from steelyard.cli.taught import Taught
+from steelyard.cli.taught import Commands, Taught
 from steelyard.cli.watch import watch
 
 app = typer.Typer(
     name="steelyard",
+    cls=Commands,
     help="Adaptive aggregation for federated learning: weigh client models by more than their size.",
     no_args_is_help=True,
     rich_markup_mode="rich",

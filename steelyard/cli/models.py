@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
 import typer
-from torch import nn
 
 from steelyard.cli.listing import Json, about, print_rows
 from steelyard.cli.say import fail
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Entry
-from steelyard.models import MODELS
+from steelyard.models import MODELS, count_parameters
 
 app = typer.Typer(help="Models: networks by name.", no_args_is_help=True)
 
@@ -34,7 +32,9 @@ def listed(
     try:
         sample = _shape(shape)
         if classes < 1:
-            raise SteelyardError(f"--classes {classes}: use at least 1")
+            raise SteelyardError(f"--classes {shorten(classes)}: use at least 1")
+        if classes > 10**9:
+            raise SteelyardError(f"--classes {shorten(classes)}: use at most 10^9")
     except SteelyardError as error:
         fail(error)
     rows = [{**about(entry), "parameters": _parameters(entry, sample, classes)} for entry in MODELS]
@@ -42,17 +42,15 @@ def listed(
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    parts = text.replace("x", ",").split(",")
-    if not all(part.strip().isdecimal() and int(part) for part in parts):
-        raise SteelyardError(f"--shape {text!r}: write whole numbers, e.g. 3,32,32")
+    parts = [part.strip() for part in text.replace("x", ",").split(",")]
+    if not all(part.isdecimal() and len(part) < 10 and int(part) for part in parts):
+        raise SteelyardError(f"--shape {shorten(text)}: write whole numbers below 10^9, e.g. 3,32,32")
     return tuple(int(part) for part in parts)
 
 
 def _parameters(entry: Entry, shape: tuple[int, ...], classes: int) -> int | None:
-    """How many, without making any; None if the network does not take such samples."""
+    """How many, without making any; None if the network does not take such samples, or memory cannot hold it."""
     try:
-        with torch.device("meta"):
-            network: nn.Module = entry.make()(shape, classes)
+        return count_parameters(entry.make(), shape, classes)
     except SteelyardError:
         return None
-    return sum(parameter.numel() for parameter in network.parameters())

@@ -13,7 +13,8 @@ from rich.table import Table as Shown
 
 from steelyard.cli.run import Quiet
 from steelyard.cli.say import Console, escape, fail, show
-from steelyard.core.errors import SteelyardError
+from steelyard.core.checks import LARGEST
+from steelyard.core.errors import SteelyardError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,9 +123,9 @@ def _seeds(text: str) -> tuple[int, ...]:
     try:
         seeds = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise SteelyardError(f"--seeds {text!r}: write whole numbers with commas, e.g. --seeds 1,2,3") from None
-    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise SteelyardError(f"--seeds {text!r}: use distinct numbers, 0 or more")
+        raise SteelyardError(f"--seeds {shorten(text)}: write whole numbers with commas, e.g. --seeds 1,2,3") from None
+    if min(seeds) < 0 or max(seeds) > LARGEST or len(set(seeds)) < len(seeds):
+        raise SteelyardError(f"--seeds {shorten(text)}: use distinct numbers, 0 or more and below 2^63")
     return seeds
 
 

@@ -30,6 +30,7 @@ class Console(rich_console.Console):
 console = Console()
 
 _WIDEST = 10_000
+_LONGEST = 2000  # characters of an error
 
 # How the library names a cure, and what it is on the command line.
 _FLAGS = {
@@ -50,6 +51,8 @@ def escape(text: object) -> str:
 def fail(error: Exception | str, code: int = 2) -> NoReturn:
     """One line on standard error, and a code that says it failed."""
     message = name_flags(str(error))
+    if len(message) > _LONGEST:  # a path or a value of thousands of characters
+        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
     Console(stderr=True).print(f"[red]steelyard:[/] {escape(message)}", soft_wrap=True, highlight=False)
     raise typer.Exit(code)
 

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from typing import Any, get_type_hints
 
-from typer.core import TyperCommand
+from click import Context
+from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
+
+from steelyard.cli.say import fail
+from steelyard.core.errors import shorten
+
+
+class Commands(TyperGroup):
+    """All commands; refuses arguments that no file can be called."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Refuse a NUL, which only a program can pass: click would end with a traceback."""
+        for argument in args:
+            if "\0" in argument:
+                fail(f"{shorten(argument)}: an argument cannot hold a NUL character: leave it out")
+        return super().parse_args(ctx, args)
 
 
 class Taught(TyperCommand):

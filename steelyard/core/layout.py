@@ -23,11 +23,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, shorten
 
 Kind = Literal["param", "stat", "count"]
 Params = torch.Tensor | Mapping[str, torch.Tensor]
 Granularity = str | tuple[int, ...] | tuple[str, ...]
+
+_CUTS = '"tensor", "module", a tuple of sizes or a tuple of name patterns'
 T = TypeVar("T")
 
 DTYPES = {
@@ -196,9 +198,7 @@ class Layout:
         elif isinstance(granularity, tuple) and granularity:
             labels = [_first_match(leaf.name, [str(pattern) for pattern in granularity]) for leaf in self.params]
         else:
-            raise SteelyardError(
-                f'layers={granularity!r}: use "tensor", "module", a tuple of sizes or a tuple of name patterns'
-            )
+            raise SteelyardError(f"layers={shorten(granularity)}: use {_CUTS}")
         names = tuple(dict.fromkeys(labels))
         spans: list[tuple[int, int, int]] = []
         for leaf, label in zip(self.params, labels, strict=True):
@@ -224,6 +224,16 @@ class Layout:
         starts = [0, *stops[:-1]]
         spans = tuple((start, stop, i) for i, (start, stop) in enumerate(zip(starts, stops, strict=True)))
         return Layers(tuple(f"{start}:{stop}" for start, stop, _ in spans), spans)
+
+
+def check_granularity(layers: object) -> None:
+    """Refuse what does not say how to cut any model into layers."""
+    names = layers in ("tensor", "module")
+    is_tuple = isinstance(layers, tuple) and len(layers) > 0
+    sizes = is_tuple and all(type(size) is int and size > 0 for size in layers)  # type: ignore[attr-defined]
+    patterns = is_tuple and all(isinstance(name, str) and name for name in layers)  # type: ignore[attr-defined]
+    if not names and not sizes and not patterns:
+        raise SteelyardError(f"layers={shorten(layers)}: use {_CUTS}")
 
 
 def _filled(layout: Layout) -> Layout:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
+from steelyard.core.checks import LARGEST
 from steelyard.core.errors import SteelyardError, nearest_name, shorten
 from steelyard.core.registry import Entry, Registry
 
@@ -141,7 +142,10 @@ class _Parser:
             self.take("]")
             return tuple(items)
         word = self.take()
-        return word[1:-1] if word.startswith('"') else _read(word)
+        value = word[1:-1] if word.startswith('"') else _read(word)
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise self.error(f"{shorten(value)} is too large: use a number below 2^63, or write it as 1e30")
+        return value
 
 
 def _read(word: str) -> Any:

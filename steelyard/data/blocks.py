@@ -10,7 +10,7 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.weighting import Card
 from steelyard.data.dirichlets import ATTEMPTS, check_room, too_rare
-from steelyard.data.partitions import PARTITIONS, Index, Partition
+from steelyard.data.partitions import PARTITIONS, Index, Partition, check_alpha
 
 
 @PARTITIONS.register
@@ -92,7 +92,7 @@ class Quantity(Partition):
     card = Card("sizes by a draw from Dirichlet(alpha), labels alike", "Li et al. (NIID-Bench), ICDE 2022")
 
     def __post_init__(self) -> None:
-        checks.number("alpha", self.alpha, 0.0, open_low=True)
+        check_alpha("alpha", self.alpha)
         checks.whole("minimum", self.minimum)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:

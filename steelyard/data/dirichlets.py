@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.weighting import Card
-from steelyard.data.partitions import PARTITIONS, Index, Partition, dealt, shuffled_classes
+from steelyard.data.partitions import PARTITIONS, Index, Partition, check_alpha, dealt, shuffled_classes
 
 ATTEMPTS = 1000  # draws until every client has its minimum: beyond this, options ask for the all but impossible
 
@@ -36,8 +36,8 @@ class HybridDirichlet(Partition):
     card = Card("half of the clients by Dirichlet(alpha1), half by Dirichlet(alpha2)", "Li et al. (FedLAW), ICML 2023")
 
     def __post_init__(self) -> None:
-        checks.number("alpha1", self.alpha1, 0.0, open_low=True)
-        checks.number("alpha2", self.alpha2, 0.0, open_low=True)
+        check_alpha("alpha1", self.alpha1)
+        check_alpha("alpha2", self.alpha2)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Class shuffles, both proportions, slices, client shuffles."""
@@ -67,7 +67,7 @@ class LongTail(Partition):
 
     def __post_init__(self) -> None:
         checks.number("rho", self.rho, 1.0)
-        checks.number("alpha", self.alpha, 0.0, open_low=True)
+        check_alpha("alpha", self.alpha)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Class shuffles, cuts, proportions, slices, client shuffles."""
@@ -103,7 +103,7 @@ class CappedDirichlet(Partition):
     )
 
     def __post_init__(self) -> None:
-        checks.number("alpha", self.alpha, 0.0, open_low=True)
+        check_alpha("alpha", self.alpha)
         if self.minimum is not None:
             checks.whole("minimum", self.minimum)
 
@@ -154,14 +154,14 @@ class BalancedDirichlet(Partition):
     card = Card("every client draws its classes from Dirichlet(alpha), sizes are equal", "Hsu et al., 2019")
 
     def __post_init__(self) -> None:
-        checks.number("alpha", self.alpha, 0.0, open_low=True)
+        check_alpha("alpha", self.alpha)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Class shuffles, then proportions, counts and a shuffle per client."""
         pools = [pool for pool in shuffled_classes(targets, rng) if len(pool)]
         used = np.zeros(len(pools), dtype=np.int64)
         left = np.array([len(pool) for pool in pools])
-        prior = self.alpha * len(pools) * left / len(targets)  # [C]
+        prior = float(self.alpha) * len(pools) * left / len(targets)  # [C]
         out = []
         for client in range(clients):
             size = len(targets) // clients + (client < len(targets) % clients)

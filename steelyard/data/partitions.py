@@ -61,6 +61,11 @@ def partition(spec: str | Partition, targets: Index, clients: int, seed: int) ->
     return made(labels.astype(np.int64), clients, np.random.Generator(np.random.Philox(sequence)))
 
 
+def check_alpha(name: str, value: float) -> None:
+    """Refuse what is no concentration of a Dirichlet distribution, or one whose draws would overflow."""
+    checks.number(name, value, 0.0, 1e100, open_low=True)
+
+
 @PARTITIONS.register
 @dataclass(frozen=True)
 class IID(Partition):
@@ -91,7 +96,7 @@ class Dirichlet(Partition):
     card = Card("each class is shared out by a draw from Dirichlet(alpha)", "Li et al. (FedLAW), ICML 2023")
 
     def __post_init__(self) -> None:
-        checks.number("alpha", self.alpha, 0.0, open_low=True)
+        check_alpha("alpha", self.alpha)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Class shuffles, proportions, slices, client shuffles."""

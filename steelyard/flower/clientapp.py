@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
@@ -20,6 +21,7 @@ from steelyard.client.losses import check_targets
 from steelyard.core.errors import SteelyardError
 from steelyard.core.table import ClientId
 from steelyard.data import Dataset, Federation, load
+from steelyard.data.convert import is_empty
 from steelyard.flower.courier import TOLD, array_name
 from steelyard.flower.inbox import OURS
 from steelyard.flower.keeping import recall, remember
@@ -115,16 +117,16 @@ def client(
         """One round of local work."""
         want = asked(message)
         with one_thread():
-            job = _Job(model_fn(context), _data(data_fn, context), want, options, loss, _name(want, context))
+            job = _Job(model_fn(context), _data(data_fn, context, want), want, options, loss, _name(want, context))
             key, received = _received(message.content, arrays)
             return Message(job.train(received, context, key), reply_to=message)
 
     @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
     def evaluate(message: Message, context: Context) -> Message:
-        """Loss and accuracy of the model received."""
+        """Loss and accuracy of the model received; a task without classes has no accuracy."""
         want = asked(message)
         with one_thread():
-            job = _Job(model_fn(context), _data(test_fn or data_fn, context), want, options, loss, 0)
+            job = _Job(model_fn(context), _data(test_fn or data_fn, context, want), want, options, loss, 0)
             received = _received(message.content, arrays)[1]
             found = job.evaluate(received)
             if test_metrics and job.data.targets.numel():
@@ -145,8 +147,15 @@ def _compute_metrics(
     return {name: float(metric(outputs.clone(), data.targets.clone())) for name, metric in metrics.items()}
 
 
-def _data(data_fn: DataFn, context: Context) -> Dataset:
-    return Dataset.of(data_fn(context), "data")
+def _data(data_fn: DataFn, context: Context, want: Asked) -> Dataset:
+    """Return the client's data; an error, which the server logs as this client's, names the client."""
+    data = data_fn(context)
+    if is_empty(data):
+        raise SteelyardError(f"client {_name(want, context)!r} has no data: data_fn returned an empty data set")
+    try:
+        return Dataset.of(data, "data")
+    except SteelyardError as error:
+        raise SteelyardError(f"client {_name(want, context)!r}: {error}") from error
 
 
 def _received(content: RecordDict, arrays: str) -> tuple[str, ArrayRecord]:
@@ -212,12 +221,13 @@ class _Job:
         return reply
 
     def evaluate(self, received: ArrayRecord) -> dict[str, Any]:
-        """Loss and accuracy on all samples."""
+        """Return the loss on all samples, and the accuracy where the task has one."""
         self._take(received)
         buffers, count = self.buffers, int(self.work.sizes[0])
         self.work.model.load(buffers.theta, buffers.stats, buffers.counts)
-        loss, accuracy = self.work.measured(0) if count else (0.0, 0.0)
-        return {"loss": loss, "accuracy": accuracy, self.want.examples_key: count}
+        loss, accuracy = self.work.measured(0)
+        measured: dict[str, Any] = {"loss": loss, self.want.examples_key: count}
+        return measured if math.isnan(accuracy) else measured | {"accuracy": accuracy}
 
     def _take(self, received: ArrayRecord) -> None:
         buffers, work = self.buffers, self.work

@@ -19,7 +19,7 @@ from typing import Any
 from steelyard.core.errors import SteelyardError, nearest_name
 from steelyard.lab.jobs import Job, flat
 from steelyard.lab.runs import is_bare, of_algorithm, text
-from steelyard.sim.config import Config, read_toml, validated
+from steelyard.sim.config import Config, check_values, read_toml, validated
 from steelyard.sim.monitor import check_target
 
 _KEYS = ("name", "out", "target", "base", "grid", "case")
@@ -57,6 +57,7 @@ def read_sweep(path: str | Path) -> Sweep:
 
 def plan(raw: Mapping[str, Any], source: str = "sweep") -> Sweep:
     """A sweep from plain data, as in the file; the first mistake is named with its place and the cure."""
+    check_values(raw, source)
     _check(raw, source)
     base = raw.get("base", {})
     grid = {key: values for key, values in _lists(raw.get("grid", {}), source).items() if key != "seed"}

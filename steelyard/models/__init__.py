@@ -4,7 +4,7 @@ Importing this package registers every network under its text name.
 """
 
 from steelyard.models import alexnet, cnn, densenet, lenet, linear, resnet, resnet18, text, vit
-from steelyard.models.registry import MODELS, Architecture, build
+from steelyard.models.registry import MODELS, Architecture, build, count_parameters
 
 __all__ = [
     "MODELS",
@@ -12,6 +12,7 @@ __all__ = [
     "alexnet",
     "build",
     "cnn",
+    "count_parameters",
     "densenet",
     "lenet",
     "linear",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from torch import nn
 
 from steelyard import threads
 from steelyard.core import checks
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Registry
 from steelyard.core.text import parse
 from steelyard.core.weighting import Card
@@ -21,6 +23,8 @@ Shape = tuple[int, ...]
 
 MODELS = Registry("model")
 
+_FLOAT_BYTES = 4
+_BEYOND_INTEGERS = re.compile("overflow|too large|failed to unpack", re.IGNORECASE)  # torch's words
 _STREAM = int.from_bytes(b"init", "big")  # keeps these draws apart from all others of the same seed
 
 
@@ -50,9 +54,45 @@ def build(spec: str | Architecture, input_shape: Shape, classes: int, seed: int)
     checks.whole("seed", seed)
     if not input_shape or min(input_shape) < 1:
         raise SteelyardError(f"input_shape={tuple(input_shape)}: use the shape of one sample, e.g. (1, 28, 28)")
+    count_parameters(architecture, tuple(input_shape), classes)  # refuses what memory cannot hold
     words = np.random.SeedSequence(entropy=seed, spawn_key=(_STREAM,)).generate_state(1, np.uint64)
     with threads.seeded(int(words[0])), torch.device("cpu"), _float32():
         return architecture(tuple(input_shape), classes)
+
+
+def count_parameters(architecture: Architecture, input_shape: Shape, classes: int) -> int | None:
+    """Return how many parameters the network would have, without making any; None if that cannot be known.
+
+    A network that the memory of this machine cannot hold is refused.
+    """
+    # Make the network of tensors without memory. One of the user's own may not bear that.
+    try:
+        with torch.device("meta"):
+            network = architecture(input_shape, classes)
+        count = sum(parameter.numel() for parameter in network.parameters())
+    except SteelyardError:
+        raise
+    except Exception as error:
+        if not _BEYOND_INTEGERS.search(str(error)):
+            return None
+        count = checks.LARGEST
+    # Compare its parameters alone with the memory: training takes more.
+    if count * _FLOAT_BYTES > _memory():
+        size = "too many" if count == checks.LARGEST else f"{count:,}"
+        sample = "x".join(map(str, input_shape))
+        raise SteelyardError(
+            f"model {shorten(str(architecture), 200)}: it would have {size} parameters on samples of "
+            f"{shorten(sample)} and {classes} classes, more than memory can hold: use smaller layers"
+        )
+    return count
+
+
+def _memory() -> int:
+    """Return the bytes of memory that this machine has; 1 TB where it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 40
 
 
 @contextmanager

@@ -46,8 +46,9 @@ class ResNet(Architecture):
     card = _CARD
 
     def __post_init__(self) -> None:
-        if not isinstance(self.depth, int) or self.depth < 8 or self.depth % 6 != 2:
-            raise SteelyardError(f"depth={self.depth!r}: use 6n + 2, e.g. 20, 56 or 110")
+        checks.whole("depth", self.depth, 8, 10_000)
+        if self.depth % 6 != 2:
+            raise SteelyardError(f"depth={self.depth}: use 6n + 2, e.g. 20, 56 or 110")
         checks.one_of("norm", self.norm, "batch", "group")
         checks.whole("width", self.width, 1)
         checks.whole("groups", self.groups, 1)

@@ -38,8 +38,9 @@ class CharLSTM(Architecture):
     card = Card("embedding and LSTM layers for the next character", "Caldas et al. (LEAF), 2018")
 
     def __post_init__(self) -> None:
-        for option in ("embedding", "hidden", "layers"):
-            checks.whole(option, getattr(self, option), 1)
+        checks.whole("embedding", self.embedding, 1)
+        checks.whole("hidden", self.hidden, 1)
+        checks.whole("layers", self.layers, 1, 1000)
         if self.vocabulary is not None:
             checks.whole("vocabulary", self.vocabulary, 1)
 

@@ -49,8 +49,9 @@ class ViT(Architecture):
     card = Card("vision transformer on patches of 4x4", "Dosovitskiy et al., ICLR 2021")
 
     def __post_init__(self) -> None:
-        for option in ("patch", "dim", "depth", "heads", "head_dim", "hidden"):
+        for option in ("patch", "dim", "heads", "head_dim", "hidden"):
             checks.whole(option, getattr(self, option), 1)
+        checks.whole("depth", self.depth, 1, 1000)
         checks.number("dropout", self.dropout, 0.0, 1.0)
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:

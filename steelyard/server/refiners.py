@@ -78,6 +78,7 @@ class Trained(Refiner):
         epochs = self.paper_epochs if self.preset == "paper" else 20
         fill(self, _PRESETS[self.preset] | {"epochs": epochs})
         checks.whole("epochs", self.epochs, 1)
+        checks.one_of("persistent", self.persistent, True, False)
         _ = self._local  # checks its options
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steelyard.algorithm import Algorithm
 from steelyard.client.local import Local
+from steelyard.core.checks import LARGEST
 from steelyard.core.errors import SteelyardError, nearest_name, shorten
 from steelyard.core.text import parse
 from steelyard.data import PARTITIONS, SOURCES
@@ -20,7 +22,6 @@ from steelyard.sim.monitor import check_target
 from steelyard.sim.participation import Participation
 
 _MAX_DEPTH = 20
-_TOO_LARGE = 1 << 63
 
 
 class _Section(BaseModel):
@@ -223,6 +224,14 @@ def put(raw: dict[str, Any], setting: str) -> None:
     place[names[-1]] = value
 
 
+def check_values(raw: Mapping[str, Any], source: str) -> None:
+    """Refuse plain data with values that no key of a configuration can have."""
+    try:
+        _tuples(raw)
+    except SteelyardError as error:
+        raise SteelyardError(f"{source}: {error}") from None
+
+
 def _tuples(value: Any, place: str = "", depth: int = 0) -> Any:
     """Lists as tuples, which strict validation asks for; refuses what no key can be.
 
@@ -237,8 +246,10 @@ def _tuples(value: Any, place: str = "", depth: int = 0) -> Any:
         return {key: _tuples(item, f"{place}.{key}".lstrip("."), depth + 1) for key, item in value.items()}
     if isinstance(value, list):
         return tuple(_tuples(item, place, depth + 1) for item in value)
-    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+    if isinstance(value, int) and abs(value) > LARGEST:
         raise SteelyardError(f"{place} = {shorten(value)}: use a number below 2^63")
+    if isinstance(value, (datetime.date, datetime.time)):  # TOML has them
+        raise SteelyardError(f"{place} = {value}: no key holds a date or a time: use quotation marks for text")
     return value
 
 

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.checks import LARGEST
+from steelyard.core.errors import SteelyardError, shorten
 
 MODES = ("auto", "max", "min")
 
@@ -103,10 +104,10 @@ def check_target(target: float | None, metric: str = "accuracy") -> None:
         return
     number = read_number(target)
     if metric == "accuracy" and (number is None or not 0 < number <= 1):
-        shown = f"{target:g}" if isinstance(target, float) else repr(target)
+        shown = f"{target:g}" if isinstance(target, float) else shorten(target)
         raise SteelyardError(f"target={shown}: use an accuracy in (0, 1], such as 0.9")
     if number is None:
-        raise SteelyardError(f"target={target!r}: use a number")
+        raise SteelyardError(f"target={shorten(target)}: use a number")
 
 
 def is_lower_better(metric: str) -> bool:
@@ -118,5 +119,7 @@ def is_lower_better(metric: str) -> bool:
 def read_number(value: Any) -> float | None:
     """Return a finite number that is not a truth value, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, int) and abs(value) > LARGEST:
         return None
     return value if math.isfinite(value) else None

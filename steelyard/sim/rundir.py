@@ -145,6 +145,12 @@ class RunDirectory:
         if self.has_begun and not is_present(self.path / CONFIG):
             raise SteelyardError(f"{self.path / CONFIG}: was removed during the run: bring the file back and resume")
 
+    @property
+    def has_rounds(self) -> bool:
+        """Whether rounds are on record."""
+        path = self.path / ROUNDS
+        return path.is_file() and path.stat().st_size > 0
+
     def open_log(self, rounds: int, digest: str | None = None) -> list[dict[str, Any]]:
         """Opens the log for appending after the first `rounds` lines; later ones, half lines too, are cut off.
 

@@ -101,11 +101,15 @@ class Simulation:
         snapshot, refused = checkpoints.newest(self.identity)
         # Without a checkpoint, the run starts over.
         if snapshot is None:
+            has_rounds = self.directory.has_rounds
             self.records = self.directory.open_log(0)
-            if not refused:
-                return []
-            passed_over = "; ".join(refused)
-            return [f"checkpoint passed over ({passed_over}), none is left: the run starts over at round 1"]
+            if refused:
+                reason = f"checkpoint passed over ({'; '.join(refused)}), none is left"
+            elif has_rounds:
+                reason = f"{checkpoints.path}: holds no checkpoint of this run, although rounds are on record"
+            else:
+                return []  # it was stopped before its first round ended
+            return [f"{reason}: the run starts over at round 1"]
         # The log comes first: nothing is changed where it is damaged.
         self.records = self.directory.open_log(snapshot.round, snapshot.log)
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steelyard.core.errors import RefusedReports, SteelyardError
+from steelyard.core.errors import RefusedReports, SteelyardError, shorten
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
@@ -38,6 +38,10 @@ class FedAvg(Weighting):
         secagg="yes: one secure sum of [n_k, n_k d_k]",
         dp="use public or capped sizes: a private n_k must not be a weight",
     )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.by, str) or not self.by:
+            raise SteelyardError(f"by={shorten(self.by)}: give the name of a number that clients report")
 
     @property
     def needs(self) -> Needs:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.layout import Granularity
+from steelyard.core.layout import Granularity, check_granularity
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
@@ -47,6 +47,7 @@ class LDAWA(Weighting):
 
     def __post_init__(self) -> None:
         checks.whole("warmup", self.warmup)
+        check_granularity(self.layers)
 
     @property
     def needs(self) -> Needs:

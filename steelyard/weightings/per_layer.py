@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.layout import Granularity
+from steelyard.core.layout import Granularity, check_granularity
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
@@ -33,8 +33,10 @@ class PerLayer(Weighting):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", parse_rule(self.rule))
-        if not isinstance(self.layers, str):
-            object.__setattr__(self, "layers", tuple(self.layers))
+        layers: object = self.layers
+        if isinstance(layers, list):
+            object.__setattr__(self, "layers", tuple(layers))
+        check_granularity(self.layers)
         if self.rule.needs.per_layer:
             raise SteelyardError(f"per_layer({self.rule.name}): {self.rule.name} is layer by layer already")
         if self.rule.needs.coordinates:

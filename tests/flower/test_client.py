@@ -36,13 +36,44 @@ def test_scaffold_keeps_its_control_at_the_client():
     assert all("scaffold.control" in record for record in kept)
 
 
-def test_a_client_without_data_is_left_out(tmp_path):
+class Empty(torch.utils.data.Dataset):
+    def __len__(self):
+        return 0
+
+    def __getitem__(self, at):
+        raise IndexError
+
+
+@pytest.mark.parametrize("kind", ["tensors", "torch"])
+def test_a_client_without_data_is_left_out_and_named(kind, tmp_path):
     parts = runs.data()
-    parts[3] = (parts[3][0][:0], parts[3][1][:0])
+    parts[3] = Empty() if kind == "torch" else (parts[3][0][:0], parts[3][1][:0])
     grid = LocalGrid(runs.app(parts=parts), runs.COUNT)
     runs.start(runs.strategy("fedavg", out=tmp_path), grid, rounds=1)
     record = read_log(tmp_path)[0]
     assert set(record["weights"]) == {"0", "1", "2", "4"}
+    assert len(record["failed"]) == 1
+    assert "client 3 has no data: data_fn returned an empty data set" in str(record["failed"])
+
+
+def test_a_regression_has_a_loss_and_no_accuracy():
+    parts = {c: (inputs, inputs.sum(dim=1, keepdim=True)) for c, (inputs, _) in runs.data().items()}
+    seen = []
+
+    def change(number, reply):
+        seen.append(dict(reply.content["metrics"]))
+        return reply
+
+    app = client(lambda context: torch.nn.Linear(5, 1), lambda c: parts[c.node_config["partition-id"]], loss="mse")
+    made = runs.strategy("fedavg", fraction_evaluate=1.0, min_evaluate_nodes=runs.COUNT, monitor="loss")
+    initial = to_record(torch.nn.Linear(5, 1).state_dict())
+    result = made.start(LocalGrid(app, runs.COUNT, change=change), initial, num_rounds=1, timeout=30)
+    evaluated = [metrics for metrics in seen if "loss" in metrics]
+    assert len(evaluated) == runs.COUNT
+    assert all(set(metrics) == {"loss", "num-examples"} for metrics in evaluated)
+    measured = result.evaluate_metrics_clientapp[1]
+    assert measured["loss"] > 0
+    assert "accuracy" not in measured
 
 
 def test_another_model_than_the_servers_is_named(tmp_path):

@@ -50,7 +50,14 @@ class Here(Child):
 def fake(path, config, rounds):
     """A run directory without the run."""
     path.mkdir(parents=True)
-    resolved = {"algorithm": {}, "seed": config.seed, "rounds": config.rounds, "data": {}, "model": {}}
+    data = {"name": "digits", "clients": 4, "fingerprint": "0"}
+    resolved = {
+        "algorithm": {},
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "data": data,
+        "model": {"parameters": 650},
+    }
     (path / "config.json").write_text(json.dumps({"config": config.stored(), "resolved": resolved}))
     (path / "rounds.jsonl").write_text(
         "".join(json.dumps({"round": n, "accuracy": 0.1 * n, "loss": 1.0}) + "\n" for n in range(1, rounds + 1))

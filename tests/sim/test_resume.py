@@ -228,6 +228,15 @@ def test_what_a_run_goes_on_from_is_said_even_if_nobody_listens(count, tmp_path)
     assert same(whole, again)
 
 
+def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_over(tmp_path):
+    whole = simulate("fedadp", out=tmp_path / "run", **OPTIONS)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.warns(RuntimeWarning, match="holds no checkpoint .*: the run starts over at round 1$") as caught:
+        again = simulate("fedadp", out=tmp_path / "run", resume=True, **OPTIONS)
+    assert len(caught) == 1
+    assert same(whole, again)
+
+
 CALLS = ["mkdtemp", "save_file", "save_state", "fsync", "rename", "symlink", "replace", "rmtree"]
 
 
