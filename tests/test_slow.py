@@ -93,15 +93,11 @@ def test_two_builds_of_the_wheel_are_the_same_bytes(tmp_path):
         shutil.copytree(root / "steelyard", tree / "steelyard", ignore=ignored, copy_function=shutil.copy)
         for file in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(root / file, tree / file)
+        for path in tree.rglob("*"):
+            os.utime(path, (1.7e9 - age, 1.7e9 - age))
         # Build it without the network.
-        options = [
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-index",
-            "--quiet",
-            "--wheel-dir",
-            str(tmp_path / f"{name}-out"),
-        ]
+        out = tmp_path / f"{name}-out"
+        options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(out)]
         environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
         command = [sys.executable, "-m", "pip", "wheel", *options, str(tree)]
         subprocess.run(command, env=environment, check=True, cwd=tmp_path)
