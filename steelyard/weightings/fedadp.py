@@ -88,5 +88,6 @@ def smoothed(before: Array, angle: Array, t: Array | float) -> Array:
 
 def gompertz(angle: Array, alpha: float) -> Array:
     """Equation (10): the decreasing map from an angle in radians to a contribution."""
-    value: Array = alpha * (1 - np.exp(-np.exp(-alpha * (angle - 1))))
+    with np.errstate(over="ignore"):  # of a large alpha: exp(-inf) is the 0 it tends to
+        value: Array = alpha * (1 - np.exp(-np.exp(-alpha * (angle - 1))))
     return value

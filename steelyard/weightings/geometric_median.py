@@ -51,7 +51,8 @@ class GeometricMedian(Weighting):
         """The iterate is a combination of the updates throughout."""
         gram = view.gram
         weights = np.zeros((gram.dots.shape[0], len(view.ids)))
+        floor = max(self.nu, 1e-150)  # one over less is infinite
         for _ in range(self.steps):
-            pull = 1 / np.maximum(self.nu, np.sqrt(gram.sq_distances_to(weights)))
+            pull = 1 / np.maximum(floor, np.sqrt(gram.sq_distances_to(weights)))
             weights = pull / pull.sum(axis=1, keepdims=True)
         return Mixture.convex(weights), state
