@@ -128,7 +128,7 @@ def test_classes_are_those_of_train_and_test():
         (lambda: federation([[], []]), "2 clients hold no sample"),
         (lambda: Federation(Dataset(X, Y), (1, 1), (np.arange(2), np.arange(2))), "one list per distinct id"),
         (lambda: Federation(Dataset(X, Y), (1,), (np.arange(2.0),)), r"float64 \(2,\): use int64"),
-        (lambda: Federation.partitioned((X, X), None, "dirichlet:0.3", 2, 0), "a partition needs int64 labels"),
+        (lambda: Federation.partitioned((X, X), None, "dirichlet:0.3", 2, 0), "partition=dirichlet needs int64 labels"),
     ],
 )
 def test_refused_federations(make, message):

@@ -95,6 +95,7 @@ def test_a_page_is_told_of_what_nobody_thought_of(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr("steelyard.report.watch.gather", fail)
             assert "cannot be shown (TypeError: unheard of" in json.loads(get(f"{server.address}data")[1])["state"]
+        append(run, 6)
         assert "report" in json.loads(get(f"{server.address}data")[1])
 
 
