@@ -67,7 +67,7 @@ SETTINGS = [
         title="10 clients, Dirichlet(0.1): every client is skewed, sizes differ",
         remark=(
             "No client is IID here: all updates point away from their mean by similar angles, so a "
-            "rule that weighs by angles has nothing to choose from. Only FedCos gains, because it "
+            "rule that weighs by angles has nothing to choose from. Only FedCos gains, alone or composed: it "
             "acts inside the clients' training."
         ),
         partition="dirichlet:alpha=0.1",
