@@ -11,7 +11,7 @@ from steelyard.algorithm import Algorithm
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.core.text import parse
-from steelyard.data import PARTITIONS, SOURCES
+from steelyard.data import PARTITIONS, SOURCES, load
 from steelyard.data.partitions import partition
 from steelyard.models import MODELS, build
 from tests.cli.test_cli import steelyard_command
@@ -188,6 +188,24 @@ def test_clients_that_no_partition_has(clients):
     check_refused("partitions", "show", "iid", "--clients", clients)
     check_refused("partitions", "show", "iid", "--seed", "-1")
     check_refused("partitions", "show", "iid", "--corrupt", "nan:swap")
+
+
+@pytest.mark.parametrize("value", [10**400, 2**62, 10**9])
+@pytest.mark.parametrize("key", ["rounds", "workers", "clients", "participation.spread", "participation.count"])
+def test_runs_that_no_machine_can_do(key, value):
+    section, _, name = key.rpartition(".")
+    options = {section: {name: value}} if section else {name: value}
+    with pytest.raises(SteelyardError, match=f"{name}={str(value)[:9]}"):
+        steelyard.simulate("fedavg", executor="serial", **options)
+
+
+def test_data_that_memory_cannot_hold(monkeypatch):
+    def fail(source, directory):
+        raise MemoryError
+
+    monkeypatch.setattr(type(parse("digits", SOURCES)), "__call__", fail)
+    with pytest.raises(SteelyardError, match="does not fit into memory"):
+        load("digits")
 
 
 def check_refused(*arguments):

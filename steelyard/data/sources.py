@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Registry
 from steelyard.core.text import parse
 from steelyard.core.weighting import Card
@@ -53,7 +53,12 @@ def load(source: str | Source, directory: str | os.PathLike[str] | None = None) 
     Example: `load("cifar10:scale=standard")`.
     """
     made: Source = parse(source, SOURCES) if isinstance(source, str) else source
-    return made(data_directory(directory))
+    try:
+        return made(data_directory(directory))
+    except MemoryError:
+        raise SteelyardError(
+            f"{shorten(str(made), 200)}: the data does not fit into memory: use fewer samples, or shorter ones"
+        ) from None
 
 
 def data_directory(given: str | os.PathLike[str] | None) -> Path | None:

@@ -186,7 +186,7 @@ class FedBE(Trained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.whole("samples", self.samples)
+        checks.whole("samples", self.samples, 0, 10_000)
         checks.one_of("mode", self.mode, "gaussian", "dirichlet")
         checks.number("scale", self.scale, 0.0)
         checks.number("alpha", self.alpha, 0.0, open_low=True)

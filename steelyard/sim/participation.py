@@ -44,7 +44,7 @@ class Participation:
         if self.count is not None:
             checks.whole("count", self.count, 1)
         checks.number("dropout", self.dropout, 0.0, 1.0)
-        checks.number("spread", self.spread, 0.0)
+        checks.number("spread", self.spread, 0.0, 50.0)  # of a logarithm: speeds are finite
         if self.deadline is not None:
             checks.number("deadline", self.deadline, 0.0, open_low=True)
         checks.whole("quorum", self.quorum, 1)

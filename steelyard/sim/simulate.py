@@ -36,6 +36,9 @@ from steelyard.sim.rundir import RunDirectory, read_config
 from steelyard.sim.simulator import Options, Simulation
 from steelyard.sim.work import Work
 
+_MOST_ROUNDS = 1_000_000  # cohorts of all rounds are drawn before the first
+_MOST_WORKERS = 1024
+
 
 def simulate(
     algorithm: str | Algorithm = "fedavg",
@@ -225,11 +228,11 @@ def _reported(
 
 
 def _check(algorithm: Algorithm, local: Local, rounds: int, options: Options, keep: int) -> None:
-    checks.whole("rounds", rounds, 1)
+    checks.whole("rounds", rounds, 1, _MOST_ROUNDS)
     if options.executor not in ("auto", "serial", "process"):
         raise SteelyardError(f"executor={options.executor!r}: use auto, serial or process")
     if options.workers is not None:
-        checks.whole("workers", options.workers, 1)
+        checks.whole("workers", options.workers, 1, _MOST_WORKERS)
     checks.whole("evaluate_every", options.evaluate_every)
     checks.whole("evaluate_clients", options.evaluate_clients)
     checks.whole("checkpoint_every", options.checkpoint_every, 1)
