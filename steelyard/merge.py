@@ -120,11 +120,17 @@ class Merge:
         job = rounds.Round(self.table, state or {}, round, optimizer)
         store = replace(self.store, on_read=on_read)
         metadata = {"format": "pt", "merged_by": f"steelyard {__version__}", "rule": to_text(self.rule)}
-        with FileSink(Path(out), store.source, store.layout, metadata, force) as sink:
-            outcome = rounds.run(self.root, store, job, sink)
-            if outcome.void:
-                raise SteelyardError(f"nothing is written: {outcome.report['void']}")
-            self._check_clients(outcome.store.quarantined)
+        try:
+            with FileSink(Path(out), store.source, store.layout, metadata, force) as sink:
+                outcome = rounds.run(self.root, store, job, sink)
+                if outcome.void:
+                    raise SteelyardError(f"nothing is written: {outcome.report['void']}")
+                self._check_clients(outcome.store.quarantined)
+        except OSError as error:
+            reason = error.strerror or error
+            raise SteelyardError(
+                f"{error.filename or out}: {reason}: nothing is written: make room, or choose another place"
+            ) from error
         return outcome
 
     def _check_clients(self, quarantined: Mapping[ClientId, str]) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import steelyard
+from steelyard.core.errors import SteelyardError
 from steelyard.stores import staging, writer
 from tests.stores.test_safetensors import shard
 
@@ -221,12 +222,16 @@ def test_a_merge_that_fails_leaves_nothing_behind(name, number, tmp_path, sharde
     handles = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
     with monkeypatch.context() as patched:
         patched.setattr(os, name, fail)
+        message = ""
         try:
             sharded_job.run(tmp_path / "out")
-        except OSError:
-            assert sorted(tmp_path.rglob("*")) == before
-        else:
-            assert is_merged(tmp_path / "out")
+        except SteelyardError as error:
+            message = str(error)
+    if message:
+        assert "No space left on device: nothing is written: make room" in message
+        assert sorted(tmp_path.rglob("*")) == before
+    else:
+        assert is_merged(tmp_path / "out")
     assert handles is None or len(os.listdir("/proc/self/fd")) <= handles
 
 
