@@ -110,6 +110,7 @@ def test_what_a_run_that_was_killed_while_it_began_left_is_not_in_the_way(tmp_pa
         (tmp_path / name).unlink()
     shutil.rmtree(tmp_path / "checkpoints")
     simulate(rounds=1, out=tmp_path)
+    assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_refused_directory_is_left_without_a_lock(tmp_path):
