@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from steelyard import threads
 from steelyard.core.errors import SteelyardError, unknown
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def try_network(
     first = inputs[:2]
     wanted = targets[:2].to(model.device)
     devices = [model.device] if model.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+    # One thread at a time: torch's generator and the filters of warnings belong to the process.
+    with threads.seeded(0), torch.random.fork_rng(devices=devices), warnings.catch_warnings(), torch.no_grad():
         # torch broadcasts [n, 1] and [n] to [n, n] with a warning, and would train on that
         warnings.filterwarnings("error", message="Using a target size")
         try:

@@ -123,7 +123,7 @@ class Checkpoints:
         if is_present(final):  # a resumed run passes through rounds it has been in before
             if not written_by_us(final):
                 raise CheckpointError(f"{final}: is in the way and is not a checkpoint of this run: move it away")
-            shutil.rmtree(final)
+            self._remove(final)
         os.chmod(hidden, 0o755)
         os.rename(hidden, final)
         sync(self.path)
@@ -146,7 +146,13 @@ class Checkpoints:
         rounds = [path for path in self._named("round") if is_of_run(path, identity)]
         models = [path for path in self._named("best") if path.name != chosen and is_of_run(path, identity)]
         for path in [*rounds[self.keep :], *models]:
-            shutil.rmtree(path)
+            self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Removes a checkpoint; one that is killed on the way leaves a hidden directory, not half a checkpoint."""
+        hidden = tempfile.mkdtemp(dir=self.path, prefix=f".{path.name}.")
+        os.rename(path, hidden)  # replaces the empty directory
+        shutil.rmtree(hidden)
 
     def _named(self, kind: str) -> list[Path]:
         """The directories called `round-` or `best-` and a number, newest first."""

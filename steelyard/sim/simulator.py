@@ -92,6 +92,7 @@ class Simulation:
         self.best: float | None = None  # the monitor's score: more is better
         self.best_round: int | None = None
         self.best_model: Snapshot | None = None  # not on disk yet
+        self.last_checkpoint = 0  # the round of it
         self.warned: set[str] = set()
 
     def resume(self) -> list[str]:
@@ -110,6 +111,7 @@ class Simulation:
             else:
                 return []  # it was stopped before its first round ended
             return [f"{reason}: the run starts over at round 1"]
+        self.last_checkpoint = snapshot.round
         # The log comes first: nothing is changed where it is damaged.
         self.records = self.directory.open_log(snapshot.round, snapshot.log)
         try:
@@ -152,7 +154,8 @@ class Simulation:
                 if self._conclude(record, writer):
                     break
             if writer is not None and self.records:
-                self._checkpoint(writer)
+                if self.best_model is not None or self.last_checkpoint != len(self.records):
+                    self._checkpoint(writer)
                 writer.flush()
             if self.directory is not None:
                 self.directory.check()
@@ -344,4 +347,5 @@ class Simulation:
         best = [self.best_model] if self.best_model is not None else []
         snapshot = self.server.snapshot(len(self.records), progress, self.identity)
         writer.offer(*best, replace(snapshot, log=self.directory.digest))
+        self.last_checkpoint = len(self.records)
         self.best_model = None

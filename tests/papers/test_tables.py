@@ -175,12 +175,14 @@ def test_who_says_how_many_rounds():
     sources = {table.name: table.rounds_source for table in tables()}
     assert {name for name, source in sources.items() if source == "the authors' code"} == {
         "fedawa-table1",
+        "fedawa-table3",
         "fedawa-table4",
+        "fedawa-table8",
     }
     assert sources["fedlaw-table3"] == "the paper"
 
 
-@pytest.mark.parametrize("table", ["fedawa-table1", "fedawa-table4"])
+@pytest.mark.parametrize("table", ["fedawa-table1", "fedawa-table3", "fedawa-table4", "fedawa-table8"])
 def test_fedawas_deviations_say_whose_rounds_and_seeds(table):
     said = " ".join(read(table).deviations)
     assert "300 rounds are the default of the authors' code" in said

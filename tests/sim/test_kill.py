@@ -8,6 +8,7 @@ import random
 import signal
 import time
 import traceback
+import warnings
 
 import pytest
 import torch
@@ -44,6 +45,8 @@ def forked(*arguments):
         code = 1
         try:
             torch.set_num_threads(1)  # torch's own threads do not survive a fork
+            # One that was killed before its first checkpoint starts over, and says so.
+            warnings.filterwarnings("ignore", message=".*although rounds are on record: the run starts over")
             run(*arguments)
             code = 0
         except BaseException:

@@ -1,6 +1,7 @@
 """Damage that a resume must notice: in the best model, in the log."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,3 +120,14 @@ def test_a_state_is_on_disk_before_it_has_its_name_and_its_name_after(tmp_path, 
     monkeypatch.setattr(states.os, "replace", replace)
     save_state(tmp_path / "state", {"a": 1})
     assert calls == ["file", "replace", "directory"]
+
+
+def test_a_checkpoint_is_hidden_before_it_is_removed(tmp_path, monkeypatch):
+    """A process that is killed while it removes an old checkpoint leaves no half of one."""
+    removed = []
+    monkeypatch.setattr("steelyard.sim.checkpoint.shutil.rmtree", lambda path, **_: removed.append(Path(path).name))
+    store = Checkpoints(tmp_path, keep=1)
+    for number in (1, 2, 2):
+        store.save(Snapshot(number, {"w": torch.zeros(2)}, {}, "run"))
+    assert [name[:13] for name in removed if (tmp_path / name).exists()] == [".round-000001", ".round-000002"]
+    assert sorted(path.name for path in tmp_path.glob("round-*")) == ["round-000002"]
