@@ -31,8 +31,8 @@ constraints:           ## pin what pip installs today; run the tests before you 
 demo: setup            ## five algorithms on the embedded digits; leaves runs and a report in out/demo
 	$(BIN)/python examples/demo.py
 
-test: setup
-	$(BIN)/python -m pytest
+test: setup            ## in two processes; a file's tests stay together
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
