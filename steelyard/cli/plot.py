@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -35,7 +36,8 @@ def plot(
     from steelyard.report.gather import find, gather
     from steelyard.report.prints import save
 
-    name = None if len(directories) < 2 or Path(directories[-1]).is_dir() else directories[-1]
+    # os.path.isdir is false for what cannot be a path, where Path.is_dir raises an error.
+    name = None if len(directories) < 2 or os.path.isdir(directories[-1]) else directories[-1]
     try:
         made = gather(directories if name is None else directories[:-1], target)
         if name is None:

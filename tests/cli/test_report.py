@@ -64,6 +64,7 @@ def test_plot_lists_the_figures_and_draws_one(folder, tmp_path, monkeypatch):
         (["report", "{runs}", "-o", "report.pdf"], "give it the ending .html"),
         (["report", "{runs}", "--target", "90"], "target=90: use an accuracy in (0, 1]"),
         (["plot", "{runs}", "coherense"], "unknown figure 'coherense': did you mean 'coherence'?"),
+        (["plot", "{runs}", "x" * 5000], "unknown figure 'xxxx"),
         (["plot", "{runs}", "loss", "-o", "loss.gif"], "pictures are .png, .svg, .pdf"),
         (["watch", "nowhere"], "nowhere: no such directory"),
         (["watch", "{runs}", "--port", "99999"], "port 99999: cannot be used"),
