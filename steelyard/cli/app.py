@@ -8,6 +8,7 @@ import typer
 
 from steelyard import __version__
 from steelyard.cli import data, models, partitions
+from steelyard.cli.bench import bench
 from steelyard.cli.compare import compare
 from steelyard.cli.merge import merge
 from steelyard.cli.plot import plot
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (run, resume, sweep, compare, report, plot, watch, reproduce, rules, explain, merge):
+for command in (run, resume, sweep, compare, report, plot, watch, reproduce, bench, rules, explain, merge):
     app.command(cls=Taught)(command)
 for group, name in ((partitions.app, "partitions"), (models.app, "models"), (data.app, "data")):
     app.add_typer(group, name=name)

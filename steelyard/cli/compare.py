@@ -38,7 +38,8 @@ def compare(
 
     Runs are grouped by everything but the seed. Runs with the same seed share data, initial model and cohorts, so
     algorithms are compared seed by seed, over the seeds that both have: the mean difference with a confidence interval
-    (Student's t). Three seeds are the least that say much; with one, nothing can be said about noise.
+    (Student's t). Three seeds are the least that say much; with one, nothing can be said about noise. Several
+    algorithms are several chances to be lucky: p-values are corrected for their number (Holm).
 
     steelyard compare runs/awa-vs-avg
 
@@ -107,6 +108,8 @@ def _plain(one: Comparison, metric: Metric) -> dict[str, Any]:
         "interval": one.difference.interval,
         "confidence": one.difference.confidence,
         "beyond_noise": one.difference.beyond_noise,
+        "p_value": one.difference.p_value,
+        "p_corrected": one.p_corrected,
         "speedups": dict(one.speedups),
         "sentence": one.sentence(metric),
     }

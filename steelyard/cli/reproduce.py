@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.live import Live
 from rich.table import Table as Shown
 
 from steelyard.cli.run import Quiet
 from steelyard.cli.say import Console, escape, fail, show
-from steelyard.core.checks import LARGEST
-from steelyard.core.errors import SteelyardError, shorten
+from steelyard.cli.sweep import print_failures, read_seeds, run_with_board
+from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +71,7 @@ def reproduce(
             _print_tables(console)
             return
         table = read(name).chosen(cells or []).changed([*(settings or []), *([f"rounds={rounds}"] if rounds else [])])
-        chosen = _seeds(seeds) if seeds is not None else table.seeds
+        chosen = read_seeds(seeds) if seeds is not None else table.seeds
         if listing:
             _print_cells(table, chosen, console)
             return
@@ -93,40 +91,18 @@ def _go(
     quiet: bool,
     console: Console,
 ) -> None:
-    from steelyard.cli.sweep import Board, Lines
-    from steelyard.lab.jobs import run_jobs
     from steelyard.papers.reproduce import comma_separated, jobs, markdown, results
-    from steelyard.sim.lock import locked
     from steelyard.sim.rundir import environment, write_text
 
-    planned = jobs(table, seeds)
-    live = not quiet and console.is_terminal
-    board = Board(planned) if quiet or live else Lines(planned, console)
-    with locked(out, "reproduction"):
-        with Live(board, console=console, refresh_per_second=4, transient=True) if live else nullcontext():
-            outcomes = run_jobs(planned, out, parallel=parallel, watch=board, overwrite=overwrite)
-        found = results(table, outcomes)
-        command = ["steelyard", *sys.argv[1:]]
-        write_text(out / "table.md", markdown(table, found, command, environment()))
-        write_text(out / "table.csv", comma_separated(found))
+    outcomes = run_with_board(jobs(table, seeds), out, "reproduction", parallel, overwrite, quiet, console)
+    found = results(table, outcomes)
+    command = ["steelyard", *sys.argv[1:]]
+    write_text(out / "table.md", markdown(table, found, command, environment()))
+    write_text(out / "table.csv", comma_separated(found))
     if not quiet:
         _print_results(table, found, console)
         console.print(f"table: {escape(str(out / 'table.md'))}", highlight=False, soft_wrap=True)
-    failed = [outcome for outcome in outcomes if outcome.error is not None]
-    for outcome in failed:
-        Console(stderr=True).print(f"[red]failed[/] {escape(f'{outcome.job.name}: {outcome.error}')}", soft_wrap=True)
-    if failed:
-        fail(f"{len(failed)} of {len(outcomes)} runs failed: start the same command again to retry them", 1)
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    try:
-        seeds = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise SteelyardError(f"--seeds {shorten(text)}: write whole numbers with commas, e.g. --seeds 1,2,3") from None
-    if min(seeds) < 0 or max(seeds) > LARGEST or len(set(seeds)) < len(seeds):
-        raise SteelyardError(f"--seeds {shorten(text)}: use distinct numbers, 0 or more and below 2^63")
-    return seeds
+    print_failures([outcome for outcome in outcomes if outcome.error is not None], len(outcomes))
 
 
 def _print_tables(console: Console) -> None:

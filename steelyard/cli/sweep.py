@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,8 @@ from rich.text import Text
 
 from steelyard.cli.run import Quiet
 from steelyard.cli.say import Console, escape, fail, show
-from steelyard.core.errors import SteelyardError
+from steelyard.core.checks import LARGEST
+from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.escape import escape_text
 
 if TYPE_CHECKING:
@@ -163,9 +164,7 @@ def sweep(
         if dry_run:
             _print_plan(planned, directory, console)
             return
-        board = Board(planned.jobs) if quiet or console.is_terminal else Lines(planned.jobs, console)
-        live = not quiet and console.is_terminal
-        with Live(board, console=console, refresh_per_second=4, transient=True) if live else nullcontext():
+        with open_board(planned.jobs, quiet, console) as board:
             summary = run_sweep(planned, directory, metric=chosen, parallel=parallel, watch=board, overwrite=overwrite)
     except KeyboardInterrupt:
         fail(f"interrupted; finished runs are kept: start the same command again to go on with {file}", 130)
@@ -179,6 +178,67 @@ def sweep(
     _complain(planned, summary, quiet)
 
 
+@contextmanager
+def open_board(jobs: Sequence[Job], quiet: bool, console: Console) -> Iterator[Board]:
+    """Show how jobs go on while the block runs: a live table on a terminal, lines in a log, nothing if quiet."""
+    if quiet:
+        yield Board(jobs)
+    elif console.is_terminal:
+        board = Board(jobs)
+        with Live(board, console=console, refresh_per_second=4, transient=True):
+            yield board
+    else:
+        yield Lines(jobs, console)
+
+
+def run_with_board(
+    jobs: Sequence[Job],
+    out: Path,
+    what: str,
+    parallel: int | None,
+    overwrite: bool,
+    quiet: bool,
+    console: Console,
+) -> list[Outcome]:
+    """Run jobs, and show how they go on.
+
+    Args:
+        jobs: what to run.
+        out: the directory above the runs; nobody else may use it meanwhile.
+        what: what the directory holds, for messages.
+        parallel: runs at a time.
+        overwrite: start afresh where there is another run.
+        quiet: show nothing.
+        console: where to show it.
+    """
+    from steelyard.lab.jobs import run_jobs
+    from steelyard.sim.lock import locked
+
+    with locked(out, what), open_board(jobs, quiet, console) as board:
+        return run_jobs(jobs, out, parallel=parallel, watch=board, overwrite=overwrite)
+
+
+def read_seeds(text: str) -> tuple[int, ...]:
+    """Return the seeds of `--seeds 1,2,3`."""
+    try:
+        seeds = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise SteelyardError(f"--seeds {shorten(text)}: write whole numbers with commas, e.g. --seeds 1,2,3") from None
+    if min(seeds) < 0 or max(seeds) > LARGEST or len(set(seeds)) < len(seeds):
+        raise SteelyardError(f"--seeds {shorten(text)}: use distinct numbers, 0 or more and below 2^63")
+    return seeds
+
+
+def print_failures(failed: Sequence[Outcome], total: int) -> None:
+    """Name the runs that failed, on standard error, and end with exit code 1 if there are any."""
+    errors = Console(stderr=True)
+    for outcome in failed:
+        reason = escape(f"{outcome.job.name}: {outcome.error}")
+        errors.print(f"[red]failed[/] {reason}", highlight=False, soft_wrap=True)
+    if failed:
+        fail(f"{len(failed)} of {total} runs failed: start the same command again to retry them", 1)
+
+
 def _complain(planned: Sweep, summary: Summary, quiet: bool) -> None:
     """Notes, then what went wrong, on standard error; it decides on the exit code."""
     errors = Console(stderr=True)
@@ -186,12 +246,7 @@ def _complain(planned: Sweep, summary: Summary, quiet: bool) -> None:
         errors.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     for sentence in summary.unlike:
         errors.print(f"[red]steelyard:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
-    for outcome in summary.failed:
-        errors.print(
-            f"[red]failed[/] {escape(f'{outcome.job.name}: {outcome.error}')}", highlight=False, soft_wrap=True
-        )
-    if summary.failed:
-        fail(f"{len(summary.failed)} of {len(planned.jobs)} runs failed: start the same command again to retry them", 1)
+    print_failures(summary.failed, len(planned.jobs))
     if summary.unlike:
         raise typer.Exit(1)
 

@@ -36,6 +36,8 @@ class Local:
         norm_decay: count weight decay in the gradient norm clients report, as CriticalFL's FedProx and FedNova do.
         drop_last: leave out the last batch of a pass if it is not full (and not the only one).
         augment: random changes to training images, as text: `crop_flip:padding=4`; None for none.
+        batch_seed: another number is another order of batches, with the same data, initial model
+            and cohorts: what noise alone does.
     """
 
     epochs: int | None = None
@@ -55,6 +57,7 @@ class Local:
     norm_decay: bool = False
     drop_last: bool = False
     augment: str | Augmentation | None = None
+    batch_seed: int = 0
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
@@ -64,6 +67,7 @@ class Local:
         checks.whole("epochs", self.epochs if self.epochs is not None else 1, 1)
         checks.whole("steps", self.steps if self.steps is not None else 1, 1)
         checks.whole("batch_size", self.batch_size, 1)
+        checks.whole("batch_seed", self.batch_seed)
         checks.number("lr", self.lr, 0.0, open_low=True)
         checks.one_of("optimizer", self.optimizer, "sgd", "adam")
         checks.number("momentum", self.momentum, 0.0, 1.0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steelyard.core.errors import SteelyardError
 from steelyard.lab.runs import Labels, Run, groups, label
 from steelyard.lab.scores import Metric, speedup
-from steelyard.lab.statistics import Difference, difference
+from steelyard.lab.statistics import Difference, correct_for_many, difference
 from steelyard.sim.monitor import check_target
 
 
@@ -22,16 +22,22 @@ class Comparison:
         speedups: by common seed, how many times fewer rounds until the reference's final accuracy (FedCos's measure);
             None where it was not reached.
         monitored: the metric that "final accuracy" is of, if it is another.
+        p_corrected: the p-value after Holm's correction over the comparisons of the setting; None for a single seed.
+        companions: how many comparisons of the setting were corrected together.
     """
 
     setting: str
     difference: Difference
     speedups: Mapping[str, float | None]
     monitored: str = "accuracy"
+    p_corrected: float | None = None
+    companions: int = 1
 
     def sentence(self, metric: Metric) -> str:
         """What may be said, in plain words."""
         said = self.difference.sentence(metric)
+        if self.companions > 1 and self.p_corrected is not None:
+            said += f" p = {self.p_corrected:.2g}, corrected for {self.companions} comparisons (Holm)."
         return f"{self.setting}: {said}" if self.setting else said
 
     def communication(self) -> str:
@@ -78,6 +84,7 @@ def compare(
         if base not in algorithms:
             continue
         theirs = algorithms[base]
+        in_setting = []
         for algorithm, ours in algorithms.items():
             if algorithm == base:
                 continue
@@ -89,8 +96,19 @@ def compare(
                 confidence,
             )
             times = {seed: speedup(ours[seed].history, theirs[seed].history) for seed in ours if seed in theirs}
-            made.append(Comparison(label(setting), paired, times, monitored))
+            in_setting.append(Comparison(label(setting), paired, times, monitored))
+        made += correct_comparisons(in_setting)
     return made
+
+
+def correct_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons of one setting with p-values corrected for their number."""
+    corrected = correct_for_many([one.difference.p_value for one in comparisons])
+    companions = sum(value is not None for value in corrected)
+    return [
+        replace(one, p_corrected=value, companions=companions)
+        for one, value in zip(comparisons, corrected, strict=True)
+    ]
 
 
 def reference(algorithms: Sequence[Labels], against: str | None = None) -> Labels:

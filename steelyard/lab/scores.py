@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.history import History
 from steelyard.sim.monitor import is_lower_better, read_number
@@ -68,6 +70,38 @@ def seconds(history: History) -> float | None:
     """Wall time of all rounds together."""
     times = [record["timings"]["total"] for record in history if "total" in record.get("timings", {})]
     return sum(times) if times else None
+
+
+def client_accuracy(history: History, quantile: float, window: int = 10) -> float | None:
+    """Return a quantile over clients of the global model's accuracy on each client's own data; 0 is the worst client.
+
+    It is the mean over the evaluations on clients within the last `window` rounds, or else the last one there is
+    (`evaluate_clients` says how often clients are evaluated). None if clients were never evaluated.
+
+    Args:
+        history: of the run.
+        quantile: from 0, the worst client, to 1, the best; between clients it is interpolated.
+        window: rounds from the end that count.
+    """
+    evaluations = [record for record in history if record.get("client_accuracy")]
+    recent = [record for record in evaluations if record["round"] > len(history) - window]
+    values = []
+    for record in recent or evaluations[-1:]:
+        accuracies = [value for value in record["client_accuracy"].values() if value is not None]
+        if accuracies:
+            values.append(float(np.quantile(accuracies, quantile)))
+    return _mean(values)
+
+
+def server_seconds(history: History) -> float | None:
+    """Return the time of aggregation, all rounds together."""
+    times = [record["timings"]["aggregate"] for record in history if "aggregate" in record.get("timings", {})]
+    return sum(times) if times else None
+
+
+def void_rounds(history: History) -> int:
+    """Return how many rounds changed nothing, since no client's update could be used."""
+    return sum(bool(record.get("void")) for record in history)
 
 
 @dataclass(frozen=True)
@@ -128,6 +162,7 @@ class Metric:
         unit: of a difference.
         words: a run's verb, and the words for more and less than another.
         digits: decimals in a table; two in percent, else one, if not given.
+        is_of_curve: whether it measures the curve of the monitored metric, and not clients or time.
     """
 
     name: str
@@ -138,6 +173,7 @@ class Metric:
     unit: str = "points"
     words: tuple[str, str, str] = ("is", "above", "below")
     digits: int | None = None
+    is_of_curve: bool = True
 
     def shown(self, value: float) -> float:
         """In the unit it is shown in."""
@@ -160,6 +196,22 @@ def _steady(name: str) -> Callable[[History, float | None], float | None]:
 
 
 _TAKES = ("takes", "more than", "less than")
+
+
+def _in_seconds(name: str, title: str, measure: Callable[[History], float | None]) -> Metric:
+    """Return a measure of time, which is the better the smaller it is."""
+    return Metric(
+        name,
+        title,
+        lambda history, _: measure(history),
+        higher=False,
+        percent=False,
+        unit="seconds",
+        words=_TAKES,
+        is_of_curve=False,
+    )
+
+
 METRICS = {
     metric.name: metric
     for metric in (
@@ -168,7 +220,30 @@ METRICS = {
         Metric("best10", "accuracy, mean of the 10 best rounds", lambda history, _: best_mean(history)),
         Metric("final", "accuracy of the last evaluation", lambda history, _: final(history)),
         Metric("rounds", "rounds to the target accuracy", _reach, False, False, "rounds", _TAKES),
-        Metric("seconds", "wall time of all rounds", lambda h, _: seconds(h), False, False, "seconds", _TAKES),
+        Metric(
+            "worst_client",
+            "accuracy on the worst client's own data, mean of the last 10 rounds",
+            lambda history, _: client_accuracy(history, 0.0),
+            is_of_curve=False,
+        ),
+        Metric(
+            "client_q10",
+            "accuracy on clients' own data that 90 % of them exceed, mean of the last 10 rounds",
+            lambda history, _: client_accuracy(history, 0.1),
+            is_of_curve=False,
+        ),
+        _in_seconds("seconds", "wall time of all rounds", seconds),
+        _in_seconds("server_seconds", "wall time of aggregation, all rounds", server_seconds),
+        Metric(
+            "void_rounds",
+            "rounds that changed nothing",
+            lambda history, _: void_rounds(history),
+            higher=False,
+            percent=False,
+            unit="rounds",
+            words=("has", "more than", "fewer than"),
+            is_of_curve=False,
+        ),
         Metric("deviation", "standard deviation of the accuracy curve", _steady("deviation"), False),
         Metric("moving", "moving standard deviation of the accuracy curve", _steady("moving"), False),
         Metric("absolute", "mean absolute deviation of the accuracy curve", _steady("absolute"), False),
@@ -209,7 +284,7 @@ def of_monitored(measure: Metric, histories: Sequence[History], strict: bool = T
     Runs that monitor different metrics are an error if `strict`; else the measure stays what it is.
     """
     monitors = list(dict.fromkeys((history.monitor.metric, history.monitor.mode) for history in histories))
-    if measure.name == "seconds" or not monitors or monitors == [("accuracy", "max")]:
+    if not measure.is_of_curve or not monitors or monitors == [("accuracy", "max")]:
         return measure
     if len(monitors) > 1 and not strict:
         return measure

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from steelyard.core.errors import SteelyardError
 from steelyard.lab.scores import Metric
-
-_TINY = 1e-300
 
 
 def mean(values: Sequence[float]) -> float:
@@ -62,7 +61,23 @@ class Difference:
         if spread is None:
             return None
         count = len(self.by_seed)
-        return t_quantile((1 + self.confidence) / 2, count - 1) * spread / math.sqrt(count)
+        quantile = float(import_scipy_stats().t.ppf((1 + self.confidence) / 2, count - 1))
+        return quantile * spread / math.sqrt(count)
+
+    @property
+    def p_value(self) -> float | None:
+        """The two-sided p-value of the paired t-test against a mean of 0; None for fewer than two seeds."""
+        middle = self.mean
+        spread = deviation(list(self.by_seed.values()))
+        if middle is None or spread is None:
+            return None
+        if middle == 0:
+            return 1.0
+        if spread == 0:
+            return 0.0
+        count = len(self.by_seed)
+        distance = abs(middle) / (spread / math.sqrt(count))
+        return 2 * float(import_scipy_stats().t.sf(distance, count - 1))
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -126,56 +141,33 @@ def difference(
     return Difference(first, second, by_seed, left_out, confidence)
 
 
-def t_quantile(probability: float, freedom: int) -> float:
-    """The quantile of Student's t distribution, to about 12 digits."""
-    if not 0 < probability < 1 or freedom < 1:
-        raise SteelyardError(f"t_quantile({probability}, {freedom}): use a probability in (0, 1) and freedom >= 1")
-    if probability < 0.5:
-        return -t_quantile(1 - probability, freedom)
-    low, high = 0.0, 1.0
-    tail = 1 - probability
-    while _tail(high, freedom) > tail:
-        low, high = high, 2 * high
-    for _ in range(200):  # bisection: certain, and fast enough for a handful of calls
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if _tail(middle, freedom) > tail else (low, middle)
-    return (low + high) / 2
+def correct_for_many(p_values: Sequence[float | None]) -> list[float | None]:
+    """Correct p-values for their number by Holm's step-down method, which bounds the chance of any false alarm.
+
+    The i-th smallest of n is multiplied by n - i + 1, and no corrected value is below that of a smaller one.
+
+    Args:
+        p_values: of comparisons that are read together; None where a comparison has none.
+
+    Returns:
+        The corrected values in the same order.
+    """
+    known = [(value, position) for position, value in enumerate(p_values) if value is not None]
+    corrected: list[float | None] = [None] * len(p_values)
+    floor = 0.0
+    for rank, (value, position) in enumerate(sorted(known)):
+        floor = max(floor, min(1.0, value * (len(known) - rank)))
+        corrected[position] = floor
+    return corrected
 
 
-def _tail(t: float, freedom: int) -> float:
-    """P(T > t) for t >= 0: half of the regularised incomplete beta function I_x(freedom / 2, 1 / 2)."""
-    x = freedom / (freedom + t * t)
-    a, b = freedom / 2, 0.5
-    if x < (a + 1) / (a + b + 2):
-        return 0.5 * _beta(a, b, x)
-    return 0.5 * (1 - _beta(b, a, t * t / (freedom + t * t)))
-
-
-def _beta(a: float, b: float, x: float) -> float:
-    """I_x(a, b) by its continued fraction (Lentz's method), which converges fast for x < (a + 1) / (a + b + 2)."""
-    if x <= 0:
-        return 0.0
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    c = 1.0
-    fraction = d = 1 / _away(1 - (a + b) * x / (a + 1))
-    for m in range(1, 500):
-        for step in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 / _away(1 + step * d)
-            c = _away(1 + step / c)
-            fraction *= c * d
-        if abs(c * d - 1) < 1e-16:
-            break
-    return front * fraction / a
-
-
-def _away(value: float) -> float:
-    """Not zero, so that it can be divided by."""
-    return value if abs(value) > _TINY else _TINY
+def import_scipy_stats() -> Any:
+    """Import `scipy.stats`, which is slow to load and needed for intervals only."""
+    try:
+        import scipy.stats
+    except ModuleNotFoundError:
+        raise SteelyardError('intervals need scipy: pip install "steelyard[cli]"') from None
+    return scipy.stats
 
 
 def _figure(value: float) -> str:

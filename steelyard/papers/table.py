@@ -23,7 +23,7 @@ from typing import Any
 from steelyard.core.errors import SteelyardError, unknown
 from steelyard.core.text import parse
 from steelyard.models import MODELS
-from steelyard.sim.config import Config, put, validated
+from steelyard.sim.config import Config, merge_sections, put, validated
 
 FOLDER = Path(__file__).with_name("tables")
 METRICS = {
@@ -138,7 +138,7 @@ class Table:
         """The table with `key=value` put on top of every cell."""
         cells = []
         for cell in self.cells:
-            raw = _copy(cell.raw)
+            raw = merge_sections(cell.raw, {})
             for setting in settings:
                 put(raw, setting)
             if self.metric == "rounds" and raw.get("target") is None:
@@ -176,10 +176,10 @@ def parsed(name: str, raw: Mapping[str, Any]) -> Table:
         label = f"{row['label']} (control)" if is_control else row["label"]
         numbers = _numbers(name, row["id"], is_control, raw["numbers"], len(columns))
         for column, number in zip(columns, numbers, strict=True):
-            run = merged(merged(base, column["set"]), row["set"])
+            run = merge_sections(merge_sections(base, column["set"]), row["set"])
             for pattern, more in row.get("where", {}).items():
                 if fnmatchcase(column["id"], pattern):
-                    run = merged(run, more)
+                    run = merge_sections(run, more)
             if metric == "rounds":
                 run["target"] = column["target"]
             cells.append(
@@ -236,18 +236,6 @@ def _is_same_model(one: str, other: str) -> bool:
         return bool(parse(one, MODELS) == parse(other, MODELS))
     except SteelyardError:  # the run will say what is wrong with it
         return one == other
-
-
-def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """Two configurations, section by section; the second wins."""
-    out = _copy(low)
-    for key, value in high.items():
-        out[key] = merged(out.get(key, {}), value) if isinstance(value, Mapping) else value
-    return out
-
-
-def _copy(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copy(item) if isinstance(item, Mapping) else item for key, item in value.items()}
 
 
 def _number(raw: Any) -> Number:

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -46,22 +47,27 @@ def html(report: Report | None, live: bool = False, title: str = "") -> str:
         live: ask the server it came from for more, every other second.
         title: until there is a report.
     """
-    script = "(() => {\n" + _text("plots.js") + _text("page.js") + "})();\n"
+    script = "(() => {\n" + read_asset("plots.js") + read_asset("page.js") + "})();\n"
     packed = "" if report is None else _packed(json.dumps(report.plain(), separators=(",", ":"), allow_nan=False))
     parts = {
-        "POLICY": escape(_policy(script, live)),
+        "POLICY": escape(content_policy(script, live)),
         "VERSION": escape(__version__),
         "TITLE": escape(title if report is None else report.title),
-        "STYLE": _text("page.css"),
+        "STYLE": read_asset("page.css"),
         "LIVE": "yes" if live else "no",
         "REPORT": packed,
         "PLOTLY": _plotly(),
         "SCRIPT": script,
     }
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], _text("page.html"))
+    return fill_template("page.html", parts)
 
 
-def _policy(script: str, live: bool) -> str:
+def fill_template(name: str, parts: Mapping[str, str]) -> str:
+    """Return a template of this package with `{{NAME}}` replaced by the part of that name."""
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], read_asset(name))
+
+
+def content_policy(script: str, live: bool) -> str:
     """No network, no script but ours, and plotly from memory; plotly sets styles of its own."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rules = {
@@ -91,5 +97,6 @@ def _packed(text: str) -> str:
 
 
 @cache
-def _text(name: str) -> str:
+def read_asset(name: str) -> str:
+    """Return the text of a file of this package."""
     return (_PARTS / name).read_text(encoding="utf-8")

@@ -57,6 +57,9 @@ class LocalSection(_Section):
     norm_decay: bool = Field(False, description="count weight decay in the reported gradient norm")
     drop_last: bool = Field(False, description="leave out a last batch that is not full")
     augment: str | None = Field(None, description="training images at random: crop_flip, crop_flip:padding=4,flip=0")
+    batch_seed: int = Field(
+        0, ge=0, description="another number: other batches, all else the same; a control for noise"
+    )
 
 
 class ParticipationSection(_Section):
@@ -149,7 +152,10 @@ class Config(_Section):
         Keys that older runs do not have are left out where they say nothing new, so that such runs compare as before.
         """
         later = {name for name in ("loss", "monitor", "mode") if getattr(self, name) == self._default(name)}
-        return self.model_dump(mode="json", exclude={"workers", "executor", *later})
+        stored = self.model_dump(mode="json", exclude={"workers", "executor", *later})
+        if not self.local.batch_seed:
+            del stored["local"]["batch_seed"]
+        return stored
 
     @classmethod
     def _default(cls, name: str) -> Any:
@@ -222,6 +228,18 @@ def put(raw: dict[str, Any], setting: str) -> None:
         if not isinstance(place, dict):
             raise SteelyardError(f"--set {shorten(setting)}: {name!r} is a value, not a section")
     place[names[-1]] = value
+
+
+def merge_sections(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two configurations, section by section; where both have a key, the second wins."""
+    merged = {key: merge_sections(value, {}) if isinstance(value, Mapping) else value for key, value in low.items()}
+    for key, value in high.items():
+        if isinstance(value, Mapping):
+            section = merged.get(key)
+            merged[key] = merge_sections(section if isinstance(section, Mapping) else {}, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def check_values(raw: Mapping[str, Any], source: str) -> None:

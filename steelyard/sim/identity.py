@@ -33,8 +33,11 @@ _DEFINITIONS = {
 def described(work: Work, participation: Participation, proxy: Proxy) -> dict[str, Any]:
     """What a run is, as plain data: two runs with the same description have the same bits."""
     local = dataclasses.asdict(work.local) | {"schedule": to_text(work.local.schedule)}
-    if local.pop("augment") is not None:  # said only where it is: runs from before there was any can be resumed
+    # Options that old runs lack are written only where they are used, so that old runs can be resumed.
+    if local.pop("augment") is not None:
         local["augment"] = to_text(work.local.augment)
+    if not work.local.batch_seed:
+        del local["batch_seed"]
     loss = work.model.loss
     leaves = [[leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype)] for leaf in work.model.layout.leaves]
     digest = hashlib.sha256()

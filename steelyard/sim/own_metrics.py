@@ -20,6 +20,7 @@ RECORDED = {
 }
 _MEASURES = {
     *("last10", "best", "best10", "final", "rounds", "seconds"),
+    *("worst_client", "client_q10", "server_seconds", "void_rounds"),
     *("deviation", "moving", "absolute", "range", "change"),
 }  # what `compare --metric` calls something else
 _RESERVED = {*RECORDED, *GEOMETRY, *_MEASURES}

@@ -27,9 +27,20 @@ _CODES: dict[str, int] = {  # part of every run's bits: a number is never given 
 }
 
 
-def stream(seed: int, purpose: Purpose, round: int = 0, client: ClientId | None = None) -> np.random.Generator:
-    """The generator of this purpose, round and client."""
-    return np.random.Generator(np.random.Philox(_sequence(seed, purpose, round, client)))
+def stream(
+    seed: int, purpose: Purpose, round: int = 0, client: ClientId | None = None, variant: int = 0
+) -> np.random.Generator:
+    """Return the generator of this purpose, round and client.
+
+    Args:
+        seed: of the run.
+        purpose: what is drawn.
+        round: number of the round.
+        client: whose draw it is.
+        variant: another number is an independent stream of the same seed.
+    """
+    entropy = [seed, variant] if variant else seed
+    return np.random.Generator(np.random.Philox(_sequence(entropy, purpose, round, client)))
 
 
 def number(seed: int, purpose: Purpose, round: int = 0, client: ClientId | None = None) -> int:
@@ -37,8 +48,10 @@ def number(seed: int, purpose: Purpose, round: int = 0, client: ClientId | None 
     return int(_sequence(seed, purpose, round, client).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _sequence(seed: int, purpose: Purpose, round: int, client: ClientId | None) -> np.random.SeedSequence:
-    return np.random.SeedSequence(entropy=seed, spawn_key=(_CODES[purpose], round, *_words(client)))
+def _sequence(
+    entropy: int | list[int], purpose: Purpose, round: int, client: ClientId | None
+) -> np.random.SeedSequence:
+    return np.random.SeedSequence(entropy=entropy, spawn_key=(_CODES[purpose], round, *_words(client)))
 
 
 def _words(client: ClientId | None) -> tuple[int, ...]:

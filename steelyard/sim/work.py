@@ -161,10 +161,13 @@ class Work:
         if not len(index):
             return None
         who = self.federation.ids[client]
-        made = batches(index, self.local, stream(self.seed, "batches", round, who), self.model.has_batch_norm)
+        rng = stream(self.seed, "batches", round, who, self.local.batch_seed)
+        made = batches(index, self.local, rng, self.model.has_batch_norm)
         if not isinstance(self.local.augment, Augmentation):
             return made
-        drawn = self.local.augment.draw(len(made.order), stream(self.seed, "augment", round, who))
+        drawn = self.local.augment.draw(
+            len(made.order), stream(self.seed, "augment", round, who, self.local.batch_seed)
+        )
         return replace(made, drawn=torch.from_numpy(drawn))
 
     def num_steps(self, client: int) -> int:

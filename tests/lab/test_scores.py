@@ -7,6 +7,7 @@ import pytest
 from steelyard.core.errors import SteelyardError
 from steelyard.lab import scores
 from steelyard.sim.history import History
+from steelyard.sim.monitor import Monitor
 
 
 def history(*accuracies, **columns):
@@ -33,8 +34,40 @@ def test_rounds_that_were_not_evaluated_do_not_count():
     assert scores.final(sparse) == 0.4
     assert scores.rounds_to(sparse, 0.3) == 4
     never = history(None, None)
-    assert [m.of(never, 0.5) for m in scores.METRICS.values() if m.name != "seconds"] == [None] * 10
+    measures = [metric for metric in scores.METRICS.values() if metric.is_of_curve]
+    assert len(measures) == 10
+    assert [metric.of(never, 0.5) for metric in measures] == [None] * 10
     assert scores.seconds(History("h", [{"round": 1}])) is None
+
+
+def test_the_worst_client_and_the_tenth_of_them():
+    by_client = [None] * 12
+    by_client[0] = {str(k): 0.0 for k in range(11)}  # too long ago
+    by_client[4] = {str(k): k / 10 for k in range(11)}
+    by_client[11] = {str(k): 0.5 + k / 20 for k in range(11)} | {"no data": None}
+    curve = history(*[0.5] * 12, client_accuracy=by_client)
+    assert scores.client_accuracy(curve, 0.0) == pytest.approx((0.0 + 0.5) / 2)
+    assert scores.METRICS["client_q10"].of(curve, None) == pytest.approx((0.1 + 0.55) / 2)
+    seldom = history(*[0.5] * 12, client_accuracy=[by_client[4], *[None] * 11])
+    assert scores.METRICS["worst_client"].of(seldom, None) == 0.0
+    assert scores.client_accuracy(seldom, 0.5) == 0.5
+    assert scores.client_accuracy(history(0.5), 0.0) is None
+
+
+def test_seconds_of_the_server_and_void_rounds():
+    curve = history(0.1, 0.2, 0.3, void=[None, "no client is left", None])
+    for record in curve.records:
+        record["timings"]["aggregate"] = 0.25
+    assert scores.server_seconds(curve) == 0.75
+    assert scores.void_rounds(curve) == 1
+    assert scores.server_seconds(history(0.1)) is None
+
+
+def test_measures_of_time_and_clients_are_the_same_whatever_is_monitored():
+    loss = History("h", [{"round": 1, "loss": 0.5}], monitor=Monitor("loss", "min"))
+    for name in ("seconds", "server_seconds", "void_rounds", "worst_client", "client_q10"):
+        assert scores.metric(name, [loss]) is scores.METRICS[name]
+    assert scores.metric("last10", [loss]).unit == "loss"
 
 
 def test_communication_saved():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from steelyard.core.errors import SteelyardError
 from steelyard.lab.scores import METRICS
-from steelyard.lab.statistics import deviation, difference, mean, t_quantile
+from steelyard.lab.statistics import correct_for_many, deviation, difference, mean
 
 BEST, ROUNDS = METRICS["best"], METRICS["rounds"]
 values = st.floats(-1, 1, allow_nan=False).map(lambda x: round(x, 6))
@@ -20,18 +20,6 @@ def paired(rows, **options):
     ours = {str(n): a for n, (a, _) in enumerate(rows)}
     theirs = {str(n): b for n, (_, b) in enumerate(rows)}
     return difference("a", "b", ours, theirs, **options)
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 19, 30, 100, 1000, 100000])
-@pytest.mark.parametrize("probability", [0.001, 0.1, 0.5, 0.6, 0.9, 0.95, 0.975, 0.995, 0.9999])
-def test_quantiles_are_those_of_scipy(freedom, probability):
-    expected = scipy.stats.t.ppf(probability, freedom)
-    assert t_quantile(probability, freedom) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-def test_quantiles_by_heart():
-    assert t_quantile(0.975, 1) == pytest.approx(12.7062047)
-    assert t_quantile(0.975, 2) == pytest.approx(4.30265273)
 
 
 def test_mean_and_sample_deviation():
@@ -47,6 +35,43 @@ def test_the_interval_is_that_of_scipys_paired_test(rows, confidence):
     a, b = zip(*rows, strict=True)
     expected = scipy.stats.ttest_rel(a, b).confidence_interval(confidence)
     assert made.interval == pytest.approx((expected.low, expected.high), rel=1e-6, abs=1e-9)
+
+
+@given(pairs)
+def test_the_p_value_is_that_of_scipys_paired_test(rows):
+    made = paired(rows)
+    assume(deviation(list(made.by_seed.values())) > 1e-7)
+    a, b = zip(*rows, strict=True)
+    assert made.p_value == pytest.approx(scipy.stats.ttest_rel(a, b).pvalue, rel=1e-6, abs=1e-12)
+
+
+@given(pairs, st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_the_p_value_and_the_interval_agree(rows, confidence):
+    made = paired(rows, confidence=confidence)
+    assume(made.p_value != pytest.approx(1 - confidence))
+    assert made.beyond_noise == (made.p_value < 1 - confidence)
+
+
+def test_p_values_without_spread_and_of_one_seed():
+    assert paired([(0.5, 0.5), (0.25, 0.25)]).p_value == 1.0
+    assert paired([(0.5, 0.25), (0.75, 0.5)]).p_value == 0.0
+    assert paired([(0.5, 0.25)]).p_value is None
+
+
+def test_holms_correction_by_hand():
+    # sorted 0.01, 0.03, 0.04 by 3, 2, 1: 0.03, 0.06, and 0.04 is lifted to 0.06
+    assert correct_for_many([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert correct_for_many([None, 0.6, 0.5]) == [None, 1.0, 1.0]
+    assert correct_for_many([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_corrected_p_values_keep_their_order_and_are_no_smaller(p_values):
+    corrected = correct_for_many(p_values)
+    assert all(before <= after <= 1 for before, after in zip(p_values, corrected, strict=True))
+    by_value = [corrected[position] for position in sorted(range(len(p_values)), key=p_values.__getitem__)]
+    assert by_value == sorted(by_value)
+    assert min(corrected) == pytest.approx(min(1.0, len(p_values) * min(p_values)))
 
 
 @given(pairs)
@@ -119,7 +144,5 @@ def test_bad_arguments():
     for confidence in (0.0, 1.0, 95.0, 0.99999999999999994, math.nan):
         with pytest.raises(SteelyardError, match="use a number between 0 and 1"):
             difference("a", "b", {}, {}, confidence)
-    with pytest.raises(SteelyardError, match="t_quantile"):
-        t_quantile(0.5, 0)
     with pytest.raises(SteelyardError, match="mean of no values"):
         mean([])

@@ -5,7 +5,8 @@ import pytest
 from steelyard.algorithm import parse_refiner
 from steelyard.core.errors import SteelyardError
 from steelyard.papers import cost
-from steelyard.papers.table import METRICS, Number, merged, names, parsed, read, tables
+from steelyard.papers.table import METRICS, Number, names, parsed, read, tables
+from steelyard.sim.config import merge_sections
 
 SOME = {  # read in the papers by hand, apart from the files
     ("fedadp-table1", "mnist-1class-3iid/fedavg"): Number(None, 94.48),
@@ -220,7 +221,7 @@ def test_a_row_with_too_few_numbers_is_refused():
 
 def test_the_second_configuration_wins_section_by_section():
     low = {"a": 1, "local": {"lr": 1.0, "epochs": 2}}
-    assert merged(low, {"local": {"lr": 2.0}}) == {"a": 1, "local": {"lr": 2.0, "epochs": 2}}
+    assert merge_sections(low, {"local": {"lr": 2.0}}) == {"a": 1, "local": {"lr": 2.0, "epochs": 2}}
     assert low["local"]["lr"] == 1.0
 
 

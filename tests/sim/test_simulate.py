@@ -6,6 +6,7 @@ from torch import nn
 
 import steelyard
 from steelyard.core.errors import SteelyardError
+from steelyard.sim.rundir import read_config
 from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
 
 
@@ -131,6 +132,33 @@ def test_seeds_and_rounds_differ():
     a, b = simulate(seed=0, rounds=2), simulate(seed=1, rounds=2)
     assert not same(a, b)
     assert a.records[0]["weights"] == b.records[0]["weights"]
+
+
+def test_another_batch_seed_changes_the_batches_and_nothing_else(tmp_path):
+    """The control of the benchmark: same data, initial model and cohorts, other batches."""
+    common = {"participation": {"share": 0.5}, "rounds": 3}
+    plain = {"lr": 0.1, "batch_size": 8}
+    first = simulate(**common, local=plain, out=tmp_path / "first")
+    again = simulate(**common, local={**plain, "batch_seed": 0})
+    other = simulate(**common, local={**plain, "batch_seed": 1}, out=tmp_path / "other")
+    assert same(first, again)
+    assert not same(first, other)
+    assert not same(other, simulate(**common, local={**plain, "batch_seed": 2}))
+    cohorts = [[sorted(record["weights"]) for record in history] for history in (first, other)]
+    assert cohorts[0] == cohorts[1]
+    resolved = [read_config(tmp_path / name)["resolved"] for name in ("first", "other")]
+    assert resolved[0]["model"] == resolved[1]["model"]
+    assert resolved[0]["data"] == resolved[1]["data"]
+    # Runs from before the option can be resumed: it is written only where it is used.
+    assert "batch_seed" not in resolved[0]["local"]
+    assert resolved[1]["local"]["batch_seed"] == 1
+
+
+def test_one_batch_of_all_samples_knows_no_batch_seed_but_its_order():
+    full = {"lr": 0.1, "batch_size": 1000}
+    a, b = (simulate(rounds=1, local={**full, "batch_seed": n}) for n in (0, 1))
+    for name in a.params:
+        assert torch.allclose(a.params[name], b.params[name], atol=1e-6)
 
 
 def test_persistent_momentum_is_remembered_and_adam_counts_on():

@@ -1,0 +1,171 @@
+"""The command `bench`: the benchmark of aggregation rules, its results and its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table as Shown
+
+from steelyard.cli.run import Quiet
+from steelyard.cli.say import Console, escape, fail, show
+from steelyard.cli.sweep import print_failures, read_seeds, run_with_board
+from steelyard.core.errors import SteelyardError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steelyard.lab.benchmark import Benchmark, Result
+    from steelyard.lab.ranking import Analysis
+
+RESULTS = "results.csv"
+
+
+def bench(
+    rules: Annotated[str | None, typer.Option(help="Only these, by name: fedavg,fedadp.", show_default=False)] = None,
+    settings: Annotated[
+        str | None, typer.Option(help="Only these, by name: dirichlet-0.1,quantity.", show_default=False)
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="E.g. 1,2 instead of the file's.", show_default=False)] = None,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A row of your own: 'NAME: RULE key=value ...'. Only such rows are run; the others' results are those "
+            "that come with Steelyard. Repeat it.",
+            show_default=False,
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", help="key=value for every run, e.g. rounds=5; nothing published fits then."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A benchmark of your own, as benchmark.toml.", show_default=False)
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Run the options that were tried, on the tuning seeds, and compare them.")
+    ] = False,
+    page_only: Annotated[
+        bool, typer.Option("--page-only", help="Run nothing: the page of the results that come with Steelyard.")
+    ] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List rules and settings, and exit.")] = False,
+    out: Annotated[Path, typer.Option(help="Where runs, results and page go.")] = Path("runs/benchmark"),
+    parallel: Annotated[int | None, typer.Option(help="Runs at a time; one per core by default.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start afresh where --out holds a run of another configuration.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare aggregation rules in six settings, over five seeds, and say which differences are more than noise.
+
+    steelyard bench --list
+
+    steelyard bench                                                # everything: hours
+
+    steelyard bench --add 'mine: fedadp:alpha=3 client=fedcos'     # your rule beside the published results
+
+    steelyard bench --rules fedavg,fedadp --settings quantity --seeds 1,2 --set rounds=5
+
+    Data is looked for in $STEELYARD_DATA, or --set data.dir=DIR. Start it again after Ctrl-C: finished runs are kept,
+    others go on. In --out: results.csv (one line per run), benchmark.md and benchmark.html.
+    """
+    console = Console()
+    try:
+        from steelyard.lab.benchmark import (
+            PUBLISHED,
+            combine_results,
+            format_results,
+            make_results,
+            parse_rule_text,
+            read_benchmark,
+            read_results,
+        )
+        from steelyard.sim.rundir import write_text
+
+        # Choose what is to be run.
+        whole = read_benchmark(file).change(changes or [])
+        is_published = file is None and not [change for change in changes or [] if not change.startswith("data.dir=")]
+        chosen = whole.select(_names(rules), _names(settings))
+        if add:
+            chosen = chosen.with_rules([parse_rule_text(text) for text in add], alone=True)
+        if tune:
+            chosen = chosen.candidates()
+        if listing:
+            _print_benchmark(chosen, console)
+            return
+        planned = [] if page_only else chosen.jobs(read_seeds(seeds) if seeds is not None else chosen.seeds)
+
+        # Run it, and put the results beside those that are published, if they are of the same benchmark.
+        outcomes = run_with_board(planned, out, "benchmark", parallel, overwrite, quiet, console) if planned else []
+        results = make_results(chosen, outcomes)
+        if (add or page_only) and not is_published:
+            raise SteelyardError("--add and --page-only use the published results, which --set and --file do not fit")
+        if add or page_only:
+            results = combine_results(read_results(PUBLISHED), results)
+        described = chosen if tune else whole.with_rules([r for r in chosen.rules if r not in whole.rules])
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / RESULTS, format_results(results))
+        _write_pages(described, results, out, quiet, console)
+    except KeyboardInterrupt:
+        fail("interrupted; finished runs are kept: start the same command again to go on", 130)
+    except (SteelyardError, OSError) as error:
+        fail(error)
+    print_failures([outcome for outcome in outcomes if outcome.error is not None], len(outcomes))
+
+
+def _names(text: str | None) -> list[str]:
+    """Return the names of `--rules a,b`."""
+    return [] if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _print_benchmark(benchmark: Benchmark, console: Console) -> None:
+    rules = Shown(title=escape(benchmark.title), title_justify="left")
+    for column in ("rule", "label", "algorithm", "note"):
+        rules.add_column(column, overflow="fold")
+    for rule in benchmark.rules:
+        rules.add_row(rule.name, escape(rule.label), escape(rule.algorithm), escape(rule.note))
+    show(rules, console)
+    settings = Shown(title="Settings", title_justify="left")
+    for column in ("setting", "what it is", "target"):
+        settings.add_column(column, overflow="fold")
+    for setting in benchmark.settings:
+        settings.add_row(setting.name, escape(setting.about), f"{setting.target:g}")
+    show(settings, console)
+    runs = len(benchmark.rules) * len(benchmark.settings) * len(benchmark.seeds)
+    seeds = ", ".join(map(str, benchmark.seeds))
+    console.print(f"{runs} runs with seeds {seeds}", highlight=False)
+
+
+def _write_pages(benchmark: Benchmark, results: Sequence[Result], out: Path, quiet: bool, console: Console) -> None:
+    """Write the two pages, and show the table of the first."""
+    from steelyard.lab.benchmark import SCORES
+    from steelyard.lab.ranking import analyse
+    from steelyard.report.benchmark import write_html, write_markdown
+
+    analysis = analyse(benchmark, results, SCORES)
+    write_markdown(benchmark, analysis, out / "benchmark.md")
+    write_html(benchmark, analysis, results, out / "benchmark.html")
+    if not quiet:
+        _print_analysis(benchmark, analysis, console)
+        console.print(f"page: {escape(str(out / 'benchmark.html'))}", highlight=False, soft_wrap=True)
+
+
+def _print_analysis(benchmark: Benchmark, analysis: Analysis, console: Console) -> None:
+    from steelyard.report.benchmark import format_difference
+
+    table = Shown(title="Points against the reference (mean of the last 10 rounds)", title_justify="left")
+    table.add_column("rule")
+    chosen = [setting for setting in benchmark.settings if setting.name in analysis.scores]
+    for setting in chosen:
+        table.add_column(escape(setting.label), justify="right")
+    for rule in analysis.rules:
+        cells = [
+            format_difference(analysis.scores[setting.name]["last10"].get(rule.name), rule.name == benchmark.reference)
+            for setting in chosen
+        ]
+        table.add_row(escape(rule.label), *cells)
+    show(table, console)
+    console.print(
+        "* told apart from the reference after Holm's correction; ± half of the 95 % interval", highlight=False
+    )
