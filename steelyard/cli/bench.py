@@ -86,6 +86,8 @@ def bench(
         # Choose what is to be run.
         whole = read_benchmark(file).change(changes or [])
         is_published = file is None and not [change for change in changes or [] if not change.startswith("data.dir=")]
+        if (add or page_only) and not is_published:
+            raise SteelyardError("--add and --page-only use the published results, which --set and --file do not fit")
         chosen = whole.select(_names(rules), _names(settings))
         if add:
             chosen = chosen.with_rules([parse_rule_text(text) for text in add], alone=True)
@@ -99,8 +101,6 @@ def bench(
         # Run it, and put the results beside those that are published, if they are of the same benchmark.
         outcomes = run_with_board(planned, out, "benchmark", parallel, overwrite, quiet, console) if planned else []
         results = make_results(chosen, outcomes)
-        if (add or page_only) and not is_published:
-            raise SteelyardError("--add and --page-only use the published results, which --set and --file do not fit")
         if add or page_only:
             results = combine_results(read_results(PUBLISHED), results)
         described = chosen if tune else whole.with_rules([r for r in chosen.rules if r not in whole.rules])
