@@ -29,6 +29,7 @@ from steelyard.sim.participation import Participation
 from steelyard.sim.simulate import simulate
 from steelyard.stores.memory import MemoryStore
 from steelyard.stores.safetensors import SafetensorsStore
+from steelyard.weightings.angle_gap import AngleGap as angle_gap
 from steelyard.weightings.bulyan import Bulyan as bulyan
 from steelyard.weightings.centered_clipping import CenteredClipping as centered_clipping
 from steelyard.weightings.chain import chain, parse_rule
@@ -80,6 +81,7 @@ __all__ = [
     "adam",
     "aggregate",
     "always",
+    "angle_gap",
     "bulyan",
     "cap",
     "centered_clipping",

@@ -75,6 +75,18 @@ class Gram:
         norm = np.sqrt(self.mixture_sq_norm(weights))
         return _cosine(self.apply(weights), self.norms * norm[:, None])
 
+    def cosines_to_others(self, weights: Array) -> Array:
+        """`cos(d_k, sum_{j != k} w_j d_j)`, `[g, K]`; 0 where either is zero."""
+        dots = self.apply(weights)
+        total = (weights * dots).sum(axis=1)[:, None]
+        # Take the client's own part out of the mixture: m - w_k d_k.
+        own = weights * self.sq_norms
+        square = total - 2 * weights * dots + weights * own
+        # What is left of a mixture that is all one client's is rounding.
+        noise = np.finfo(np.float64).eps * len(dots[0]) * (np.abs(total) + 2 * np.abs(weights * dots) + weights * own)
+        lengths = self.norms * np.sqrt(np.where(square > noise, square, 0.0))
+        return _cosine(dots - own, lengths)
+
     def model_cosines(self, eps: float = 0.0) -> Array:
         """`cos(theta_k, theta)`, `[g, K]`; norms are floored at `eps`, as torch does; 0 where either is zero."""
         lengths = np.maximum(np.sqrt(self.model_sq_norms), eps) * np.maximum(np.sqrt(self.theta_sq), eps)[:, None]

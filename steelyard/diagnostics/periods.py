@@ -19,7 +19,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.diagnostics.recorded import Rounds, Run, by_client, client_names, history_of, series
 from steelyard.lab import scores
-from steelyard.weightings.detectors import Detector, gradient_norm, parse_detector
+from steelyard.weightings.detectors import Detector, PeriodDetector, gradient_norm, parse_detector
 
 Flags = NDArray[np.bool_]
 
@@ -52,7 +52,7 @@ class Periods:
 
 def detect(fgn: Sequence[float] | Array, detector: str | Detector = "eq6") -> Flags:
     """Which rounds of a series of FGN, from round 1 on, a detector calls critical."""
-    rule = parse_detector(detector)
+    rule = _parse_period_detector(detector)
     if not np.isfinite(np.asarray(fgn, dtype=np.float64)).all():
         raise SteelyardError("fgn holds NaN or infinity: leave such rounds out")
     state: Any = {}
@@ -63,13 +63,22 @@ def detect(fgn: Sequence[float] | Array, detector: str | Detector = "eq6") -> Fl
     return np.array(flags, dtype=np.bool_)
 
 
+def _parse_period_detector(detector: str | Detector) -> PeriodDetector:
+    """Return a detector that looks at FGN; refuse one that looks at something else."""
+    rule = parse_detector(detector)
+    if not isinstance(rule, PeriodDetector):
+        raise SteelyardError(f"detector={rule.name}: it does not look at FGN: use eq6, criticalfl_window or always")
+    return rule
+
+
 def critical_periods(run: Run, detector: str | Detector = "eq6") -> Periods:
     """The FGN curve of a run with its critical periods: PA3Fed, Fig. 3.
 
     `detector` is `eq6` (PA3Fed, Eq. 6; `eq6:delta=0.05`), `criticalfl_window` or a detector object. A void round has no
     FGN; the detector does not see it, as in the run.
     """
-    rule, history = parse_detector(detector), history_of(run)
+    rule = _parse_period_detector(detector)
+    history = history_of(run)
     if rule.average == "median":
         table = by_client(history, "reported.grad_norm")
         rounds = table.rounds

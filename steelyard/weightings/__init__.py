@@ -4,6 +4,7 @@ Importing this package registers every rule under its text name.
 """
 
 from steelyard.weightings import (
+    angle_gap,
     bulyan,
     centered_clipping,
     chain,
@@ -29,6 +30,7 @@ from steelyard.weightings import (
 )
 
 __all__ = [
+    "angle_gap",
     "bulyan",
     "centered_clipping",
     "chain",

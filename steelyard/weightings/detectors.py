@@ -38,10 +38,33 @@ _CARD_WINDOW = Card("CriticalFL's zero-padded window", "Yan et al., KDD 2023", "
 
 
 class Detector(ABC):
-    """Says of each round whether it is critical. `average` makes FGN of the clients' numbers."""
+    """Decides for each round whether a gated rule acts.
+
+    Attributes:
+        name: the key in text form and in the state.
+        card: what the command line says of it.
+    """
 
     name: str
     card: Card
+
+    @property
+    @abstractmethod
+    def needs(self) -> Needs:
+        """What the detector looks at."""
+
+    @abstractmethod
+    def critical(self, view: View, state: State) -> tuple[bool, State]:
+        """Whether this round is critical, and the state for the next."""
+
+
+class PeriodDetector(Detector):
+    """Finds critical learning periods in FGN, the federated gradient norm.
+
+    Attributes:
+        average: how FGN is made of the clients' numbers: `weighted`, `mean` or `median`.
+    """
+
     average: str
 
     @property
@@ -83,7 +106,7 @@ def gradient_norm(norms: Array, average: str, sizes: Array | None = None) -> flo
 
 @RULES.register
 @dataclass(frozen=True)
-class Eq6(Detector):
+class Eq6(PeriodDetector):
     """PA3Fed's period check. Round 1 has nothing to compare with: `first` says what it is."""
 
     delta: float = 0.01
@@ -107,7 +130,7 @@ class Eq6(Detector):
 
 @RULES.register
 @dataclass(frozen=True)
-class Always(Detector):
+class Always(PeriodDetector):
     """Every round is critical: a rule without a period check (PA3Fed, Fig. 7). It asks nothing of clients."""
 
     name = "always"
@@ -130,7 +153,7 @@ class Always(Detector):
 
 @RULES.register
 @dataclass(frozen=True)
-class CriticalFLWindow(Detector):
+class CriticalFLWindow(PeriodDetector):
     """CriticalFL's check, with its constants as options."""
 
     delta: float = 0.01

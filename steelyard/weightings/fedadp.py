@@ -15,6 +15,9 @@ neutral angle pi/2 (one gives it 0, the greatest weight), looks at parameters on
 scales all tensors alike (one leaves the first tensor unscaled). Partial participation is open in the paper:
 `clock="round"` takes t from the server's round, as two implementations do, `clock="client"` counts the rounds a
 client took part in.
+
+The mean of (8) contains the client itself. Where sizes differ, a large client is close to the mean because it is most
+of it, and gets even more weight. `reference="others"` is ours: the angle to the mean of the other clients.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class FedAdp(Weighting):
 
     alpha: float = 5.0
     clock: str = "round"
+    reference: str = "mean"
 
     name = "fedadp"
     modifies = True
@@ -53,6 +57,7 @@ class FedAdp(Weighting):
     def __post_init__(self) -> None:
         checks.number("alpha", self.alpha, 0.0, open_low=True)
         checks.one_of("clock", self.clock, "round", "client")
+        checks.one_of("reference", self.reference, "mean", "others")
 
     @property
     def needs(self) -> Needs:
@@ -61,7 +66,10 @@ class FedAdp(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Equations (8) to (11)."""
-        angle = angles_to_mean(view.gram, prior.shares)
+        if self.reference == "others":
+            angle = angles_to_others(view.gram, prior.shares)
+        else:
+            angle = angles_to_mean(view.gram, prior.shares)
         angles, rounds = state.get("angles", {}), state.get("rounds", {})
         before = gather(angles, view.ids, angle)
         seen = gather(rounds, view.ids, np.zeros((1, len(view.ids))))
@@ -78,6 +86,12 @@ class FedAdp(Weighting):
 def angles_to_mean(gram: Gram, shares: Array) -> Array:
     """Equation (8): angles of the updates to their mean with these shares, in radians, `[g, K]`."""
     angles: Array = np.arccos(gram.cosines_to(shares))
+    return angles
+
+
+def angles_to_others(gram: Gram, shares: Array) -> Array:
+    """Return each update's angle to the mean of the others with these shares, in radians, `[g, K]`."""
+    angles: Array = np.arccos(gram.cosines_to_others(shares))
     return angles
 
 

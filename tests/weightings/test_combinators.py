@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import steelyard
 from steelyard.core.text import to_text
+from steelyard.diagnostics.periods import detect
 from steelyard.weightings.bulyan import select
 from steelyard.weightings.modifiers import water_fill
 from tests.rounds import Broken
@@ -157,7 +158,7 @@ def test_the_plain_name_of_a_detector_stays_text():
     "make", [lambda d: steelyard.gate(d, "fedadp"), lambda d: steelyard.pa3fed(detector=d)], ids=["gate", "pa3fed"]
 )
 def test_what_is_no_detector_is_refused(make, detector):
-    with pytest.raises(steelyard.SteelyardError, match="not a detector: use always, criticalfl_window, eq6"):
+    with pytest.raises(steelyard.SteelyardError, match="not a detector: use always, angle_gap, criticalfl_window, eq6"):
         make(detector)
 
 
@@ -220,3 +221,38 @@ def test_always_adapts_in_every_round_and_asks_for_no_gradient_norms():
 def test_pa3fed_on_trained_models_is_said_to_hardly_act():
     assert "change little" in steelyard.Algorithm("pa3fed:model=local").explain().remarks[0]
     assert not steelyard.Algorithm("pa3fed").explain().remarks
+
+
+def two_groups(agreeing, others=7, dim=40):
+    """Updates of clients that agree, and of others that pull in directions of their own."""
+    rng = np.random.default_rng(0)
+    common = np.ones(dim)
+    rows = [common + 0.3 * rng.standard_normal(dim) for _ in range(agreeing)]
+    basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
+    rows += [3 * (basis[k] - basis[k].mean()) for k in range(others)]
+    return torch.tensor(np.array(rows))
+
+
+@pytest.mark.parametrize(
+    ("agreeing", "others", "rule", "is_open"),
+    [
+        (3, 7, "gate(angle_gap,fedadp)", True),
+        (0, 10, "gate(angle_gap,fedadp)", False),
+        (10, 0, "gate(angle_gap,fedadp)", False),
+        (3, 7, "gate(angle_gap:gap=1.9,fedadp)", False),
+        (3, 7, "gate(angle_gap:group=4,fedadp)", False),
+        (1, 0, "gate(angle_gap,fedadp)", False),
+    ],
+)
+def test_an_angle_gap_is_a_group_that_agrees_apart_from_the_others(agreeing, others, rule, is_open):
+    updates = two_groups(agreeing, others)
+    base = torch.zeros(updates.shape[1], dtype=updates.dtype)
+    out = steelyard.aggregate(f"uniform|{rule}", base, updates)
+    assert out.report["critical"] is is_open
+    plain = steelyard.aggregate("uniform|fedadp" if is_open else "uniform", base, updates)
+    np.testing.assert_allclose(out.weights, plain.weights)
+
+
+def test_periods_are_found_by_detectors_of_gradient_norms_only():
+    with pytest.raises(steelyard.SteelyardError, match="angle_gap"):
+        detect([1.0, 2.0], "angle_gap")

@@ -41,6 +41,22 @@ def test_fedadp_over_rounds(case):
         base, state = out.params, out.state
 
 
+def test_fedadp_measured_against_the_others_does_not_reward_size():
+    """Ten clients that pull in independent directions: the large one is most of the mean, and like no other client."""
+    directions = torch.eye(10, dtype=torch.float64)
+    sizes = np.array([910] + [10] * 9)
+    shares = sizes / sizes.sum()
+    base = torch.zeros(10, dtype=torch.float64)
+    weights = {
+        reference: steelyard.aggregate(
+            steelyard.fedadp(reference=reference), base, directions, metrics={"num_examples": sizes}
+        ).weights[0]
+        for reference in ("mean", "others")
+    }
+    assert weights["mean"] > 0.99 > shares[0]
+    assert weights["others"] == pytest.approx(shares[0])
+
+
 @pytest.mark.parametrize("alpha", [1, 2, 3, 4, 5, 6, 8, 10])
 def test_fedadp_gompertz(alpha):
     golden = arrays("fedadp")
