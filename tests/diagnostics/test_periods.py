@@ -83,7 +83,7 @@ def test_errors_are_one_sentence():
     history = simulate("fedavg", rounds=1)
     with pytest.raises(SteelyardError, match="'fgn': not on record"):
         critical_periods(history)
-    with pytest.raises(SteelyardError, match="detector='fedavg': not a detector: use always, angle_gap, criticalfl_window, eq6"):
+    with pytest.raises(SteelyardError, match=r"fedavg.*not a detector.*angle_gap"):
         critical_periods(history, "fedavg")
     with pytest.raises(SteelyardError, match="NaN or infinity: leave such rounds out"):
         detect([1, np.nan, 2])

@@ -1,0 +1,131 @@
+"""Search for a composition of a rule, client terms and a server step that is good in every setting of the benchmark.
+
+    python examples/find_composition.py --out runs/search            # two hours on two cores; start it again to go on
+
+Successive halving on the tuning seeds and three settings of the benchmark: every candidate runs for a few rounds, the
+better third goes on. A candidate is as good as its worst setting: its regret is how many points it is behind the best
+candidate there, and the least regret wins. All candidates stay on record, with the rounds they had.
+"""
+
+import argparse
+import csv
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from steelyard.lab.benchmark import Rule, read_benchmark
+from steelyard.lab.jobs import run_jobs
+from steelyard.lab.scores import last
+from steelyard.lab.statistics import mean
+
+SETTINGS = ("dirichlet-0.1", "3-iid-7-one-class", "100-clients")
+WEIGHTINGS = {
+    "fedavg": "fedavg",
+    "feddisco": "feddisco",
+    "fedadp": "fedadp",
+    "fedadp-others": "fedadp:reference=others",
+    "gated-fedadp": "gate(angle_gap,fedadp:reference=others)",
+    "feddisco-gated-fedadp": "feddisco|gate(angle_gap,fedadp:reference=others)",
+}
+TERMS = {
+    "": "",
+    "fedcos-0.02": "client=fedcos:mu=0.02",
+    "fedcos-0.05": "client=fedcos:mu=0.05",
+    "scaffold": "client=scaffold",
+    "scaffold-fedcos-0.02": "client=scaffold+fedcos:mu=0.02",
+}
+STEPS = {"": "", "step-1.5": "server=sgd:lr=1.5"}
+RUNGS = (12, 25, 50)  # rounds after which the better third goes on
+WINDOW = 5  # evaluations at the end that count: the curves still rise
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A candidate after a rung: mean accuracy by setting, and the points it is behind the best of its worst setting."""
+
+    rule: Rule
+    rounds: int
+    accuracy: dict
+    regret: float
+
+
+def make_candidates():
+    """Return every combination as a row of the benchmark."""
+    rules = []
+    for weighting, term, step in itertools.product(WEIGHTINGS, TERMS, STEPS):
+        name = "-".join(filter(None, (weighting, term, step)))
+        algorithm = " ".join(filter(None, (WEIGHTINGS[weighting], TERMS[term], STEPS[step])))
+        rules.append(Rule(name, name, algorithm))
+    return rules
+
+
+def run_rung(benchmark, rules, rounds, out, parallel):
+    """Run candidates up to this round, those that have run before from where they stopped, and rank them."""
+    # The rounds of the last rung are planned from the start, so that a run can go on.
+    rung = replace(benchmark.change([f"rounds={rounds}"]), rules=tuple(rules))
+    outcomes = run_jobs(rung.jobs(benchmark.tuning_seeds), out, parallel=parallel, watch=Progress())
+    values = {}
+    for outcome in outcomes:
+        key = outcome.job.labels["rule"], outcome.job.labels["setting"]
+        score = 0.0 if outcome.history is None else last(outcome.history, WINDOW)
+        values.setdefault(key, []).append(100 * score)
+    accuracy = {
+        rule.name: {setting.name: mean(values[rule.name, setting.name]) for setting in rung.settings} for rule in rules
+    }
+    best = {setting.name: max(row[setting.name] for row in accuracy.values()) for setting in rung.settings}
+    standings = [
+        Standing(rule, rounds, accuracy[rule.name], max(best[s] - value for s, value in accuracy[rule.name].items()))
+        for rule in rules
+    ]
+    return sorted(standings, key=lambda standing: standing.regret)
+
+
+class Progress:
+    """Print a line for every run that ends."""
+
+    def started(self, job):
+        pass
+
+    def progress(self, job, record):
+        pass
+
+    def finished(self, outcome):
+        if not outcome.reused:
+            print(f"finished {outcome.job.name}", outcome.error or "", flush=True)
+
+
+def write_standings(standings, path):
+    """Write all candidates, those that went furthest first."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["candidate", "algorithm", "rounds", *SETTINGS, "regret"])
+        for standing in sorted(standings, key=lambda one: (-one.rounds, one.regret)):
+            values = [f"{standing.accuracy[setting]:.2f}" for setting in SETTINGS]
+            row = [standing.rule.name, standing.rule.algorithm, standing.rounds, *values, f"{standing.regret:.2f}"]
+            writer.writerow(row)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/search"), help="where runs and search.csv go")
+    rungs = ",".join(map(str, RUNGS))
+    parser.add_argument("--rungs", default=rungs, help="rounds after which the better third goes on")
+    parser.add_argument("--parallel", type=int, default=None, help="runs at a time; one per core by default")
+    parser.add_argument("--set", action="append", default=[], help="key=value for every run, to try the script")
+    options = parser.parse_args()
+
+    benchmark = read_benchmark().select(settings=SETTINGS).change(options.set)
+    rules = make_candidates()
+    standings = {}
+    for rounds in map(int, options.rungs.split(",")):
+        print(f"{len(rules)} candidates up to round {rounds}", flush=True)
+        ranked = run_rung(benchmark, rules, rounds, options.out, options.parallel)
+        standings |= {standing.rule.name: standing for standing in ranked}
+        write_standings(standings.values(), options.out / "search.csv")
+        rules = [standing.rule for standing in ranked[: max(3, len(ranked) // 3)]]
+    for standing in ranked[:3]:
+        print(f"regret {standing.regret:.2f}: {standing.rule.algorithm}")
+
+
+if __name__ == "__main__":
+    main()

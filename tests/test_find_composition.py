@@ -1,0 +1,51 @@
+"""The search for a composition, in small: candidates are cut by halving, and all of them stay on record."""
+
+import csv
+import importlib.util
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from steelyard.lab import jobs
+from steelyard.lab.benchmark import read_benchmark
+from tests.lab.jobs import Here
+
+SCRIPT = Path(__file__).parent.parent / "examples" / "find_composition.py"
+
+
+@pytest.fixture
+def search(monkeypatch):
+    spec = importlib.util.spec_from_file_location("find_composition", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "find_composition", module)  # its dataclass looks for it
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(jobs, "Child", Here)
+    return module
+
+
+def test_every_candidate_is_a_valid_run(search):
+    rules = search.make_candidates()
+    assert len({rule.name for rule in rules}) == len(rules) == 6 * 5 * 2
+    benchmark = read_benchmark().select(settings=search.SETTINGS)
+    assert len(replace(benchmark, rules=tuple(rules)).jobs([101])) == 180
+
+
+def test_the_better_third_goes_on_and_the_others_stay_on_record(search, monkeypatch, tmp_path):
+    monkeypatch.setattr(search, "WEIGHTINGS", {"fedavg": "fedavg", "uniform": "uniform", "fedadp": "fedadp"})
+    monkeypatch.setattr(search, "TERMS", {"": "", "fedcos": "client=fedcos"})
+    monkeypatch.setattr(search, "SETTINGS", ("dirichlet-0.5", "quantity"))
+    small = ["data.name=digits", "model=logistic", "executor=serial"]
+    arguments = [word for setting in small for word in ("--set", setting)]
+    monkeypatch.setattr(sys, "argv", ["search", "--out", str(tmp_path), "--rungs", "1,3", *arguments])
+    search.main()
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "search.csv").read_text())))
+    assert len(rows) == 3 * 2 * 2
+    assert [row["rounds"] for row in rows] == ["3"] * 4 + ["1"] * 8
+    for column in ("dirichlet-0.5", "quantity"):
+        best = max(float(row[column]) for row in rows[:4])
+        for row in rows[:4]:
+            assert float(row["regret"]) >= best - float(row[column]) - 0.011  # both are rounded
+    assert min(float(row["regret"]) for row in rows[:4]) == float(rows[0]["regret"])
