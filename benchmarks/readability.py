@@ -25,7 +25,7 @@ ODD_NAMES = frozenset(
         "heard felt thought brought bought taught mine theirs ours yours those these other others another "
         "both each what which who whose how why when where here now then more most less least some many much "
         "again also apart alike "
-    ).split()  # noqa: SIM905 - a list of words is read more easily
+    ).split()
 )
 # Participles that are used as names of functions.
 PARTICIPLES = frozenset(
@@ -39,7 +39,7 @@ PARTICIPLES = frozenset(
         "dealt shuffled thinned balanced capped unpacked flattened stacked framed signed sealed bare left "
         "away widened spelt typed limited dropped trimmed aligned mixed portable finite plain flat whole "
         "alike fresh due ready present absent lower upper higher "
-    ).split()  # noqa: SIM905 - a list of words is read more easily
+    ).split()
 )
 
 
