@@ -37,7 +37,7 @@ from steelyard.diagnostics import (
 )
 from steelyard.models import build
 from steelyard.report.panels import COLOURS, FAINT
-from steelyard.weightings.chain import chain
+from steelyard.rules.chain import chain
 
 BLUE, ORANGE, GREEN, _, SKY, RED, _, GREY = COLOURS
 SOLID, DASHED, DOTTED = "-", (0, (5, 2)), (0, (1, 1.2))

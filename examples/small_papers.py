@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import steelyard
-from steelyard.lab import scores
-from steelyard.lab.statistics import difference, mean
+from steelyard.experiments import scores
+from steelyard.experiments.statistics import difference, mean
 
 LOCAL = {"lr": 0.1, "batch_size": 16, "epochs": 1}
 

@@ -7,21 +7,17 @@ from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any
 
-import steelyard.client
-import steelyard.server.optimizers
-import steelyard.server.refiners
-import steelyard.weightings  # noqa: F401 - registers every part
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import Explanation, explain
 from steelyard.core.needs import Needs
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.refiner import Refiner
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, TERMS
+from steelyard.core.spec import parse, to_text
 from steelyard.core.term import Broadcast, ClientTerm, Terms
-from steelyard.core.text import parse, to_text
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import MEANING
-from steelyard.weightings.chain import Chain, parse_rule, rooted
+from steelyard.rules.chain import Chain, parse_rule, rooted
 
 _PLUS = re.compile(r"(?<![0-9][eE])\+")  # not the one in 1e+3
 

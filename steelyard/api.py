@@ -12,20 +12,20 @@ import torch
 from steelyard.algorithm import parse_optimizer, parse_refiner
 from steelyard.core import checks
 from steelyard.core import round as rounds
+from steelyard.core.client_state import ClientId, State, client_id
 from steelyard.core.errors import NO_PROBE, SteelyardError, shorten
 from steelyard.core.evidence import in_need
 from steelyard.core.layout import Kind, Params
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.probe import ProxyLoss
 from steelyard.core.refiner import Refiner
-from steelyard.core.report import Report
+from steelyard.core.round_report import Report
 from steelyard.core.store import UpdateStore
-from steelyard.core.table import ClientId, State, client_id
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import metric_table, refused_by_metrics
+from steelyard.rules.chain import parse_rule, rooted
+from steelyard.rules.guard import Guard
 from steelyard.stores.memory import MemorySink, MemoryStore
-from steelyard.weightings.chain import parse_rule, rooted
-from steelyard.weightings.guard import Guard
 
 Clients = torch.Tensor | Sequence[Params] | Mapping[ClientId, Params] | UpdateStore
 Metrics = Mapping[str, Any] | Sequence[Mapping[str, Any]]

@@ -15,17 +15,17 @@ from steelyard._version import __version__
 from steelyard.algorithm import parse_optimizer
 from steelyard.api import Metrics
 from steelyard.core import round as rounds
+from steelyard.core.client_state import ClientId, State
 from steelyard.core.errors import SteelyardError
 from steelyard.core.evidence import in_need
 from steelyard.core.layout import Kind
 from steelyard.core.optimizer import ServerOptimizer
-from steelyard.core.table import ClientId, State
-from steelyard.core.text import to_text
+from steelyard.core.spec import to_text
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import metric_table, refused_by_metrics
+from steelyard.rules.chain import parse_rule, rooted
 from steelyard.stores.safetensors import SafetensorsStore
 from steelyard.stores.writer import FileSink
-from steelyard.weightings.chain import parse_rule, rooted
 
 
 @dataclass(frozen=True)

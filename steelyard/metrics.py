@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError, shorten
-from steelyard.core.table import ClientId
 from steelyard.core.weighting import Weighting
 
 Table = dict[str, dict[ClientId, Any]]

@@ -10,7 +10,7 @@ import steelyard
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.weighting import Card, Weighting
-from steelyard.weightings.detectors import Detector
+from steelyard.rules.detectors import Detector
 
 REQUIRED = {"gamma": 0.9, "max_weight": 0.5}
 SHORT = {"fedlaw": 3, "gws": 3, "law": 3, "fedlaw_swa": 14}  # epochs: their defaults would take minutes here

@@ -8,7 +8,7 @@ import pytest
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.data import PARTITIONS, SOURCES
 from steelyard.models import MODELS
-from tests.weightings import test_contract as contract
+from tests.rules import test_contract as contract
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

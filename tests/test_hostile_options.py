@@ -10,7 +10,7 @@ import steelyard
 from steelyard.algorithm import Algorithm
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
-from steelyard.core.text import parse
+from steelyard.core.spec import parse
 from steelyard.data import PARTITIONS, SOURCES, load
 from steelyard.data.partitions import partition
 from steelyard.models import MODELS, build

@@ -8,6 +8,8 @@ import typer
 
 from steelyard import __version__
 from steelyard.cli import data, models, partitions
+from steelyard.cli._console import console
+from steelyard.cli._typer_compat import Commands, Taught
 from steelyard.cli.bench import bench
 from steelyard.cli.compare import compare
 from steelyard.cli.merge import merge
@@ -16,9 +18,7 @@ from steelyard.cli.report import report
 from steelyard.cli.reproduce import reproduce
 from steelyard.cli.rules import explain, rules
 from steelyard.cli.run import resume, run
-from steelyard.cli.say import console
 from steelyard.cli.sweep import sweep
-from steelyard.cli.taught import Commands, Taught
 from steelyard.cli.watch import watch
 
 app = typer.Typer(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steelyard.cli.say import Console, escape, fail
+from steelyard.cli._console import Console, escape, fail
 from steelyard.cli.sweep import MetricName, print_table
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
-    from steelyard.lab.comparisons import Comparison
-    from steelyard.lab.runs import Run
-    from steelyard.lab.scores import Metric
+    from steelyard.experiments.comparisons import Comparison
+    from steelyard.experiments.run_groups import Run
+    from steelyard.experiments.scores import Metric
 
 
 def compare(
@@ -47,10 +47,10 @@ def compare(
 
     steelyard compare runs/house-prices --metric mae
     """
-    from steelyard.lab.comparisons import compare as compared
-    from steelyard.lab.runs import read_runs
-    from steelyard.lab.scores import metric as find_metric
-    from steelyard.lab.tables import pivot
+    from steelyard.experiments.comparisons import compare as compared
+    from steelyard.experiments.run_groups import read_runs
+    from steelyard.experiments.scores import metric as find_metric
+    from steelyard.experiments.tables import pivot
 
     try:
         runs, notes = read_runs(directories)
@@ -75,7 +75,7 @@ def compare(
 
 def _checked(runs: list[Run], anyway: bool) -> tuple[list[Run], list[str]]:
     """Runs that may be compared. What speaks against it is an error, or a warning if the user will have it."""
-    from steelyard.lab.runs import groups, label, unlike
+    from steelyard.experiments.run_groups import groups, label, unlike
 
     if not runs:
         raise SteelyardError("no finished run to compare: go on with them first (steelyard resume DIR)")

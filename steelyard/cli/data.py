@@ -11,10 +11,10 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from steelyard.cli.say import Console, escape, fail, show
-from steelyard.cli.taught import Taught
+from steelyard.cli._console import Console, escape, fail, show
+from steelyard.cli._typer_compat import Taught
 from steelyard.core.errors import SteelyardError
-from steelyard.data.homes import HOMES, File, bring, named
+from steelyard.data.catalog import HOMES, File, bring, named
 from steelyard.data.sources import SOURCES, VARIABLE, Source, data_directory
 
 app = typer.Typer(help="Data sets: what there is, what is here, and fetching it.", no_args_is_help=True)

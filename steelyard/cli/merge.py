@@ -10,10 +10,10 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from steelyard.cli.say import console, escape, fail, show
+from steelyard.cli._console import console, escape, fail, show
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId
-from steelyard.core.text import to_text
+from steelyard.core.spec import to_text
 from steelyard.merge import Merge, Plan
 
 RuleText = Annotated[

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from steelyard.cli.listing import Json, about, print_rows
-from steelyard.cli.say import fail
+from steelyard.cli._console import fail
+from steelyard.cli._tables import Json, about, print_rows
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Entry
 from steelyard.models import MODELS, count_parameters

@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from steelyard.cli.listing import Json, about, print_rows
-from steelyard.cli.say import Console, fail
-from steelyard.cli.taught import Taught
+from steelyard.cli._console import Console, fail
+from steelyard.cli._tables import Json, about, print_rows
+from steelyard.cli._typer_compat import Taught
 from steelyard.core.errors import SteelyardError
-from steelyard.core.text import parse
+from steelyard.core.spec import parse
 from steelyard.data import PARTITIONS, Federation, corrupt, load
 from steelyard.report.panels import Counts
 from steelyard.report.partition import Summary, checked_path, draw, group_counts

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from steelyard.cli._console import Console, escape, fail, show
 from steelyard.cli.report import Target
-from steelyard.cli.say import Console, escape, fail, show
 from steelyard.core.errors import SteelyardError
 
 
@@ -33,8 +33,8 @@ def plot(
 
     steelyard plot runs/avg-1 runs/awa-1 accuracy -o accuracy.csv
     """
-    from steelyard.report.gather import find, gather
-    from steelyard.report.prints import save
+    from steelyard.report.build import find, gather
+    from steelyard.report.matplotlib_figures import save
 
     # os.path.isdir is false for what cannot be a path, where Path.is_dir raises an error.
     name = None if len(directories) < 2 or os.path.isdir(directories[-1]) else directories[-1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from steelyard.cli.say import Console, escape
+from steelyard.cli._console import Console, escape
 from steelyard.core.escape import escape_text
 from steelyard.sim.callbacks import Callback
 

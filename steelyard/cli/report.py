@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from steelyard.cli.say import Console, escape, fail
+from steelyard.cli._console import Console, escape, fail
 from steelyard.core.errors import SteelyardError
 
 Directories = Annotated[list[Path], typer.Argument(help="Run directories, or directories of runs.")]
@@ -34,7 +34,7 @@ def report(
 
     steelyard report runs/awa-vs-avg --target 0.9 -o comparison.html --open
     """
-    from steelyard.report.gather import gather
+    from steelyard.report.build import gather
     from steelyard.report.page import write
 
     try:

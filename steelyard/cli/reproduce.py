@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table as Shown
 
+from steelyard.cli._console import Console, escape, fail, show
 from steelyard.cli.run import Quiet
-from steelyard.cli.say import Console, escape, fail, show
 from steelyard.cli.sweep import print_failures, read_seeds, run_with_board
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steelyard.papers.reproduce import Result
-    from steelyard.papers.table import Table
+    from steelyard.experiments.paper_table import Table
+    from steelyard.experiments.reproduce import Result
 
 
 def reproduce(
@@ -63,7 +63,7 @@ def reproduce(
     """
     console = Console()
     try:
-        from steelyard.papers.table import read
+        from steelyard.experiments.paper_table import read
 
         if name is None:
             if not listing:
@@ -91,8 +91,8 @@ def _go(
     quiet: bool,
     console: Console,
 ) -> None:
-    from steelyard.papers.reproduce import comma_separated, jobs, markdown, results
-    from steelyard.sim.rundir import environment, write_text
+    from steelyard.experiments.reproduce import comma_separated, jobs, markdown, results
+    from steelyard.runs.directory import environment, write_text
 
     outcomes = run_with_board(jobs(table, seeds), out, "reproduction", parallel, overwrite, quiet, console)
     found = results(table, outcomes)
@@ -106,8 +106,8 @@ def _go(
 
 
 def _print_tables(console: Console) -> None:
-    from steelyard.papers.cost import duration, seconds
-    from steelyard.papers.table import METRICS, tables
+    from steelyard.experiments.cost import duration, seconds
+    from steelyard.experiments.paper_table import METRICS, tables
 
     shown = Shown(title="Tables of the papers", title_justify="left")
     for column in ("name", "what it shows", "metric", "cells", "one seed here"):
@@ -129,7 +129,7 @@ def _print_tables(console: Console) -> None:
 
 
 def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
-    from steelyard.papers.cost import duration, seconds
+    from steelyard.experiments.cost import duration, seconds
 
     shown = Shown(title=escape(f"{table.name}: {table.title}"), title_justify="left")
     longest = max(len(cell.name) for cell in table.cells)
@@ -151,7 +151,7 @@ def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
 
 
 def _print_results(table: Table, found: Sequence[Result], console: Console) -> None:
-    from steelyard.papers.reproduce import beyond, gap, ours
+    from steelyard.experiments.reproduce import beyond, gap, ours
 
     shown = Shown(title=escape(f"{table.name}: {table.title}"), title_justify="left")
     for column in ("setting", "algorithm", "paper", "ours", "gap"):

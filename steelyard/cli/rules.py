@@ -11,15 +11,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from steelyard.cli.listing import Json, about
-from steelyard.cli.say import console, fail, show
+from steelyard.cli._console import console, fail, show
+from steelyard.cli._tables import Json, about
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import explain as explained
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, Entry
-from steelyard.core.text import to_text
+from steelyard.core.spec import to_text
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import MEANING
-from steelyard.weightings.chain import parse_rule, rooted
+from steelyard.rules.chain import parse_rule, rooted
 
 _OTHERS = {"client": TERMS, "server": OPTIMIZERS, "broadcast": BROADCASTS, "refine": REFINERS}
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from steelyard.cli.say import Console, escape, fail, show
+from steelyard.cli._console import Console, escape, fail, show
 from steelyard.core.errors import SteelyardError
+from steelyard.runs.directory import CONFIG, read_config
+from steelyard.runs.history import History
 from steelyard.sim.callbacks import Callback
-from steelyard.sim.history import History
-from steelyard.sim.rundir import CONFIG, read_config
 from steelyard.sim.simulate import simulate
 
 if TYPE_CHECKING:  # pydantic takes a while to load: only commands that need it do

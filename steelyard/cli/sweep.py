@@ -15,17 +15,17 @@ from rich.live import Live
 from rich.table import Table as Shown
 from rich.text import Text
 
+from steelyard.cli._console import Console, escape, fail, show
 from steelyard.cli.run import Quiet
-from steelyard.cli.say import Console, escape, fail, show
 from steelyard.core.checks import LARGEST
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.escape import escape_text
 
 if TYPE_CHECKING:
-    from steelyard.lab.jobs import Job, Outcome
-    from steelyard.lab.results import Summary
-    from steelyard.lab.sweep import Sweep
-    from steelyard.lab.tables import Table
+    from steelyard.experiments.jobs import Job, Outcome
+    from steelyard.experiments.results import Summary
+    from steelyard.experiments.sweep import Sweep
+    from steelyard.experiments.tables import Table
 
 MetricName = Annotated[
     str,
@@ -154,9 +154,9 @@ def sweep(
     """
     console = Console()
     try:
-        from steelyard.lab.results import run_sweep
-        from steelyard.lab.scores import metric as find_metric
-        from steelyard.lab.sweep import read_sweep
+        from steelyard.experiments.results import run_sweep
+        from steelyard.experiments.scores import metric as find_metric
+        from steelyard.experiments.sweep import read_sweep
 
         planned = read_sweep(file)
         chosen = find_metric(metric)
@@ -211,8 +211,8 @@ def run_with_board(
         quiet: show nothing.
         console: where to show it.
     """
-    from steelyard.lab.jobs import run_jobs
-    from steelyard.sim.lock import locked
+    from steelyard.experiments.jobs import run_jobs
+    from steelyard.runs.lock import locked
 
     with locked(out, what), open_board(jobs, quiet, console) as board:
         return run_jobs(jobs, out, parallel=parallel, watch=board, overwrite=overwrite)
@@ -252,7 +252,7 @@ def _complain(planned: Sweep, summary: Summary, quiet: bool) -> None:
 
 
 def _print_plan(planned: Sweep, directory: Path, console: Console) -> None:
-    from steelyard.lab.jobs import finished
+    from steelyard.experiments.jobs import finished
 
     done = [finished(job, directory) for job in planned.jobs]
     for job, there in zip(planned.jobs, done, strict=True):

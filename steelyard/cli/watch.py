@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from steelyard.cli._console import Console, fail
 from steelyard.cli.report import Directories, Open, Target
-from steelyard.cli.say import Console, fail
 from steelyard.core.errors import SteelyardError
 
 

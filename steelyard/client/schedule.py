@@ -10,7 +10,7 @@ from typing import Any
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import Registry
-from steelyard.core.text import parse
+from steelyard.core.spec import parse
 from steelyard.core.weighting import Card
 
 SCHEDULES = Registry("schedule")

@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard import kernels, threads
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import NO_PROBE, NonFiniteUpdate, SteelyardError
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Granularity
 from steelyard.core.probe import Session, Trial
 from steelyard.core.refiner import Refiner
 from steelyard.core.store import UpdateStore
-from steelyard.core.table import ClientId
 from steelyard.core.view import View
 from steelyard.core.weighting import Weighting
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from steelyard.core.client_state import State
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.layout import Leaf
@@ -15,7 +16,6 @@ from steelyard.core.probe import Session, Trial
 from steelyard.core.sink import Sink
 from steelyard.core.store import UpdateStore
 from steelyard.core.sums import UpdateMap
-from steelyard.core.table import State
 from steelyard.core.weighting import Card
 
 

@@ -12,6 +12,7 @@ import torch
 
 from steelyard import kernels
 from steelyard.core.bounds import Bounds, clip_factors
+from steelyard.core.client_state import ClientId, State
 from steelyard.core.errors import (
     BAD_BASE,
     NOT_FINITE,
@@ -30,13 +31,12 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.probe import ProxyLoss, Session
 from steelyard.core.refiner import Held, Refiner
-from steelyard.core.report import Report, describe
+from steelyard.core.round_report import Report, describe
 from steelyard.core.server_step import ServerStep
 from steelyard.core.sink import Sink
+from steelyard.core.spec import to_text
 from steelyard.core.store import UpdateStore
 from steelyard.core.sums import UpdateMap, WeightedSum, finite
-from steelyard.core.table import ClientId, State
-from steelyard.core.text import to_text
 from steelyard.core.weighting import Weighting
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from steelyard.core.client_state import State
 from steelyard.core.errors import OversizedUpdate, RoundOverflow, SteelyardError
 from steelyard.core.layout import Layout
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.sums import finite
-from steelyard.core.table import State
 
 
 class ServerStep:

@@ -17,8 +17,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from steelyard.core.client_state import State
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import State
 
 _KEY = "steelyard.state"
 

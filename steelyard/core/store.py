@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from steelyard.core.client_state import ClientId
 from steelyard.core.layout import Layout, Leaf, Params
-from steelyard.core.table import ClientId
 
 
 @runtime_checkable

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from steelyard.core.client_state import State
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
-from steelyard.core.table import State
 from steelyard.core.view import View
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from steelyard.core import checks
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId
 from steelyard.data.dataset import Federation
 from steelyard.data.partitions import Index
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.core.client_state import ClientId, client_id
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId, client_id
-from steelyard.core.text import parse
-from steelyard.data import convert, hugging_face
+from steelyard.core.spec import parse
+from steelyard.data import adapters, hugging_face
 from steelyard.data.hugging_face import Columns
 from steelyard.data.partitions import PARTITIONS, Index, Partition
 from steelyard.data.partitions import partition as spread
@@ -98,14 +98,14 @@ class Dataset:
         if isinstance(data, Dataset):
             return data
         if isinstance(data, torch.utils.data.Dataset):
-            x, y = convert.materialised(data)
+            x, y = adapters.materialised(data)
         elif isinstance(data, (tuple, list)) and len(data) == 2:
-            x, y = convert.tensor("inputs", data[0]), convert.tensor("targets", data[1])
+            x, y = adapters.tensor("inputs", data[0]), adapters.tensor("targets", data[1])
         else:
             known = "a Dataset, a pair (inputs, targets), a map-style torch data set or one of Hugging Face's"
             raise SteelyardError(f"data is a {type(data).__name__}: use {known}")
-        y = convert.as_targets(y)
-        return cls(convert.as_inputs(x), y, convert.classes(y), name)
+        y = adapters.as_targets(y)
+        return cls(adapters.as_inputs(x), y, adapters.classes(y), name)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -160,7 +160,7 @@ class Federation:
         """
         by_id = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
         parts = {
-            client: None if convert.is_empty(data) else _read(f"client {client!r}", data)
+            client: None if adapters.is_empty(data) else _read(f"client {client!r}", data)
             for client, data in by_id.items()
         }
         held = {client: part for client, part in parts.items() if part is not None}

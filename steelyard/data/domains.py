@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.text import parse
+from steelyard.core.spec import parse
 from steelyard.core.weighting import Card
 from steelyard.data import libsvm, matlab, npz, pictures
 from steelyard.data.images import Bytes, Images, Part, Pictures, checked, tiles

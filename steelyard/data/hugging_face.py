@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
-from steelyard.data import convert
+from steelyard.data import adapters
 from steelyard.data.text import Vocabulary, encode
 
 INPUTS = ("image", "img", "pixel_values", "x", "text")
@@ -58,7 +58,7 @@ def read(data: Any, columns: Columns) -> Table:
     if columns.groups is not None:
         groups = torch.from_numpy(_numbered(data, _chosen("groups", columns.groups, (), names)))
     counted = getattr(_feature(data, targets), "num_classes", None)
-    return Table(_inputs(data, inputs, columns), labels, counted or convert.classes(labels), groups)
+    return Table(_inputs(data, inputs, columns), labels, counted or adapters.classes(labels), groups)
 
 
 def _check_kind(data: Any) -> None:
@@ -96,7 +96,7 @@ def _inputs(data: Any, name: str, columns: Columns) -> torch.Tensor:
         return torch.from_numpy(_joined(name, parts).astype(np.float32)).div_(255)
     if _leaf(_feature(data, name)) == "uint8":  # the library has made int64 of it, as if these were tokens
         raise SteelyardError(f"column {name!r} is uint8: cast it to float32 for images in [0, 1], int64 for tokens")
-    return convert.as_inputs(convert.tensor(name, _joined(name, parts)))
+    return adapters.as_inputs(adapters.tensor(name, _joined(name, parts)))
 
 
 def _labels(data: Any, name: str) -> torch.Tensor:
@@ -106,7 +106,7 @@ def _labels(data: Any, name: str) -> torch.Tensor:
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         row = int(np.argwhere(~np.isfinite(values))[0][0])
         raise SteelyardError(f"column {name!r} has no number in row {row}: leave such rows out with data.filter")
-    return convert.as_targets(convert.tensor(name, values))
+    return adapters.as_targets(adapters.tensor(name, values))
 
 
 def _numbered(data: Any, name: str) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import Registry
-from steelyard.core.text import parse
+from steelyard.core.spec import parse
 from steelyard.core.weighting import Card
 
 Index = NDArray[np.int64]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Registry
-from steelyard.core.text import parse
+from steelyard.core.spec import parse
 from steelyard.core.weighting import Card
+from steelyard.data.catalog import HOMES
 from steelyard.data.dataset import Dataset
-from steelyard.data.homes import HOMES
 
 Split = tuple[Dataset, Dataset]
 

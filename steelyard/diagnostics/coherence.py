@@ -21,7 +21,7 @@ import numpy as np
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.report import coherence
+from steelyard.core.round_report import coherence
 from steelyard.diagnostics.cohort import Updates, Weights, gram_of, shares_of
 from steelyard.diagnostics.recorded import Series
 

@@ -25,10 +25,10 @@ import torch
 from numpy.typing import ArrayLike
 
 from steelyard.core import checks
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Params
-from steelyard.core.table import ClientId
 from steelyard.data import Federation
 from steelyard.data.partitions import Index
 from steelyard.diagnostics.weights import Models, gram_of_models, pearson

@@ -21,7 +21,7 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array, Gram
 from steelyard.diagnostics.cohort import Updates, Weights, gram_of, shares_of
-from steelyard.weightings.fedadp import angles_to_mean, smoothed
+from steelyard.rules.fedadp import angles_to_mean, smoothed
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from steelyard.core import checks
+from steelyard.core.client_state import State
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.layout import Params
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.round import Round, run
-from steelyard.core.table import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Card, Weighting
 from steelyard.diagnostics.cohort import Weights, shares_of

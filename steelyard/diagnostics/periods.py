@@ -1,6 +1,6 @@
 """Critical learning periods of a run, after the fact: what Fig. 3, Fig. 5 and Table 1 of PA3Fed show.
 
-The detectors are the rules' own (`weightings/detectors.py`), fed with the FGN on record. A run has it if its clients
+The detectors are the rules' own (`rules/detectors.py`), fed with the FGN on record. A run has it if its clients
 report `grad_norm`: rules with a detector ask for it, others with `simulate(..., metrics=("grad_norm", "loss"))`.
 """
 
@@ -18,8 +18,8 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.diagnostics.recorded import Rounds, Run, by_client, client_names, history_of, series
-from steelyard.lab import scores
-from steelyard.weightings.detectors import Detector, PeriodDetector, gradient_norm, parse_detector
+from steelyard.experiments import scores
+from steelyard.rules.detectors import Detector, PeriodDetector, gradient_norm, parse_detector
 
 Flags = NDArray[np.bool_]
 
@@ -89,7 +89,7 @@ def critical_periods(run: Run, detector: str | Detector = "eq6") -> Periods:
 
 
 def stability(run: Run, column: str = "accuracy", window: int = scores.WINDOW) -> scores.Stability | None:
-    """The five measures of PA3Fed's Table 1; see `steelyard.lab.scores.stability`."""
+    """The five measures of PA3Fed's Table 1; see `steelyard.experiments.scores.stability`."""
     return scores.stability(history_of(run), column, window)
 
 

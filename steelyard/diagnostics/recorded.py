@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
-from steelyard.core.report import GEOMETRY
-from steelyard.sim.history import History
+from steelyard.core.round_report import GEOMETRY
+from steelyard.runs.history import History
 
 Run = str | Path | History
 Rounds = NDArray[np.int64]

@@ -20,14 +20,14 @@ from torch import nn
 
 from steelyard.client.local import Local
 from steelyard.core import checks
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
 from steelyard.core.evidence import inner_products
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Params
-from steelyard.core.table import ClientId
 from steelyard.data import Federation
 from steelyard.diagnostics.recorded import Run, Series, by_client, history_of
-from steelyard.sim.rundir import read_clients
+from steelyard.runs.directory import read_clients
 from steelyard.sim.simulate import simulate
 from steelyard.stores.memory import MemoryStore
 

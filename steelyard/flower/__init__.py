@@ -53,6 +53,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from steelyard.flower.named import strategies
+    from steelyard.flower.strategies import strategies
 
     return sorted([*__all__, *strategies()])

@@ -18,14 +18,14 @@ from steelyard.algorithm import Algorithm
 from steelyard.client.flat import FlatModel, Loss
 from steelyard.client.local import Local
 from steelyard.client.losses import check_targets
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId
 from steelyard.data import Dataset, Federation, load
-from steelyard.data.convert import is_empty
-from steelyard.flower.courier import TOLD, array_name
-from steelyard.flower.inbox import OURS
-from steelyard.flower.keeping import recall, remember
+from steelyard.data.adapters import is_empty
+from steelyard.flower.client_state import recall, remember
 from steelyard.flower.records import to_record, to_state_dict
+from steelyard.flower.replies import OURS
+from steelyard.flower.streaming_grid import TOLD, array_name
 from steelyard.metrics import MEANING
 from steelyard.sim.executors import one_thread
 from steelyard.sim.group import train_group

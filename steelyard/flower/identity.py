@@ -8,9 +8,9 @@ from typing import Any
 
 from flwr.app import RecordDict
 
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
 from steelyard.core.escape import escape_text
-from steelyard.core.table import ClientId
 
 MOST_CHARACTERS = 128  # of an id
 _SHOWN = 40  # characters of a refused id

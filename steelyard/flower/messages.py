@@ -12,11 +12,11 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from steelyard.algorithm import Algorithm
+from steelyard.core.client_state import sort_key
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import sort_key
+from steelyard.core.rng import stream
 from steelyard.flower.identity import Names
-from steelyard.flower.inbox import OURS
-from steelyard.sim.streams import stream
+from steelyard.flower.replies import OURS
 
 
 def wait_for_nodes(grid: Grid, share: float, least: int, available: int, timeout: float) -> tuple[list[int], int]:

@@ -11,18 +11,18 @@ import torch
 from steelyard import kernels, threads
 from steelyard.algorithm import Algorithm
 from steelyard.core import round as rounds
+from steelyard.core.client_state import ClientId, sort_key
 from steelyard.core.errors import SteelyardError
 from steelyard.core.evidence import in_need
 from steelyard.core.layout import Layout
-from steelyard.core.settling import Settling, usual_lengths, with_usual_lengths
+from steelyard.core.rng import stream
+from steelyard.core.server_terms import Settling, usual_lengths, with_usual_lengths
 from steelyard.core.sums import finite
-from steelyard.core.table import ClientId, sort_key
 from steelyard.core.term import ClientTerm
 from steelyard.metrics import MEANING, Table, drop_invalid, refused_by_metrics
+from steelyard.runs.record import Record, plain
 from steelyard.server.probe import Probe
 from steelyard.sim.executors import one_thread
-from steelyard.sim.record import Record, plain
-from steelyard.sim.streams import stream
 from steelyard.sim.told import told
 from steelyard.stores.memory import MemorySink
 from steelyard.stores.slices import SliceStore, Source, layout_of

@@ -15,21 +15,21 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from steelyard.algorithm import Algorithm
-from steelyard.core.table import ClientId
+from steelyard.core.client_state import ClientId
 from steelyard.flower.compat import accepted_options, count_rounds_from, renumber_rounds
-from steelyard.flower.courier import Courier, Spool, budget
 from steelyard.flower.identity import Names
-from steelyard.flower.inbox import OURS, Answers, matched, sort_out, split_refused
-from steelyard.flower.journal import Evaluate, Journal, described
-from steelyard.flower.ledger import Ledger
-from steelyard.flower.means import Aggregate, Means, mean
 from steelyard.flower.messages import cohort, instructions, messages, wait_for_nodes
+from steelyard.flower.metrics import Aggregate, Means, mean
 from steelyard.flower.records import RecordSource, num_bytes, to_record, to_state_dict
+from steelyard.flower.replies import OURS, Answers, matched, sort_out, split_refused
+from steelyard.flower.run_log import Evaluate, Journal, described
 from steelyard.flower.server import Made, Server, StateDict
+from steelyard.flower.streaming_grid import Courier, Spool, budget
+from steelyard.flower.term_sync import Ledger
+from steelyard.rules.guard import Guard
 from steelyard.server.probe import Probe
 from steelyard.sim.simulator import RunStopped
 from steelyard.stores.slices import layout_of
-from steelyard.weightings.guard import Guard
 
 _TIMEOUT = 3600.0  # Flower's
 KEPT = "what clients keep (client=%s) begins at zero in a new Flower run, and so does what the server keeps of it"

@@ -16,7 +16,7 @@ from steelyard import threads
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Registry
-from steelyard.core.text import parse
+from steelyard.core.spec import parse
 from steelyard.core.weighting import Card
 
 Shape = tuple[int, ...]

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from steelyard._version import __version__
-from steelyard.lab.benchmark import SCORES, Benchmark, Result, Rule, Setting, format_results
-from steelyard.lab.jobs import flat
-from steelyard.lab.ranking import Analysis, Ranks, Score
-from steelyard.lab.scores import METRICS
-from steelyard.lab.tables import markdown_text
+from steelyard.experiments.benchmark import SCORES, Benchmark, Result, Rule, Setting, format_results
+from steelyard.experiments.jobs import flat
+from steelyard.experiments.ranking import Analysis, Ranks, Score
+from steelyard.experiments.scores import METRICS
+from steelyard.experiments.tables import markdown_text
 from steelyard.report.page import content_policy, fill_template, read_asset
-from steelyard.sim.rundir import write_text
+from steelyard.runs.directory import write_text
 
 MAIN = SCORES[0]
 HEADS = {

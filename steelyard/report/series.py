@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.core.errors import SteelyardError
-from steelyard.lab.runs import Run, groups, label, read_runs
-from steelyard.lab.statistics import deviation, mean
+from steelyard.experiments.run_groups import Run, groups, label, read_runs
+from steelyard.experiments.statistics import deviation, mean
 from steelyard.report.figures import Line
 
 Read = Callable[[Mapping[str, Any]], float | None]

@@ -12,10 +12,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from steelyard.core.errors import SteelyardError
+from steelyard.report.build import gather
 from steelyard.report.figures import Report
-from steelyard.report.gather import gather
 from steelyard.report.page import html
-from steelyard.sim.rundir import CONFIG, ROUNDS
+from steelyard.runs.directory import CONFIG, ROUNDS
 
 HOST = "127.0.0.1"
 

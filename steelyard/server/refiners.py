@@ -33,11 +33,11 @@ from torch.nn import functional
 
 from steelyard.client.local import Local
 from steelyard.core import checks
+from steelyard.core.client_state import State
 from steelyard.core.errors import SteelyardError
 from steelyard.core.presets import UNSET, fill
 from steelyard.core.refiner import AtRefine, Refiner
 from steelyard.core.registry import REFINERS
-from steelyard.core.table import State
 from steelyard.core.weighting import Card
 
 _SGD = {"optimizer": "sgd", "lr": 0.08, "momentum": 0.9, "weight_decay": 5e-4, "persistent": True}

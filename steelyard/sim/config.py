@@ -14,11 +14,11 @@ from steelyard.algorithm import Algorithm
 from steelyard.client.local import Local
 from steelyard.core.checks import LARGEST
 from steelyard.core.errors import SteelyardError, nearest_name, shorten
-from steelyard.core.text import parse
+from steelyard.core.spec import parse
 from steelyard.data import PARTITIONS, SOURCES
 from steelyard.data.proxy import Proxy
 from steelyard.models import MODELS
-from steelyard.sim.monitor import check_target
+from steelyard.runs.monitor import check_target
 from steelyard.sim.participation import Participation
 
 _MAX_DEPTH = 20

@@ -9,11 +9,11 @@ import torch
 
 from steelyard.client.flat import count_right
 from steelyard.client.losses import Loss, check_targets
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError, unknown
-from steelyard.core.table import ClientId
 from steelyard.data import Federation
-from steelyard.sim.monitor import Monitor
-from steelyard.sim.record import Record, finite
+from steelyard.runs.monitor import Monitor
+from steelyard.runs.record import Record, finite
 
 
 def check_task(federation: Federation, loss: Loss) -> None:

@@ -15,10 +15,10 @@ from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.train import Batches, Training, train
 from steelyard.core.errors import NOT_FINITE
+from steelyard.core.rng import number
 from steelyard.core.sums import finite
 from steelyard.core.term import AtClient, ClientTerm
 from steelyard.sim.buffers import Buffers
-from steelyard.sim.streams import number
 from steelyard.sim.work import Seat, Work
 
 FINE, EMPTY, BROKEN = range(3)

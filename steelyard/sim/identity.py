@@ -13,13 +13,13 @@ from typing import Any
 from torch import nn
 
 from steelyard.client.losses import name_of_loss
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId
-from steelyard.core.text import to_text
+from steelyard.core.spec import to_text
 from steelyard.data.proxy import Proxy
-from steelyard.sim.fingerprint import code_of, fingerprint
+from steelyard.runs.directory import read_cohorts
+from steelyard.runs.fingerprint import code_of, fingerprint
 from steelyard.sim.participation import Participation
-from steelyard.sim.rundir import read_cohorts
 from steelyard.sim.simulator import Simulation
 from steelyard.sim.work import Work
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.text import to_text
+from steelyard.core.spec import to_text
 from steelyard.sim.callbacks import Callback
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.report import GEOMETRY
-from steelyard.sim.record import Record, finite
+from steelyard.core.round_report import GEOMETRY
+from steelyard.runs.record import Record, finite
 
 TestMetric = Callable[[torch.Tensor, torch.Tensor], float]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from steelyard.core import checks
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId
-from steelyard.sim.streams import stream
+from steelyard.core.rng import stream
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from steelyard.core import round as rounds
+from steelyard.core.client_state import ClientId
 from steelyard.core.gram import Array
-from steelyard.core.report import Report
-from steelyard.core.settling import Settling, usual_lengths, with_usual_lengths
-from steelyard.core.table import ClientId
+from steelyard.core.round_report import Report
+from steelyard.core.server_terms import Settling, usual_lengths, with_usual_lengths
 from steelyard.core.term import ClientTerm, Vectors
 from steelyard.metrics import refused_by_metrics
+from steelyard.runs.snapshot import Snapshot
 from steelyard.sim.buffers import Buffers
 from steelyard.sim.group import FINE, REASONS
-from steelyard.sim.snapshot import Snapshot
 from steelyard.sim.told import told
 from steelyard.sim.work import Seat, Work
 from steelyard.stores.memory import MemorySink, MemoryStore

@@ -22,17 +22,17 @@ from steelyard.core.errors import SteelyardError, unknown
 from steelyard.data import Federation
 from steelyard.data.proxy import Proxy
 from steelyard.metrics import MEANING
+from steelyard.runs.directory import RunDirectory, read_config
+from steelyard.runs.history import History
+from steelyard.runs.monitor import Monitor
 from steelyard.server.probe import Probe
 from steelyard.sim.callbacks import Callback, Until, warn
 from steelyard.sim.evaluation import can_count_right, check_task, choose_monitor, keep_one_output
 from steelyard.sim.executors import one_thread
-from steelyard.sim.history import History
 from steelyard.sim.identity import check_done, check_same, described, identity, named
 from steelyard.sim.inputs import device_of, federated, module_of, with_proxy
-from steelyard.sim.monitor import Monitor
 from steelyard.sim.own_metrics import TestMetric, resolve_test_metrics
 from steelyard.sim.participation import Participation
-from steelyard.sim.rundir import RunDirectory, read_config
 from steelyard.sim.simulator import Options, Simulation
 from steelyard.sim.work import Work
 

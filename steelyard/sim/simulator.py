@@ -19,23 +19,23 @@ from typing import Any
 import torch
 
 from steelyard import threads
+from steelyard.core.client_state import sort_key
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import sort_key
+from steelyard.core.rng import stream
+from steelyard.runs.checkpoint_writer import Writer
+from steelyard.runs.directory import RunDirectory
+from steelyard.runs.monitor import Monitor
+from steelyard.runs.record import Record, finite, make_written, plain
+from steelyard.runs.snapshot import Snapshot
 from steelyard.sim.buffers import SHARD, Buffers
 from steelyard.sim.callbacks import Callback, warn
 from steelyard.sim.evaluation import is_due, record_clients
 from steelyard.sim.executors import CLIENTS, TEST, TRAIN, Executor, Forked, Serial, Task, can_fork, one_thread
 from steelyard.sim.group import FINE, REASONS
-from steelyard.sim.monitor import Monitor
 from steelyard.sim.own_metrics import TestMetric, add_test_metrics
 from steelyard.sim.participation import Participation
-from steelyard.sim.record import Record, finite, make_written, plain
-from steelyard.sim.rundir import RunDirectory
 from steelyard.sim.server import Server
-from steelyard.sim.snapshot import Snapshot
-from steelyard.sim.streams import stream
 from steelyard.sim.work import Seat, Work
-from steelyard.sim.writer import Writer
 
 
 @dataclass(frozen=True)

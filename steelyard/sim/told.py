@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from steelyard.core.table import ClientId
-from steelyard.weightings.detectors import gradient_norm
+from steelyard.core.client_state import ClientId
+from steelyard.rules.detectors import gradient_norm
 
 CHANGING = ("accuracy", "accuracy_before", "grad_norm", "loss", "loss_before")
 """What differs from round to round; sizes and labels do not, and would make every line longer."""

@@ -21,10 +21,10 @@ from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.local import Local
 from steelyard.client.train import Batches, batches, cuts, width
+from steelyard.core.rng import stream
 from steelyard.data.dataset import Federation
 from steelyard.server.probe import Probe
 from steelyard.sim.buffers import SHARD, Buffers, Sizes
-from steelyard.sim.streams import stream
 
 
 class Seat(NamedTuple):

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.layout import DTYPES, Kind
-from steelyard.core.table import ClientId
 from steelyard.stores.json_stream import JsonStream, open_regular
 from steelyard.stores.slices import SliceStore
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.core.client_state import ClientId, sort_key
 from steelyard.core.errors import BAD_BASE, NOT_FINITE, SteelyardError
 from steelyard.core.layout import Kind, Layout, Leaf
 from steelyard.core.sums import finite
-from steelyard.core.table import ClientId, sort_key
 
 
 class Source(Protocol):

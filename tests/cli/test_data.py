@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from steelyard.cli.app import app
 from steelyard.core.errors import SteelyardError
 from steelyard.data import SOURCES, images, load, sources
-from steelyard.data.homes import HOMES, File
+from steelyard.data.catalog import HOMES, File
 from steelyard.sim.config import read
 from tests.datasets import files
 from tests.datasets.server import serving

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from steelyard.cli.app import app
 from steelyard.core.errors import SteelyardError
+from steelyard.runs.directory import read_log
 from steelyard.sim.config import read, validated
-from steelyard.sim.rundir import read_log
 from tests.waiting import PATIENCE, wait_until
 
 STEELYARD = [sys.executable, "-c", "from steelyard.cli import main; main()"]

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from steelyard.cli.app import app
 from steelyard.cli.sweep import Board, print_table
-from steelyard.lab import jobs as module
-from steelyard.lab.jobs import Outcome
-from steelyard.lab.tables import Cell, Table
-from steelyard.sim.history import History
-from steelyard.sim.lock import locked
+from steelyard.experiments import jobs as module
+from steelyard.experiments.jobs import Outcome
+from steelyard.experiments.tables import Cell, Table
+from steelyard.runs.history import History
+from steelyard.runs.lock import locked
 from tests.cli.test_run import STEELYARD
-from tests.lab.jobs import Here, job
+from tests.experiments.jobs import Here, job
 from tests.waiting import PATIENCE, wait_until
 
 FILE = """

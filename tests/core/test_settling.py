@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import steelyard
 from steelyard import kernels, threads
 from steelyard.core.bounds import Bounds, clip_factors, typical_norm
-from steelyard.core.settling import Settling
+from steelyard.core.server_terms import Settling
 from steelyard.core.term import AtServer
 
 D, K = 2 * kernels.BLOCK + 1000, 3

@@ -11,7 +11,7 @@ import pytest
 from steelyard.core.errors import SteelyardError
 from steelyard.data import SOURCES, images
 from steelyard.data.archives import unpack
-from steelyard.data.homes import HOMES, File, bring
+from steelyard.data.catalog import HOMES, File, bring
 from tests.datasets.files import add
 from tests.datasets.server import serving
 

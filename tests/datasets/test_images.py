@@ -8,7 +8,7 @@ import torch
 from scipy.io import loadmat
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.text import parse, to_text
+from steelyard.core.spec import parse, to_text
 from steelyard.data import SOURCES, Federation, cifar, images, load, matlab, sources
 from tests.datasets import files
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.text import parse, to_text
+from steelyard.core.spec import parse, to_text
 from steelyard.data import PARTITIONS, partition
-from steelyard.data.blocks import Quantity, Shards, Sorted
-from steelyard.data.dirichlets import BalancedDirichlet, CappedDirichlet, HybridDirichlet, LongTail
+from steelyard.data.block_partitions import Quantity, Shards, Sorted
+from steelyard.data.dirichlet_partitions import BalancedDirichlet, CappedDirichlet, HybridDirichlet, LongTail
 from tests import golden
 
 LABELS = np.tile(np.arange(10), 100)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.text import parse, to_text
+from steelyard.core.spec import parse, to_text
 from steelyard.data import PARTITIONS, partition
 from steelyard.data.partitions import IID, Dirichlet, XClass
 from tests import golden

@@ -7,9 +7,9 @@ import pytest
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.core.report import GEOMETRY
+from steelyard.core.round_report import GEOMETRY
 from steelyard.diagnostics.recorded import MEANING, by_client, client_names, curves, names, series
-from steelyard.sim.history import History
+from steelyard.runs.history import History
 from tests.sim.runs import clients, simulate
 
 

@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from steelyard.flower import Steelyard, to_record, to_state_dict
-from steelyard.sim.rundir import read_log
+from steelyard.runs.directory import read_log
 from steelyard.sim.simulator import RunStopped
 from tests.flower.grid import LocalGrid
 

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.flower import Asked, Steelyard, asked, client, partitioned, reporting, to_record
-from steelyard.sim.rundir import read_log
+from steelyard.runs.directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 

@@ -14,7 +14,7 @@ from steelyard.core.needs import Needs
 from steelyard.core.weighting import Card, Weighting
 from steelyard.flower import client, to_record, to_state_dict
 from steelyard.flower.server import Server
-from steelyard.sim.rundir import read_log
+from steelyard.runs.directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 

@@ -14,8 +14,8 @@ import steelyard.flower
 from steelyard.core.errors import SteelyardError
 from steelyard.flower.identity import Names
 from steelyard.flower.messages import cohort
-from steelyard.flower.named import strategies
-from steelyard.sim.rundir import read_log
+from steelyard.flower.strategies import strategies
+from steelyard.runs.directory import read_log
 from tests.flower import runs
 from tests.sim.runs import clients
 

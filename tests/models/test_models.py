@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.text import parse, to_text
+from steelyard.core.spec import parse, to_text
 from steelyard.models import MODELS, build
 from steelyard.models.cnn import SimpleCNN
 from steelyard.models.linear import MLP

@@ -8,11 +8,11 @@ import tomllib
 
 import pytest
 
-from steelyard.lab.benchmark import SCORES, parse_rule_text, read_benchmark
-from steelyard.lab.ranking import Ranks, analyse
+from steelyard.experiments.benchmark import SCORES, parse_rule_text, read_benchmark
+from steelyard.experiments.ranking import Ranks, analyse
 from steelyard.report.benchmark import draw_ranks, write_html, write_markdown
 from steelyard.sim.config import validated
-from tests.lab.test_benchmark import result, some_results
+from tests.experiments.test_benchmark import result, some_results
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

@@ -8,12 +8,13 @@ import statistics
 import pytest
 
 from steelyard.core.errors import SteelyardError
+from steelyard.report import client_figures
+from steelyard.report.build import find, gather
 from steelyard.report.figures import DASHES, INKS, Heat, Table, look, shown_name
-from steelyard.report.gather import find, gather
 from steelyard.report.page import html, write
 from steelyard.report.series import stretches
-from steelyard.sim.history import History
-from steelyard.sim.rundir import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
+from steelyard.runs.directory import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
+from steelyard.runs.history import History
 from tests.report.runs import comparison, write_run
 from tests.sim.runs import simulate
 
@@ -146,10 +147,9 @@ def test_weights_have_a_row_for_clients_that_were_never_asked(tmp_path):
 
 
 def test_many_clients_are_cut_and_many_rounds_averaged(tmp_path, monkeypatch):
-    from steelyard.report import clients
 
-    monkeypatch.setattr(clients, "MOST_ROWS", 3)
-    monkeypatch.setattr(clients, "MOST_CELLS", 30)
+    monkeypatch.setattr(client_figures, "MOST_ROWS", 3)
+    monkeypatch.setattr(client_figures, "MOST_CELLS", 30)
     run = write_run(tmp_path / "run", ids=tuple("abcde"))
     edit(run, lambda r: r | {"weights": {k: float(r["round"]) for k in "abcde" if k != "a" or r["round"] < 5}})
     figure = find(gather([run]), "weights")
@@ -161,9 +161,8 @@ def test_many_clients_are_cut_and_many_rounds_averaged(tmp_path, monkeypatch):
 
 
 def test_the_partition_shows_those_who_took_part_most_and_says_so(tmp_path, monkeypatch):
-    from steelyard.report import clients
 
-    monkeypatch.setattr(clients, "MOST_ROWS", 3)
+    monkeypatch.setattr(client_figures, "MOST_ROWS", 3)
     run = write_run(tmp_path / "run", ids=tuple("abcde"))
     edit(run, lambda r: r | {"weights": {k: 0.2 for k in "abcde" if k != "a" or r["round"] < 5}})
     figure = find(gather([run]), "partition")
@@ -174,9 +173,8 @@ def test_the_partition_shows_those_who_took_part_most_and_says_so(tmp_path, monk
 
 
 def test_many_quarantined_clients_are_cut_and_that_is_said(tmp_path, monkeypatch):
-    from steelyard.report import clients
 
-    monkeypatch.setattr(clients, "MOST_BARS", 2)
+    monkeypatch.setattr(client_figures, "MOST_BARS", 2)
     run = write_run(tmp_path / "run")
     edit(run, lambda r: r | {"quarantined": dict.fromkeys("abcd"[: r["round"] % 4], "holds NaN")})
     figure = find(gather([run]), "quarantined")

@@ -5,11 +5,11 @@ import csv
 import pytest
 
 from steelyard.core.errors import SteelyardError
-from steelyard.report.gather import find, gather
+from steelyard.report.build import find, gather
 from tests.report.runs import HOSTILE, comparison, write_run
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
-from steelyard.report.prints import _columns, drawing, save
+from steelyard.report.matplotlib_figures import _columns, drawing, save
 
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 

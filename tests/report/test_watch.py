@@ -11,7 +11,7 @@ import pytest
 
 from steelyard.core.errors import SteelyardError
 from steelyard.report.watch import Watch
-from steelyard.sim.rundir import ROUNDS
+from steelyard.runs.directory import ROUNDS
 from tests.report.runs import record, write_run
 
 

@@ -13,7 +13,7 @@ from steelyard.algorithm import Algorithm, parse_refiner
 from steelyard.core.errors import SteelyardError
 from steelyard.core.refiner import Refiner
 from steelyard.core.registry import REFINERS
-from steelyard.core.text import to_text
+from steelyard.core.spec import to_text
 from steelyard.server.refiners import distillation
 from tests.golden import arrays, assert_near
 from tests.server.test_probe import SIZES, models, net, samples

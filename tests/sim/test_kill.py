@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.sim.checkpoint import Checkpoints
-from steelyard.sim.rundir import RunDirectory
+from steelyard.runs.checkpoint import Checkpoints
+from steelyard.runs.directory import RunDirectory
 from steelyard.sim.server import Server
 from tests.sim.runs import ALGORITHMS
 from tests.sim.test_resume import files

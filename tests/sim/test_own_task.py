@@ -13,10 +13,10 @@ import steelyard
 from steelyard import Callback, History, simulate
 from steelyard.client.losses import bce, mse
 from steelyard.core.errors import SteelyardError
+from steelyard.runs.monitor import Monitor, is_lower_better
 from steelyard.sim.config import read
 from steelyard.sim.executors import TaskError
 from steelyard.sim.loggers import numbers
-from steelyard.sim.monitor import Monitor, is_lower_better
 from tests.sim.runs import same
 
 DRAW = torch.Generator().manual_seed(0)

@@ -15,10 +15,10 @@ import torch
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.sim import checkpoint
-from steelyard.sim.checkpoint import CheckpointError, Checkpoints, Snapshot
-from steelyard.sim.lock import LOCK, lock, locked
-from steelyard.sim.rundir import RunDirectory, read_log
+from steelyard.runs import checkpoint
+from steelyard.runs.checkpoint import CheckpointError, Checkpoints, Snapshot
+from steelyard.runs.directory import RunDirectory, read_log
+from steelyard.runs.lock import LOCK, lock, locked
 from tests.sim.runs import OPTIONS, Stop, clients, files, net, same, simulate
 
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.rng import number, stream
 from steelyard.sim.participation import Participation
-from steelyard.sim.streams import number, stream
 
 
 def test_streams_are_functions_of_their_key_and_nothing_else():

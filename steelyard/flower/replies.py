@@ -1,0 +1,280 @@
+"""Who was asked, who answered, and what of it can be used. A bad reply is set aside by name; the round goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import WARNING
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.common.logger import log
+
+from steelyard.core.client_state import ClientId
+from steelyard.core.errors import SteelyardError
+from steelyard.core.escape import MOST_CHARACTERS, escape_text
+from steelyard.flower.handler import call_or_refuse
+from steelyard.flower.identity import Names
+from steelyard.flower.records import RecordSource
+from steelyard.flower.server import Replies
+from steelyard.flower.streaming_grid import TOLD, Spool, array_name
+from steelyard.metrics import MEANING, Table
+from steelyard.stores.slices import Source
+
+_SHOWN = 100  # characters of the names of a reply's records
+OURS = "steelyard"  # the records we add to messages and replies
+UNNAMED = (
+    "%d clients do not report %r: their node ids stand in for it, and what is remembered of a client is lost when its "
+    "node gets another id. To report it, start nodes with it (--node-config) and use "
+    "ClientApp(mods=[steelyard.flower.reporting]); or name what they report, with id_key=... in the strategy"
+)
+UNCONFIRMED = (
+    "did not confirm that client={} was added to the training: build the ClientApp with steelyard.flower.client, or "
+    "add it in your own code and say so (docs/flower.md, training code of your own)"
+)
+CODES = {
+    0: "unknown error",
+    1: "the ClientApp could not be loaded",
+    2: "the ClientApp raised an exception",
+    3: "the message was not available",
+    4: "the reply was not available",
+    5: "the node is gone",
+    6: "a mod refused",
+    7: "the app bundle is invalid",
+    8: "the ClientApp crashed",
+}
+
+
+@dataclass
+class Answers:
+    """Who answered, and who did not.
+
+    Attributes:
+        contents: by node, in order.
+        failed: clients that answered with an error, and those that did not answer, with the reason.
+        late: the latter.
+        strays: replies that belong to no question of this round.
+        asked: how many clients were asked.
+    """
+
+    contents: dict[int, RecordDict] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    late: list[ClientId] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
+    asked: int = 0
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What is put on record of it."""
+        dropped = sorted(set(self.failed) - {str(client) for client in self.late})
+        return {"dropped": dropped, "late": self.late, "failed": self.failed, "strays": self.strays}
+
+    def by_name(self, names: Names) -> dict[ClientId, RecordDict]:
+        """The contents by client id."""
+        return {names.of(node): content for node, content in self.contents.items()}
+
+    def warn(self, number: int, phase: str = "") -> None:
+        """Logs who failed, and why."""
+        for who, reason in self.failed.items():
+            log(WARNING, "round %d%s, client %s: %s", number, phase, who, reason)
+        for stray in self.strays:
+            log(WARNING, "round %d%s, %s", number, phase, stray)
+
+
+def matched(sent: Sequence[Message], replies: Iterable[Message], names: Names, timeout: float) -> Answers:
+    """Matches replies with the messages they answer; results do not depend on the order they come in.
+
+    Where somebody else sent them, as a subclass may, those who answered were asked.
+    """
+    replies = list(replies)
+    asked = {message.metadata.dst_node_id: message.metadata.message_id for message in sent}
+    asked = asked or {one.metadata.src_node_id: one.metadata.reply_to_message_id for one in reversed(replies)}
+    by_message = {name: node for node, name in asked.items() if name}
+    found: dict[int, Message] = {}
+    made = Answers(asked=len(asked))
+    for reply in replies:
+        to, source = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+        node = by_message.get(to) if to and by_message else source if source in asked else None
+        if node is None:
+            made.strays.append(f"node {source}: answers no question of this round (late?)")
+        elif reply.has_content() and source != node:
+            made.strays.append(f"node {source}: answers a question that node {node} was asked")
+        elif node in found:
+            made.strays.append(f"node {node}: answered twice; the first reply counts")
+        else:
+            found[node] = reply
+    for node in sorted(asked):
+        if node not in found or _expired(found[node]):
+            made.failed[str(names.of(node))] = f"node {node} did not answer within {timeout:g} s"
+            made.late.append(names.of(node))
+        elif found[node].has_error():
+            error = found[node].error
+            said = f"{CODES.get(error.code, 'error')} (code {error.code})"
+            reason = escape_text(error.reason or "no reason given", MOST_CHARACTERS)
+            made.failed[str(names.of(node))] = f"node {node}: {said}: {reason}"
+        else:
+            made.contents[node] = found[node].content
+    return made
+
+
+def _expired(reply: Message) -> bool:
+    """A message lives as long as the round waits: the SuperLink's clock may run out before ours.
+
+    Its error 3 has another reason where a reply could not be fetched.
+    """
+    return reply.has_error() and reply.error.code == 3 and "Message Unavailable" in (reply.error.reason or "")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a reply to a training message holds.
+
+    Attributes:
+        arrays: the name of the model's record.
+        examples: the metric to weigh by.
+        client: the terms that clients are to add, as text.
+        strict: whether a reply that does not confirm them is refused.
+    """
+
+    arrays: str
+    examples: str
+    client: str
+    strict: bool
+
+
+@dataclass
+class Inbox:
+    """The replies of one round, sorted out.
+
+    Attributes:
+        replies: what the server aggregates.
+        contents: of replies that hold a model, by client id.
+        nodes: of all clients that answered.
+        unconfirmed: clients that do not say that they added the terms.
+        restarted: clients that say that what they kept is lost.
+    """
+
+    replies: Replies
+    contents: dict[ClientId, RecordDict]
+    nodes: dict[ClientId, int]
+    unconfirmed: list[ClientId]
+    restarted: list[ClientId]
+
+    def warn(self, number: int, names: Names, first: bool) -> None:
+        """Logs who was refused, and why; in the first round also who has no name of its own."""
+        for who, reason in self.replies.refused.items():
+            log(WARNING, "round %d, client %s: %s", number, who, reason)
+        if names.unnamed and first:
+            log(WARNING, UNNAMED, len(names.unnamed), names.key)
+
+
+def split_refused(
+    contents: Mapping[ClientId, RecordDict], spool: Spool
+) -> tuple[dict[ClientId, RecordDict], dict[ClientId, str]]:
+    """Return the replies that were not refused when they came, and the reasons for the others."""
+    accepted: dict[ClientId, RecordDict] = {}
+    refused: dict[ClientId, str] = {}
+    for client, content in contents.items():
+        _, reason = call_or_refuse(spool.check, content)
+        if reason:
+            refused[client] = reason
+        else:
+            accepted[client] = content
+    return accepted, refused
+
+
+def sort_out(answers: Answers, names: Names, wanted: Wanted, spool: Spool, metrics: Collection[str] = ()) -> Inbox:
+    """Read ids, models and reports off the replies of a round.
+
+    Args:
+        answers: the replies, by node.
+        names: the nodes' client ids; ids that are new are added.
+        wanted: what a reply has to hold.
+        spool: where the arrays are that are not in memory, and why it refused replies.
+        metrics: names of metrics to read beside the known ones: what the rule needs.
+
+    Returns:
+        The replies that can be used, and the reason for each client whose reply cannot.
+    """
+    models: dict[ClientId, Source] = {}
+    told: dict[ClientId, Source] = {}
+    refused: dict[ClientId, str] = {}
+    box = Inbox(Replies(models, {}, told, refused), {}, {}, [], [])
+    strangers: dict[str, str] = {}  # nodes without an id of their own, with the reason
+    for node, content in answers.contents.items():
+        # Who is it?
+        client, reason = call_or_refuse(names.claim, node, content)
+        if client is None:
+            strangers[names.label(node, content)] = reason
+            continue
+        box.nodes[client] = node
+        # What does it say?
+        _, reason = call_or_refuse(_read_reply, client, content, wanted, spool, box, models, told)
+        if reason:
+            refused[client] = reason
+            box.contents.pop(client, None)
+    # A label must not be another client's id.
+    for label, reason in strangers.items():
+        refused[f"refused: {label}" if label in box.nodes else label] = reason
+    fractions = wanted.examples.replace("-", "_") != "num_examples"
+    table = _table(box.contents, wanted.examples, {*MEANING, *metrics})
+    box.replies = Replies(models, table, told, refused, fractions, answers.asked)
+    return box
+
+
+def _read_reply(
+    client: ClientId,
+    content: RecordDict,
+    wanted: Wanted,
+    spool: Spool,
+    box: Inbox,
+    models: dict[ClientId, Source],
+    told: dict[ClientId, Source],
+) -> None:
+    """Read one client's reply into the inbox; raise an error with the reason if it cannot be used."""
+    said: Mapping[str, Any] = content.config_records.get(OURS, {})
+    if said.get("restarted") is True:
+        box.restarted.append(client)
+    is_unconfirmed = bool(wanted.client) and said.get("client") != wanted.client
+    if is_unconfirmed:
+        box.unconfirmed.append(client)
+    spool.check(content)
+    model = _model(content, wanted.arrays, spool)
+    changes = _told(content, spool)
+    if is_unconfirmed and wanted.strict:
+        raise SteelyardError(UNCONFIRMED.format(wanted.client))
+    models[client] = model
+    if changes is not None:
+        told[client] = changes
+    box.contents[client] = content
+
+
+def _model(content: RecordDict, key: str, spool: Spool) -> Source:
+    aside = spool.find(content)
+    if aside is not None:
+        return aside
+    name = array_name(content, key)
+    if name is None:
+        held = escape_text(", ".join(str(name) for name in content) or "nothing", _SHOWN)
+        raise SteelyardError(f"its reply has no ArrayRecord {key!r}: it has {held}")
+    record = content.array_records[name]
+    spool.check_model(record)
+    return RecordSource(record)
+
+
+def _told(content: RecordDict, spool: Spool) -> Source | None:
+    record = content.array_records.get(TOLD)
+    return spool.find(content, TOLD) if record is None else RecordSource(record)
+
+
+def _table(contents: dict[ClientId, RecordDict], examples: str, names: Collection[str]) -> Table:
+    """What clients reported, under our names: Flower's have dashes, and the number of examples may have any."""
+    table: Table = {}
+    for client, content in contents.items():
+        said = {name: value for record in content.metric_records.values() for name, value in record.items()}
+        ours = {name.replace("-", "_"): value for name, value in said.items()}
+        if examples in said:
+            ours["num_examples"] = said[examples]
+        for name in sorted(ours.keys() & names):
+            table.setdefault(name, {})[client] = ours[name]
+    return table

@@ -1,0 +1,73 @@
+"""A strategy class for every registered part, made from its options: none is written by hand."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from steelyard.algorithm import Algorithm
+from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, Entry
+from steelyard.flower.strategy import Steelyard
+from steelyard.rules.detectors import is_detector
+
+_PLACES = (
+    ("weighting", RULES),
+    ("client", TERMS),
+    ("server", OPTIMIZERS),
+    ("broadcast", BROADCASTS),
+    ("refine", REFINERS),
+)
+# Parts whose class has another name than users look for, or that are functions.
+_NAMES = {
+    "adagrad": "FedAdagrad",
+    "adam": "FedAdam",
+    "fedawa_l": "FedAWAL",
+    "gws": "GWS",
+    "krum": "Krum",
+    "law": "LAW",
+    "momentum": "FedAvgM",
+    "scaffold": "SCAFFOLD",
+    "sgd": "FedSGD",
+    "yogi": "FedYogi",
+}
+_UNIFORM = ("feddyn", "fedmut")  # their authors average so; FedCos weighs by sizes, Eq. (3)
+_OURS = list(inspect.signature(Steelyard.__init__).parameters.values())[2:]  # without self and algorithm
+
+
+def strategies() -> dict[str, tuple[str, Entry]]:
+    """Class names, with the place of the part in an algorithm and its entry; what wraps other parts has none."""
+    return {
+        _NAMES.get(entry.name, entry.make.__name__): (place, entry)
+        for place, registry in _PLACES
+        for entry in registry
+        if not entry.wraps and not is_detector(entry)
+    }
+
+
+def strategy(name: str) -> type[Steelyard]:
+    """The strategy of this name: Flower's ten arguments, then the part's options and ours by keyword."""
+    place, entry = strategies()[name]
+    plain = [] if place == "weighting" else [_keyword("weighting", "uniform" if entry.name in _UNIFORM else "fedavg")]
+    options = [*plain, *(_keyword(key, p.default) for key, p in entry.options.items())]
+    taken = {parameter.name for parameter in options}
+    ours = [parameter for parameter in _OURS if parameter.name not in taken]
+    ten, keywords = ours[:10], [*options, *ours[10:]]
+
+    def init(self: Steelyard, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        part = entry.make(**{key: given.pop(key) for key in entry.options})
+        parts: dict[str, Any] = {place: part}
+        if plain:
+            parts["weighting"] = given.pop("weighting")
+        Steelyard.__init__(self, Algorithm(**parts), **given)
+
+    signature = inspect.Signature([*ten, *keywords])
+    described = f"{entry.card.title[:1].upper()}{entry.card.title[1:]} ({entry.card.paper or 'steelyard'}), on Flower."
+    own = {"__init__": init, "__signature__": signature, "__module__": "steelyard.flower", "__qualname__": name}
+    return type(name, (Steelyard,), {**own, "__doc__": f"{described}\n\nOptions: `steelyard explain {entry.name}`."})
+
+
+def _keyword(name: str, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)

@@ -1,0 +1,64 @@
+"""Bulyan: Krum's selection, then a mean around the median.
+
+El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018.
+
+    select n - 2f updates by taking Krum's choice again and again ; then, for each coordinate, the mean of the n - 4f
+    values nearest to the median of the selected
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from steelyard.core import checks
+from steelyard.core.client_state import State
+from steelyard.core.gram import Array
+from steelyard.core.mixture import Mixture
+from steelyard.core.needs import Needs
+from steelyard.core.registry import RULES
+from steelyard.core.view import View
+from steelyard.core.weighting import Card, Weighting
+from steelyard.rules.coordinate import around_median
+from steelyard.rules.krum import scores
+
+
+@RULES.register
+@dataclass(frozen=True)
+class Bulyan(Weighting):
+    """Withstands `f` of at least `4f + 3` clients; with fewer clients, fewer."""
+
+    f: int = 1
+
+    name = "bulyan"
+    modifies = False
+    card = Card("Krum's selection, then a mean around the median", "El Mhamdi et al., ICML 2018")
+
+    def __post_init__(self) -> None:
+        checks.whole("f", self.f)
+
+    @property
+    def needs(self) -> Needs:
+        """Distances to select, chunks of updates to reduce."""
+        return Needs(gram=True, coordinates=True)
+
+    def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
+        """Selection in Gram space; the combine pass does the rest."""
+        count = len(view.ids)
+        f = max(0, min(self.f, (count - 3) // 4))
+        selected = select(view.whole_gram.sq_distances()[0], count - 2 * f, f)
+        weights = np.zeros((1, count))
+        weights[0, selected] = 1.0
+        mixture = replace(Mixture.convex(weights), reduce=around_median(count - 4 * f))
+        return mixture.noted(withstands=f, selected=[view.ids[k] for k in selected]), state
+
+
+def select(sq_distances: Array, wanted: int, f: int) -> list[int]:
+    """Krum's choice, taken `wanted` times among those that remain (Blanchard's neighbours)."""
+    left = list(range(len(sq_distances)))
+    chosen: list[int] = []
+    while len(chosen) < wanted:
+        among = sq_distances[np.ix_(left, left)][None]
+        chosen.append(left.pop(int(np.argmin(scores(among, f, "blanchard")[0]))))
+    return sorted(chosen)

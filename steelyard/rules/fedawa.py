@@ -1,0 +1,260 @@
+"""FedAWA: optimise the weights from client vectors, without proxy data.
+
+Shi, Zhao, Zhang, Zhou, Guo, Chang, "FedAWA: Adaptive Optimization of Aggregation Weights in Federated Learning Using
+Client Vectors", CVPR 2025.
+
+    tau_k = theta_k - theta_g ,  tau_g = sum_k lambda_k tau_k                                      (1)
+    lambda = argmin sum_k lambda_k |tau_k - tau_g|_2 + d(sum_k lambda_k theta_k, theta_g)          (3)
+    FedAWA-L: the same per layer                                                                   (4)
+
+with lambda = softmax(T), T kept across rounds, d = 1 - cosine. Where the authors' code and their paper disagree, an
+option names the point and a preset sets them all:
+
+    option    paper               official            the disagreement
+    init      "log": log n_k      "raw": n_k / n      softmax of raw fractions is nearly uniform: sizes are thrown away;
+                                                      n counts the examples of all clients, sampled or not
+    penalty   "model": d of the   "clients":          Eq. (3) measures the aggregated model, the code the clients' mean
+              aggregated model    sum lambda_k d_k
+    euclidean "l2"                "mse"               for distance="euc" the code takes a mean square: about 0
+    weights   "after" the steps   "before" the last   the code's step only takes effect in the next round
+    travel    1.5                 none                see below
+
+Both leave the number of steps open (the code's default is 1) and make a fresh optimizer every round: Adam, betas
+(0.5, 0.999), learning rate 0.001, so a first step moves every logit by 0.001 whatever its gradient; or SGD, learning
+rate 0.01, momentum 0.9, weight decay 5e-4. `gamma` is the code's scale on the whole state dict.
+
+The literal argmin is degenerate: at any vertex lambda = e_k the first term is zero, so long optimisation puts all
+weight on one client, and on a free-rider that returns the model unchanged first of all. The method works because it
+is not solved: steps x lr is its real parameter. `travel` bounds how far a logit may ever move from where its client
+entered, so the odds between two clients never change by more than exp(2 travel). Against the code, which carries T by
+position in the cohort, logits belong to client ids; a client met for the first time enters at the prior's odds.
+
+The n of `init="raw"` is the whole population's, as in the code. A simulated run knows it; elsewhere (`aggregate`,
+Flower, a merge) the option `population_examples` gives it. Without it n is the cohort's: the same thing if all clients
+take part, and logits that lie further apart than the code's if they are sampled.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steelyard.core import checks
+from steelyard.core.client_state import State, gather, known, scatter
+from steelyard.core.errors import SteelyardError
+from steelyard.core.gram import Array, Gram
+from steelyard.core.layout import Granularity
+from steelyard.core.mixture import Mixture
+from steelyard.core.needs import Needs
+from steelyard.core.presets import UNSET, fill
+from steelyard.core.registry import RULES
+from steelyard.core.view import View
+from steelyard.core.weighting import Card, Weighting
+from steelyard.rules.modifiers import Shrink
+from steelyard.rules.optim import adam, sgd, softmax
+from steelyard.rules.per_layer import PerLayer
+
+_PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"init": "log", "penalty": "model", "euclidean": "l2", "weights": "after", "travel": 1.5},
+    "official": {
+        "init": "raw",
+        "penalty": "clients",
+        "euclidean": "mse",
+        "weights": "before",
+        "travel": None,
+    },
+}
+_EPS = 1e-8  # torch's floor under the norms of a cosine
+
+_CARD = Card(
+    "optimises weights towards the mixture of client vectors",
+    "Shi et al., CVPR 2025",
+    secagg="yes in principle: each step needs two secure sums of vectors",
+)
+
+
+@RULES.register
+@dataclass(frozen=True)
+class FedAWA(Weighting):
+    """A few optimizer steps on Eq. (3), in Gram space: microseconds, whatever the model's size.
+
+    Attributes:
+        preset: `paper` or `official`; sets the options that are left out.
+        steps: optimizer steps per round.
+        lr: of the optimizer.
+        optimizer: `adam` or `sgd`.
+        distance: d in Eq. (3): `cos`, `euc` or `none`.
+        init: where logits start: `log` n_k or `raw` fractions.
+        penalty: d of the aggregated `model`, or the mean of d over `clients`.
+        euclidean: `l2` or `mse`, for `distance="euc"`.
+        weights: those `after` the last step or `before` it.
+        travel: how far a logit may ever move from where its client entered; None for no bound.
+        gamma: factor on the whole state dict.
+        population_examples: examples of all clients together, for `init="raw"`; by default what the run knows, or else
+            the cohort's.
+    """
+
+    preset: str = "paper"
+    steps: int = 1
+    lr: float = UNSET
+    optimizer: str = "adam"
+    distance: str = "cos"
+    init: str = UNSET
+    penalty: str = UNSET
+    euclidean: str = UNSET
+    weights: str = UNSET
+    travel: float | None = UNSET
+    gamma: float = 1.0
+    population_examples: int | None = None
+
+    name = "fedawa"
+    modifies = True
+    card = _CARD
+
+    def __post_init__(self) -> None:
+        checks.one_of("preset", self.preset, *_PRESETS)
+        defaults = {**_PRESETS[self.preset], "lr": 0.001 if self.optimizer == "adam" else 0.01}
+        fill(self, defaults)
+        checks.whole("steps", self.steps, 1)
+        checks.number("lr", self.lr, 0.0, open_low=True)
+        checks.one_of("optimizer", self.optimizer, "adam", "sgd")
+        checks.one_of("distance", self.distance, "cos", "euc", "none")
+        checks.one_of("init", self.init, "log", "raw")
+        checks.one_of("penalty", self.penalty, "model", "clients")
+        checks.one_of("euclidean", self.euclidean, "l2", "mse")
+        checks.one_of("weights", self.weights, "after", "before")
+        checks.number("gamma", self.gamma, 0.0, open_low=True)
+        if self.travel is not None:
+            checks.number("travel", self.travel, 0.0, open_low=True)
+        if self.population_examples is not None:
+            checks.whole("population_examples", self.population_examples, 1)
+            if self.init != "raw":
+                raise SteelyardError(
+                    f"population_examples={self.population_examples}: only init=raw (preset=official) reads it, and "
+                    f"init is {self.init}: leave it out"
+                )
+
+    @property
+    def needs(self) -> Needs:
+        """Inner products between updates, and with the global model."""
+        return Needs.of(gram=True)
+
+    def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
+        """`steps` optimizer steps on the logits of this round's clients."""
+        # Logits of this round's clients: those of earlier rounds, or fresh ones.
+        gram = view.gram
+        table, origins = state.get("logits", {}), state.get("origin", {})
+        shares = np.broadcast_to(prior.shares, (gram.dots.shape[0], len(view.ids)))
+        if self.init == "raw":
+            fresh = shares * view.cohort_share(self.population_examples)
+        else:
+            fresh = _log_entry(shares, table, view)
+        logits = gather(table, view.ids, fresh)  # [g, K]
+        origin = gather(origins, view.ids, logits)
+        # The steps.
+        step = adam() if self.optimizer == "adam" else sgd(decay=5e-4)
+        for _ in range(self.steps):
+            shares = softmax(logits)
+            slope = self._gradient(gram, shares)  # d objective / d lambda
+            logits = step(logits, shares * (slope - (shares * slope).sum(axis=1, keepdims=True)), self.lr)
+            if self.travel is not None:
+                logits = np.clip(logits, origin - self.travel, origin + self.travel)
+        # What the next round starts from, and the mixture.
+        after = {"logits": scatter(table, view.ids, logits)}
+        if self.travel is not None:
+            after["origin"] = scatter(origins, view.ids, origin)
+        mixture = prior.reweighted(softmax(logits) if self.weights == "after" else shares)
+        if self.gamma != 1.0:
+            mixture, _ = Shrink(self.gamma, stats=True).apply(mixture, view, {})
+        return mixture, after
+
+    def _gradient(self, gram: Gram, shares: Array) -> Array:
+        """Derivative of Eq. (3) with respect to lambda, `[g, K]`."""
+        distance = np.sqrt(gram.sq_distances_to(shares))  # |tau_k - tau_g|
+        pull = np.divide(shares, distance, out=np.zeros_like(shares), where=distance > 0)
+        slope: Array = distance - gram.apply(pull - pull.sum(axis=1, keepdims=True) * shares)
+        return slope + self._penalty_gradient(gram, shares)
+
+    def _penalty_gradient(self, gram: Gram, shares: Array) -> Array | float:
+        if self.distance == "none":
+            return 0.0
+        if self.penalty == "clients":
+            if self.distance == "cos":
+                return 1 - gram.model_cosines(_EPS)
+            return gram.sq_norms / gram.dims[:, None] if self.euclidean == "mse" else gram.norms
+        dots = gram.apply(shares)
+        square = (shares * dots).sum(axis=1, keepdims=True)  # |tau_g|^2
+        if self.distance == "euc":
+            return (
+                2 * dots / gram.dims[:, None]
+                if self.euclidean == "mse"
+                else dots / np.sqrt(np.maximum(square, _EPS**2))
+            )
+        theta = gram.theta_sq[:, None]
+        along = (shares * gram.theta_dots).sum(axis=1, keepdims=True)  # <theta_g, tau_g>
+        length = np.maximum(theta + 2 * along + square, _EPS**2)  # |theta_g + tau_g|^2
+        scale = np.maximum(np.sqrt(theta), _EPS) * np.sqrt(length)
+        turn: Array = gram.theta_dots / scale - (theta + along) * (gram.theta_dots + dots) / (scale * length)
+        return -turn
+
+
+def _log_entry(prior: Array, table: Any, view: View) -> Array:
+    """Logits of clients that have none yet: at the prior's odds to those that have."""
+    logits: Array = np.log(np.maximum(prior, np.finfo(np.float64).tiny))
+    old = known(table, view.ids)
+    if old.any():
+        logits = logits + (gather(table, view.ids, logits) - logits)[:, old].mean(axis=1, keepdims=True)
+    return logits
+
+
+def fedawa_l(layers: Granularity = "tensor", **options: Any) -> Weighting:
+    """FedAWA-L: `per_layer(fedawa(**options), layers)`, Eq. (4).
+
+    The paper leaves open what a layer is: `layers` says it ("tensor", "module", sizes, or name patterns).
+    """
+    return PerLayer(FedAWA(**options), layers)
+
+
+fedawa_l.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter("layers", inspect.Parameter.KEYWORD_ONLY, default="tensor", annotation="Granularity"),
+        *(p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(FedAWA).parameters.values()),
+    ]
+)
+RULES.alias("fedawa_l", Card("FedAWA layer by layer", _CARD.paper, _CARD.secagg, _CARD.dp), fedawa_l)
+
+
+@RULES.register
+@dataclass(frozen=True)
+class FedAWACos(Weighting):
+    """FedAWA-COS, the paper's ablation (Table 4): weights straight from `cos(tau_k, tau_g)`.
+
+    Neither lambda in `tau_g` nor the normalisation is stated: `tau_g` uses the prior; `normalize="sum"` clips negative
+    cosines to zero and divides by the sum, `"softmax"` takes the softmax.
+    """
+
+    normalize: str = "sum"
+
+    name = "fedawa_cos"
+    modifies = True
+    card = Card("weights from cosines to the mean update", "Shi et al., CVPR 2025", "yes, in two passes, as fedadp")
+
+    def __post_init__(self) -> None:
+        checks.one_of("normalize", self.normalize, "sum", "softmax")
+
+    @property
+    def needs(self) -> Needs:
+        """Cosines."""
+        return Needs.of(gram=True)
+
+    def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
+        """The prior passes where no client points along the mean."""
+        cosines = view.gram.cosines_to(prior.shares)
+        if self.normalize == "softmax":
+            return prior.reweighted(softmax(cosines)), state
+        kept = np.maximum(cosines, 0.0)
+        total = kept.sum(axis=1, keepdims=True)
+        return prior.reweighted(np.where(total > 0, kept, prior.shares)), state

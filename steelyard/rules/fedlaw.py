@@ -1,0 +1,325 @@
+"""FedLAW: Li et al., "Revisiting Weighted Aggregation in Federated Learning with Neural Networks", ICML 2023.
+
+The server learns a shrinking factor and aggregation weights on a small proxy set:
+
+    gamma*, lambda* = argmin L_proxy(gamma sum_k lambda_k theta_k),  gamma > 0, lambda_k >= 0, |lambda|_1 = 1   (8), (9)
+
+    gws      learns gamma, lambda stays the prior     adaptive global weight shrinking, section 4
+    law      learns lambda, gamma stays 1             attentive learnable aggregation weights, section 5
+    fedlaw   learns both at once                      Algorithm 1
+
+lambda is the softmax of logits x (`function="exp"`, gamma = exp g) or x^2 over its sum (`"quad"`, gamma = g^2). With
+theta_k = theta + d_k the mixed model is `gamma theta + sum_k gamma lambda_k d_k`, so the weights on updates are
+`gamma lambda_k` and the base is `gamma`. gamma scales all parameters, BatchNorm's too, and no statistics.
+
+The global learning rate eta of Eq. (2) and (4) is inside the shrinking, `gamma (theta + eta sum_k lambda_k d_k)`, and
+gamma and lambda are learned at that point (Table 10): option `global_lr`, or `server="sgd:lr=..."`, which does the
+same. Other server optimizers act inside the shrinking too, but gamma and lambda are learned before their step.
+
+Where the authors' code says more than the paper, or something else, there is an option; presets differ in
+
+              paper               official
+    epochs    100                 20
+    init      "prior"             "prior" for exp; for quad "uniform", against Algorithm 1, line 10
+
+Both: Adam with betas (0.5, 0.999), a fresh one every round, learning rate `lr` (no paper states it: 0.01 for CIFAR-10,
+0.005 for all else in the code), halved every 20 epochs (`halve`, in the code only), weights after the last step. With
+one batch per epoch, 100 epochs move log gamma by about 0.39 at most: what is called argmin is a short, bounded search.
+
+Nothing bounds the product of gammas over rounds, and users report collapses. `floor` does: gamma is raised where the
+product would fall below it. The product is in the record in any case (`gamma_product`), with `gamma_bounded`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steelyard.core import checks
+from steelyard.core.client_state import State
+from steelyard.core.errors import NonFiniteLoss, SteelyardError
+from steelyard.core.gram import Array
+from steelyard.core.mixture import Mixture
+from steelyard.core.needs import Needs
+from steelyard.core.presets import UNSET, fill
+from steelyard.core.registry import RULES
+from steelyard.core.round_report import coherence
+from steelyard.core.view import View
+from steelyard.core.weighting import Card, Weighting
+from steelyard.rules.curves import Curves
+from steelyard.rules.optim import Step, adam, sgd, softmax
+
+BETAS = (0.5, 0.999)
+EPOCHS = {"paper": 100, "official": 20}
+_PAPER = "Li et al., ICML 2023"
+_SECAGG = "yes in principle: each step needs two secure sums of vectors"
+
+
+@RULES.register
+@dataclass(frozen=True)
+class FedLAW(Weighting):
+    """Learns gamma and lambda on the server's proxy data.
+
+    Attributes:
+        preset: `paper` or `official`.
+        epochs: passes over the proxy data.
+        lr: learning rate of the first epochs.
+        optimizer: `adam` or `sgd` (momentum 0.9).
+        betas: of adam.
+        function: `exp` or `quad`.
+        init: where lambda starts: at the `prior` or `uniform`.
+        halve: epochs after which the learning rate is halved, again and again; 0 for never.
+        learn: `both`, `gamma` (that is `gws`) or `lambda` (that is `law`).
+        critical: `law` only: once coherence (Def. 5.1) has fallen to this, the prior passes ("early-stopped", Fig. 5).
+            The paper calls the round in which coherence is near zero the critical point, and gives no number: try 0.
+        floor: lower bound on the product of all gammas so far.
+        trace: record the server's training curves (Fig. 14), thinned, as `trace`.
+        global_lr: learning rate on the aggregated step, inside the shrinking (eta in Eq. 4).
+    """
+
+    preset: str = "paper"
+    epochs: int = UNSET
+    lr: float = 0.01
+    optimizer: str = "adam"
+    betas: tuple[float, float] = BETAS
+    function: str = "exp"
+    init: str = UNSET
+    halve: int = 20
+    learn: str = "both"
+    critical: float | None = None
+    floor: float | None = None
+    trace: bool = False
+    global_lr: float = 1.0
+
+    name = "fedlaw"
+    modifies = True
+    card = Card("learns weights and a shrinking factor on proxy data", _PAPER, _SECAGG)
+
+    def __post_init__(self) -> None:
+        checks.one_of("preset", self.preset, *EPOCHS)
+        checks.one_of("function", self.function, "exp", "quad")
+        fill(self, {"epochs": EPOCHS[self.preset], "init": default_init(self.preset, self.function)})
+        checks.whole("epochs", self.epochs, 1)
+        checks.number("lr", self.lr, 0.0, open_low=True)
+        check_optimizer(self.optimizer, self.betas)
+        checks.one_of("init", self.init, "prior", "uniform")
+        checks.whole("halve", self.halve)
+        checks.one_of("learn", self.learn, "both", "gamma", "lambda")
+        if self.critical is not None:
+            checks.number("critical", self.critical, -1.0, 1.0)
+            if self.learn != "lambda":
+                raise SteelyardError(f"critical={self.critical}: early stopping is law's: use law, or leave it out")
+        if self.floor is not None:
+            checks.number("floor", self.floor, 0.0, 1.0, open_low=True)
+        checks.one_of("trace", self.trace, True, False)
+        checks.number("global_lr", self.global_lr, 0.0, open_low=True)
+
+    @property
+    def needs(self) -> Needs:
+        """The proxy loss; inner products if it stops at the critical point of coherence."""
+        return Needs(probe=True, gram=self.critical is not None)
+
+    @property
+    def reach(self) -> float:
+        """How far a logit moves at most with one batch per epoch, about: the sum of learning rates."""
+        return sum(rate(self.lr, epoch, self.halve) for epoch in range(self.epochs))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """How far gamma can go."""
+        if self.learn == "lambda":
+            return ()
+        return (reachable(self.reach, self.floor),)
+
+    def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
+        """`epochs` passes over the proxy data."""
+        prior = prior.with_global_lr(self.global_lr)
+        # Past the critical point nothing is learned any more.
+        if self.critical is not None:
+            state = {"passed": False, **state}
+            if state["passed"] or coherence(view.whole_gram, prior.shares[0]) <= self.critical:
+                return prior.noted(law="past the critical point: the prior passes"), {**state, "passed": True}
+        # Learn gamma, lambda or both.
+        point = Point.at(prior.shares[0], self.function, self.init)
+        learn_lambda = self.learn != "gamma"
+        learn_gamma = self.learn != "lambda"
+        curves = Curves()
+        point = learned(
+            view,
+            prior,
+            point,
+            self.epochs,
+            lambda epoch: rate(self.lr, epoch, self.halve),
+            optimizer(self.optimizer, self.betas),
+            learn_lambda,
+            learn_gamma,
+            lambda _, now, loss: curves.add(loss, now.gamma, now.shares),
+        )
+        # Build the mixture.
+        shares = point.shares if learn_lambda else prior.shares[0]
+        mixture, after = settled(prior, shares, point.gamma, self.floor, view, state)
+        return mixture.noted(trace=curves.thinned(view.ids)) if self.trace else mixture, after
+
+
+def gws(**options: Any) -> FedLAW:
+    """Adaptive global weight shrinking: gamma is learned, the weights stay the prior."""
+    return FedLAW(learn="gamma", **options)
+
+
+def law(**options: Any) -> FedLAW:
+    """Attentive learnable aggregation weights: the weights are learned, gamma stays 1."""
+    return FedLAW(learn="lambda", **options)
+
+
+def _without(*names: str) -> inspect.Signature:
+    """FedLAW's options, as keywords, less these."""
+    kept = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(FedLAW).parameters.values()]
+    return inspect.Signature([p for p in kept if p.name not in names])
+
+
+gws.__signature__ = _without("learn", "critical", "init")  # type: ignore[attr-defined]
+law.__signature__ = _without("learn", "floor")  # type: ignore[attr-defined]
+RULES.alias("gws", Card("learns a shrinking factor on proxy data", _PAPER, _SECAGG), gws)
+RULES.alias("law", Card("learns weights on proxy data", _PAPER, _SECAGG), law)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Logits of the weights and of gamma: what is optimised."""
+
+    x: Array
+    g: float
+    function: str
+
+    @staticmethod
+    def at(shares: Array, function: str, init: str) -> Point:
+        """The start: lambda at the prior or uniform, gamma at 1."""
+        start = shares if init == "prior" else np.full_like(shares, 1 / len(shares))
+        if function == "quad":
+            return Point(np.sqrt(start), 1.0, function)
+        return Point(np.log(np.maximum(start, np.finfo(np.float64).tiny)), 0.0, function)
+
+    @property
+    def shares(self) -> Array:
+        """Lambda."""
+        if self.function == "quad":
+            squares: Array = self.x**2 / (self.x @ self.x)
+            return squares
+        return softmax(self.x)
+
+    @property
+    def gamma(self) -> float:
+        """Gamma."""
+        return self.g**2 if self.function == "quad" else math.exp(self.g)
+
+    def gradient(self, by_share: Array, by_gamma: float) -> Array:
+        """From derivatives by lambda and gamma to derivatives by x and g, `[K+1]`."""
+        shares = self.shares
+        centred = by_share - shares @ by_share
+        if self.function == "quad":
+            total = float(self.x @ self.x)
+            return np.append(2 * self.x / total * centred, 2 * self.g * by_gamma)
+        return np.append(shares * centred, self.gamma * by_gamma)
+
+
+def default_init(preset: str, function: str) -> str:
+    """Where lambda starts: the authors' code starts the quadratic function uniform, all else starts at the prior."""
+    return "uniform" if preset == "official" and function == "quad" else "prior"
+
+
+def learned(
+    view: View,
+    prior: Mixture,
+    point: Point,
+    epochs: int,
+    rates: Callable[[int], float],
+    step: Step,
+    learn_lambda: bool,
+    learn_gamma: bool,
+    after: Callable[[int, Point, float], None],
+) -> Point:
+    """Minimises the proxy loss of `gamma (base theta + step sum_k lambda_k d_k)` over lambda, gamma or both.
+
+    `base` and `step` are the prior's coefficients, `step` times the server's learning rate: 1 and 1 after FedAvg.
+    `after` hears every epoch's end: its number, the point reached, and the mean loss of its batches before their steps.
+    """
+    trial = view.probe
+    base = float(prior.base[0])
+    step_length = view.global_lr * _total(prior)
+    used = np.append(np.full(len(point.x), learn_lambda), learn_gamma)
+    for epoch in range(epochs):
+        losses = []
+        for batch in trial.epoch():
+            # Loss and slopes at this point.
+            shares, gamma = point.shares, point.gamma
+            slopes = trial.slopes(gamma * step_length * shares, gamma * base, batch)
+            losses.append(slopes.loss)
+            models = step_length * slopes.weights + base * slopes.base  # <grad, base theta + step d_k>
+            if not (math.isfinite(slopes.loss) and np.isfinite(models).all()):
+                raise NonFiniteLoss(
+                    f"the proxy loss is NaN or infinite at the clients' mixture in round {view.round}: lower the "
+                    "clients' learning rate (local.lr) or the rule's, or let the weights before it pass: if_finite(...)"
+                )
+            # One step of the optimizer, on what is learned.
+            gradient = point.gradient(gamma * models, float(shares @ models))
+            vector = np.append(point.x, point.g)
+            vector[used] = step(vector[used], gradient[used], rates(epoch))
+            point = Point(vector[:-1], float(vector[-1]), point.function)
+        after(epoch, point, sum(losses) / len(losses))
+    return point
+
+
+def _total(prior: Mixture) -> float:
+    """The sum of the weights on updates; exactly 1 where it differs from 1 by rounding alone."""
+    total = float(prior.weights[0].sum())
+    return 1.0 if abs(total - 1.0) < 1e-12 else total
+
+
+def optimizer(name: str, betas: tuple[float, float]) -> Step:
+    """A fresh one."""
+    return adam(betas) if name == "adam" else sgd()
+
+
+def check_optimizer(name: str, betas: tuple[float, float]) -> None:
+    """Refuses what is none."""
+    checks.one_of("optimizer", name, "adam", "sgd")
+    checks.betas(betas)
+
+
+def rate(lr: float, epoch: int, halve: int) -> float:
+    """The learning rate of an epoch: halved every `halve` epochs."""
+    return lr * 0.5 ** (epoch // halve) if halve else lr
+
+
+def reachable(reach: float, floor: float | None) -> str:
+    """The range of gamma, as a sentence."""
+    low, high = math.exp(-reach), math.exp(reach)
+    bound = (
+        "nothing bounds its product over rounds: see floor" if floor is None else f"its product stays above {floor:g}"
+    )
+    return (
+        f"gamma stays within about {low:.2f} to {high:.2f} per round with one batch per epoch (b batches raise both to "
+        f"the power b); {bound}"
+    )
+
+
+def settled(
+    prior: Mixture, shares: Array, gamma: float, floor: float | None, view: View, state: State
+) -> tuple[Mixture, State]:
+    """The mixture of what was learned, and the product of gammas so far."""
+    before = float(state.get("gamma_product", 1.0))
+    bound = 0.0 if floor is None else floor / before
+    used = max(gamma, bound)
+    notes = {
+        "gamma": used,
+        "lambda": dict(zip(view.ids, shares.tolist(), strict=True)),
+        "gamma_product": before * used,
+        "gamma_bounded": f"{gamma:.4f} learned, raised to {used:.4f}" if gamma < bound else None,
+    }
+    mixture = prior.reweighted(shares[None], **notes)
+    return mixture.scaled(used), {**state, "gamma_product": before * used}

@@ -1,0 +1,57 @@
+"""FedNova: normalise updates by how much local work they hold.
+
+Wang, Liu, Liang, Joshi, Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+NeurIPS 2020.
+
+    theta' = theta + tau_eff sum_i p_i d_i / a_i ,   tau_eff = sum_i p_i a_i
+
+`a_i` is the client's `normalizer`: its number of steps for plain SGD, more with momentum, less with a proximal term.
+The authors' code takes `tau_eff = sum_i p_i steps_i` when a proximal term is on: `tau_eff="steps"`. CriticalFL's port
+divides the weights `p_i / a_i` by their sum, so that tau_eff cancels: that is not FedNova; it is `tau_eff="none"` here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from steelyard.core import checks
+from steelyard.core.client_state import State
+from steelyard.core.mixture import Mixture
+from steelyard.core.needs import Needs
+from steelyard.core.registry import RULES
+from steelyard.core.view import View
+from steelyard.core.weighting import Card, Weighting
+
+
+@RULES.register
+@dataclass(frozen=True)
+class FedNova(Weighting):
+    """Prior weights times `tau_eff / a_i`: they need not sum to one."""
+
+    tau_eff: str = "normalizer"
+
+    name = "fednova"
+    modifies = True
+    card = Card(
+        "divides each update by its local work",
+        "Wang et al., NeurIPS 2020",
+        secagg="yes: clients divide their own update; tau_eff is a secure sum of a number",
+        dp="with public step counts, as fedavg",
+    )
+
+    def __post_init__(self) -> None:
+        checks.one_of("tau_eff", self.tau_eff, "normalizer", "steps", "none")
+
+    @property
+    def needs(self) -> Needs:
+        """`normalizer`, and `num_steps` where tau_eff is made of them."""
+        return Needs.of("normalizer", *(["num_steps"] if self.tau_eff == "steps" else []))
+
+    def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
+        """`w_i = p_i tau_eff / a_i` on top of the unchanged global model."""
+        normalizer = view.metric("normalizer")[None, :]
+        if self.tau_eff == "none":
+            return prior.reweighted(prior.shares / normalizer), state
+        work = normalizer if self.tau_eff == "normalizer" else view.metric("num_steps")[None, :]
+        tau = (prior.shares * work).sum(axis=1, keepdims=True)
+        return replace(prior, weights=prior.weights * tau / normalizer).noted(tau_eff=float(tau[0, 0])), state
