@@ -20,8 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
+from scipy import stats
 from small_papers import FEDCOS_SCENES, FEW_OF_MANY, FIVE_IID, HYBRID, SEEDS, SHRINKING, SORTED, Setting
-from steelyard.lab.statistics import t_quantile
 
 import steelyard
 from steelyard.core.needs import Needs
@@ -40,7 +40,7 @@ from steelyard.diagnostics import (
     series,
     trajectory,
 )
-from steelyard.lab import scores
+from steelyard.experiments import scores
 from steelyard.models import build
 from steelyard.report.panels import COLOURS, FAINT
 from steelyard.rules.chain import chain
@@ -147,7 +147,7 @@ def plot_mean(axes: Axes, x: Any, rows: Any, bars: bool = False, **style: Any) -
     axes.plot(x, mean, **style)
     if len(table) < 2:
         return
-    half = t_quantile(0.975, len(table) - 1) * table.std(axis=0, ddof=1) / np.sqrt(len(table))
+    half = stats.t.ppf(0.975, len(table) - 1) * table.std(axis=0, ddof=1) / np.sqrt(len(table))
     if bars:
         axes.vlines(x, mean - half, mean + half, color=style["color"], linewidth=1)
     else:

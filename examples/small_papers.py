@@ -16,14 +16,14 @@ import itertools
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from steelyard.lab.statistics import difference, mean
-from steelyard.weightings.chain import chain
 
 import steelyard
 from steelyard.core.needs import Needs
 from steelyard.core.weighting import Card, Weighting
 from steelyard.diagnostics import gradient_coherence
-from steelyard.lab import scores
+from steelyard.experiments import scores
+from steelyard.experiments.statistics import difference, mean
+from steelyard.rules.chain import chain
 
 SEEDS = range(20, 30)
 LOCAL = {"lr": 0.1, "batch_size": 16, "epochs": 1}

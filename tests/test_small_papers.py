@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from steelyard.weightings.chain import chain
 
 import steelyard
 from steelyard.diagnostics import gradient_coherence
+from steelyard.rules.chain import chain
 
 ROOT = Path(__file__).parent.parent
 
