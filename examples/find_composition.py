@@ -83,13 +83,13 @@ def run_rung(benchmark, rules, rounds, out, parallel):
 class Progress:
     """Print a line for every run that ends."""
 
-    def started(self, job):
+    def on_start(self, job):
         pass
 
-    def progress(self, job, record):
+    def on_progress(self, job, record):
         pass
 
-    def finished(self, outcome):
+    def on_finish(self, outcome):
         if not outcome.reused:
             print(f"finished {outcome.job.name}", outcome.error or "", flush=True)
 

@@ -17,7 +17,7 @@ from steelyard.core.spec import parse, to_text
 from steelyard.core.term import Broadcast, ClientTerm, Terms
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import MEANING
-from steelyard.rules.chain import Chain, parse_rule, rooted
+from steelyard.rules.chain import Chain, parse_rule, with_default_source
 
 _PLUS = re.compile(r"(?<![0-9][eE])\+")  # not the one in 1e+3
 
@@ -27,13 +27,13 @@ _NONE = (None, "", "none")
 
 def parse_optimizer(spec: str | ServerOptimizer | None) -> ServerOptimizer | None:
     """A server optimizer from its text form (`"momentum:beta=0.9"`); None for `"none"`."""
-    made: ServerOptimizer | None = _made(spec, OPTIMIZERS, ServerOptimizer, "a server optimizer")
+    made: ServerOptimizer | None = _build_part(spec, OPTIMIZERS, ServerOptimizer, "a server optimizer")
     return made
 
 
 def parse_refiner(spec: str | Refiner | None) -> Refiner | None:
     """A refiner from its text form (`"feddf:epochs=100"`); None for `"none"`."""
-    made: Refiner | None = _made(spec, REFINERS, Refiner, "a refiner")
+    made: Refiner | None = _build_part(spec, REFINERS, Refiner, "a refiner")
     return made
 
 
@@ -45,11 +45,11 @@ def parse_terms(spec: Any) -> Terms:
         parts = _PLUS.split(spec) if spec and spec.strip() not in _NONE else []
         if any(part.strip() in _NONE for part in parts):
             raise SteelyardError(f"client={spec!r}: a term is missing beside a +")
-        return reduce(Terms.__add__, (parse_terms(_made(part, TERMS, ClientTerm, "")) for part in parts), Terms())
-    return Terms((_made(spec, TERMS, ClientTerm, "a client term"),))
+        return reduce(Terms.__add__, (parse_terms(_build_part(part, TERMS, ClientTerm, "")) for part in parts), Terms())
+    return Terms((_build_part(spec, TERMS, ClientTerm, "a client term"),))
 
 
-def _made(spec: Any, registry: Any, wanted: type[Any], what: str) -> Any:
+def _build_part(spec: Any, registry: Any, wanted: type[Any], what: str) -> Any:
     if spec in _NONE:
         return None
     made = parse(spec, registry) if isinstance(spec, str) else spec() if isinstance(spec, type) else spec
@@ -90,7 +90,7 @@ class Algorithm:
         object.__setattr__(self, "weighting", parse_rule(weighting))
         object.__setattr__(self, "client", parse_terms(client))
         object.__setattr__(self, "server", parse_optimizer(server))
-        object.__setattr__(self, "broadcast", _made(broadcast, BROADCASTS, Broadcast, "a broadcast"))
+        object.__setattr__(self, "broadcast", _build_part(broadcast, BROADCASTS, Broadcast, "a broadcast"))
         object.__setattr__(self, "refine", parse_refiner(refine))
         self._check()
 
@@ -112,14 +112,14 @@ class Algorithm:
                     "client=scaffold"
                 )
 
-    def replaced(self, **parts: Any) -> Algorithm:
+    def replace_parts(self, **parts: Any) -> Algorithm:
         """The same with other parts: `algorithm.replaced(weighting="fedadp")`."""
         return Algorithm(**{part.name: parts.get(part.name, getattr(self, part.name)) for part in fields(self)})
 
     @property
     def rule(self) -> Chain:
         """The weighting, rooted: what a round runs."""
-        return rooted(self.weighting)
+        return with_default_source(self.weighting)
 
     @property
     def needs(self) -> Needs:

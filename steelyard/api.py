@@ -14,7 +14,7 @@ from steelyard.core import checks
 from steelyard.core import round as rounds
 from steelyard.core.client_state import ClientId, State, client_id
 from steelyard.core.errors import NO_PROBE, SteelyardError, shorten
-from steelyard.core.evidence import in_need
+from steelyard.core.evidence import part_needing_proxy_data
 from steelyard.core.layout import Kind, Params
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.probe import ProxyLoss
@@ -22,8 +22,8 @@ from steelyard.core.refiner import Refiner
 from steelyard.core.round_report import Report
 from steelyard.core.store import UpdateStore
 from steelyard.core.weighting import Weighting
-from steelyard.metrics import metric_table, refused_by_metrics
-from steelyard.rules.chain import parse_rule, rooted
+from steelyard.metrics import find_invalid_clients, metric_table
+from steelyard.rules.chain import parse_rule, with_default_source
 from steelyard.rules.guard import Guard
 from steelyard.stores.memory import MemorySink, MemoryStore
 
@@ -113,12 +113,12 @@ def aggregate(
     """
     number: Any = round
     number = int(number) if isinstance(number, np.integer) else number
-    checks.whole("round", number, 1)
+    checks.integer("round", number, 1)
     if state is not None and not isinstance(state, Mapping):
         raise SteelyardError(f"state is a {type(state).__name__}: pass out.state of the last round, or None")
-    root = rooted(parse_rule(rule))
+    root = with_default_source(parse_rule(rule))
     refiner = parse_refiner(refine)
-    wanting = in_need(root, refiner)
+    wanting = part_needing_proxy_data(root, refiner)
     if wanting and probe is None:
         raise SteelyardError(NO_PROBE.format(rule=wanting))
     optimizer = parse_optimizer(server)
@@ -129,14 +129,14 @@ def aggregate(
         if base is not None and not _same_model(base, store.base):
             raise SteelyardError("base is not the model the store's updates start from: pass base=None, or that model")
         table = metric_table(metrics, given)
-        store = store.without(refused_by_metrics(root, table, store.ids))
+        store = store.without(find_invalid_clients(root, table, store.ids))
     else:
         if base is None:
             raise SteelyardError("base=None: pass the global model the clients started from")
         models = _by_id(clients, ids)
         given = tuple(models)
         table = metric_table(metrics, given)
-        store = MemoryStore.of(base, models, refused_by_metrics(root, table, given), kinds)
+        store = MemoryStore.of(base, models, find_invalid_clients(root, table, given), kinds)
 
     sink = MemorySink(store.layout)
     job = rounds.Round(table, state or {}, number, optimizer, diagnose, chunk, probe=probe, refine=refiner)

@@ -17,13 +17,13 @@ from steelyard.api import Metrics
 from steelyard.core import round as rounds
 from steelyard.core.client_state import ClientId, State
 from steelyard.core.errors import SteelyardError
-from steelyard.core.evidence import in_need
+from steelyard.core.evidence import part_needing_proxy_data
 from steelyard.core.layout import Kind
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.spec import to_text
 from steelyard.core.weighting import Weighting
-from steelyard.metrics import metric_table, refused_by_metrics
-from steelyard.rules.chain import parse_rule, rooted
+from steelyard.metrics import find_invalid_clients, metric_table
+from steelyard.rules.chain import parse_rule, with_default_source
 from steelyard.stores.safetensors import SafetensorsStore
 from steelyard.stores.writer import FileSink
 
@@ -70,10 +70,10 @@ class Merge:
     ) -> None:
         self.allow_partial = allow_partial
         self.rule = parse_rule(rule)
-        self.root = rooted(self.rule)
+        self.root = with_default_source(self.rule)
         if self.root.needs.probe:
             raise SteelyardError(
-                f"{in_need(self.root)} looks at proxy data, and a merge has none: use another rule, or "
+                f"{part_needing_proxy_data(self.root)} looks at proxy data, and a merge has none: use another rule, or "
                 "steelyard.aggregate(rule, None, SafetensorsStore.open(...), probe=steelyard.Probe(...))"
             )
         store = SafetensorsStore.open(base, clients, kinds=kinds)
@@ -83,7 +83,7 @@ class Merge:
             if any(value is not None for value in reported.values()):
                 self.table["num_examples"] = reported
         self._check_clients(store.quarantined)
-        self.store = store.without(refused_by_metrics(self.root, self.table, store.ids))
+        self.store = store.without(find_invalid_clients(self.root, self.table, store.ids))
         self._check_clients(self.store.quarantined)
         count, itemsize = len(self.store.ids) + 1, store.layout.row_dtype.itemsize
         length = kernels.task_length(count, store.layout.dim, kernels.BLOCK, None, streamed=True)

@@ -55,7 +55,7 @@ def metric_table(metrics: Any, given: Sequence[ClientId]) -> Table:
     return table
 
 
-def refused_by_metrics(
+def find_invalid_clients(
     rule: Weighting, table: Table, ids: Sequence[ClientId], whole: bool = True
 ) -> dict[ClientId, str]:
     """Clients whose reports the rule cannot use, with the reason; valid reports become plain numbers in `table`.

@@ -6,7 +6,7 @@ from steelyard.client.fedcos import FedCos as fedcos
 from steelyard.client.feddyn import FedDyn as feddyn
 from steelyard.client.fedmut import FedMut as fedmut
 from steelyard.client.fedprox import FedProx as fedprox
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.client.scaffold import Scaffold as scaffold
 from steelyard.client.vrlsgd import VRLSGD as vrlsgd
 from steelyard.core.errors import NoValidClients, SteelyardError
@@ -68,7 +68,7 @@ __all__ = [
     "Dataset",
     "Federation",
     "History",
-    "Local",
+    "LocalTraining",
     "MemoryStore",
     "Merge",
     "NoValidClients",

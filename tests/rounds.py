@@ -9,7 +9,7 @@ import torch
 import steelyard
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.detectors import Detector
 
 REQUIRED = {"gamma": 0.9, "max_weight": 0.5}
@@ -87,7 +87,7 @@ class Broken(Weighting):
 
     name = "broken"
     modifies = True
-    card = Card("no weights at all")
+    info = Info("no weights at all")
 
     @property
     def needs(self):

@@ -39,7 +39,7 @@ def test_every_part_of_a_paper_says_what_it_is_verified_against():
         entry.name
         for registry in (RULES, TERMS, OPTIMIZERS, REFINERS, BROADCASTS)
         for entry in registry
-        if entry.card.paper
+        if entry.info.paper
     }
     named = set(re.findall(r"`([a-z0-9_]+)", section))
     assert parts - named == set()

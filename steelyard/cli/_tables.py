@@ -19,8 +19,8 @@ def about(entry: Entry) -> dict[str, Any]:
     """Name, purpose, paper and options of an entry."""
     return {
         "name": entry.name,
-        "title": entry.card.title,
-        "paper": entry.card.paper,
+        "title": entry.info.title,
+        "paper": entry.info.paper,
         "options": {name: default(entry, name) for name in entry.options},
     }
 

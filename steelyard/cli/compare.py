@@ -55,7 +55,7 @@ def compare(
     try:
         runs, notes = read_runs(directories)
         chosen = find_metric(metric, [run.history for run in runs])
-        runs, warnings = _checked(runs, anyway)
+        runs, warnings = _check_comparable(runs, anyway)
         made = compared(runs, chosen, target=target, confidence=confidence, against=against)
         table = pivot(runs, chosen, target)
     except (SteelyardError, OSError) as error:
@@ -64,7 +64,7 @@ def compare(
     for note in (*notes, *warnings):
         errors.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps([_plain(one, chosen) for one in made], indent=1))
+        typer.echo(json.dumps([_comparison_to_dict(one, chosen) for one in made], indent=1))
         return
     console = Console()
     print_table(table, console)
@@ -73,9 +73,9 @@ def compare(
         console.print(escape(said), highlight=False, soft_wrap=True)
 
 
-def _checked(runs: list[Run], anyway: bool) -> tuple[list[Run], list[str]]:
+def _check_comparable(runs: list[Run], anyway: bool) -> tuple[list[Run], list[str]]:
     """Runs that may be compared. What speaks against it is an error, or a warning if the user will have it."""
-    from steelyard.experiments.run_groups import groups, label, unlike
+    from steelyard.experiments.run_groups import find_differences, groups, label
 
     if not runs:
         raise SteelyardError("no finished run to compare: go on with them first (steelyard resume DIR)")
@@ -85,7 +85,7 @@ def _checked(runs: list[Run], anyway: bool) -> tuple[list[Run], list[str]]:
         raise SteelyardError(
             f"all {len(runs)} runs are of the same algorithm ({label(runs[0].algorithm)}): give those of another, too"
         )
-    wrong = unlike(runs)
+    wrong = find_differences(runs)
     if all(len(column) < 2 for column in settings.values()):
         keys = ", ".join(key for key, _ in runs[0].setting)
         wrong.append(f"the runs differ in {keys}, not in the algorithm alone: no two of them can be paired")
@@ -96,7 +96,7 @@ def _checked(runs: list[Run], anyway: bool) -> tuple[list[Run], list[str]]:
     return runs, wrong
 
 
-def _plain(one: Comparison, metric: Metric) -> dict[str, Any]:
+def _comparison_to_dict(one: Comparison, metric: Metric) -> dict[str, Any]:
     return {
         "setting": one.setting,
         "algorithm": one.difference.first,

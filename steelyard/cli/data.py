@@ -14,7 +14,7 @@ from rich.table import Table
 from steelyard.cli._console import Console, escape, fail, show
 from steelyard.cli._typer_compat import Taught
 from steelyard.core.errors import SteelyardError
-from steelyard.data.catalog import HOMES, File, bring, named
+from steelyard.data.catalog import HOMES, File, bring, find_name
 from steelyard.data.sources import SOURCES, VARIABLE, Source, data_directory
 
 app = typer.Typer(help="Data sets: what there is, what is here, and fetching it.", no_args_is_help=True)
@@ -31,7 +31,7 @@ def list_sets(directory: Directory = None) -> None:
     for column in ("name", "what", "to fetch", "here"):
         table.add_column(column, overflow="fold", justify="right" if column == "to fetch" else "left")
     place = data_directory(directory)
-    titles = {entry.name: entry.card.title for entry in SOURCES}
+    titles = {entry.name: entry.info.title for entry in SOURCES}
     for name in sorted({*titles, *HOMES}):
         table.add_row(name, escape(titles.get(name, "")), _size(name), escape(_here(name, place)))
     show(table, Console())
@@ -52,7 +52,7 @@ def fetch(
         if chosen is None:
             raise SteelyardError(f"there is no place to fetch to: name one with --dir, or set {VARIABLE}")
         for name in names:
-            named(name)
+            find_name(name)
         with _bar(console) as bar:
             for name in names:
                 bring(name, chosen, lambda file: _Shown(bar, file))

@@ -59,7 +59,7 @@ def merge(
     """
     try:
         reported = None if metrics is None else _read_reports(metrics)
-        clients = _named([*client, *(more or [])])
+        clients = _name_clients([*client, *(more or [])])
         job = Merge(base, clients, rule, metrics=reported, allow_partial=allow_partial)
         if not quiet:
             _print_plan(job.plan, to_text(job.rule))
@@ -113,7 +113,7 @@ class _Steps:
             self.done = 0
 
 
-def _named(paths: list[Path]) -> dict[ClientId, Path]:
+def _name_clients(paths: list[Path]) -> dict[ClientId, Path]:
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
         raise SteelyardError(f"--client {twice} is given twice: one model per client")

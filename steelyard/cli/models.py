@@ -21,7 +21,7 @@ def _group() -> None:
 
 
 @app.command("list")
-def listed(
+def list_models(
     shape: Annotated[
         str, typer.Option(help="Of one sample: channels,height,width; or the length of a text.")
     ] = "3,32,32",

@@ -25,7 +25,7 @@ _SHADES = " ·░▒▓█"
 
 
 @app.command("list")
-def listed(as_json: Json = False) -> None:
+def list_partitions(as_json: Json = False) -> None:
     """List every partition: what it does, whose it is, its options."""
     print_rows("Partitions", [about(entry) for entry in PARTITIONS], as_json)
 

@@ -70,7 +70,11 @@ def reproduce(
                 fail("name a table, or list them: steelyard reproduce --list")
             _print_tables(console)
             return
-        table = read(name).chosen(cells or []).changed([*(settings or []), *([f"rounds={rounds}"] if rounds else [])])
+        table = (
+            read(name)
+            .select_cells(cells or [])
+            .apply_settings([*(settings or []), *([f"rounds={rounds}"] if rounds else [])])
+        )
         chosen = read_seeds(seeds) if seeds is not None else table.seeds
         if listing:
             _print_cells(table, chosen, console)

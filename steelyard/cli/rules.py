@@ -19,7 +19,7 @@ from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TER
 from steelyard.core.spec import to_text
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import MEANING
-from steelyard.rules.chain import parse_rule, rooted
+from steelyard.rules.chain import parse_rule, with_default_source
 
 _OTHERS = {"client": TERMS, "server": OPTIMIZERS, "broadcast": BROADCASTS, "refine": REFINERS}
 
@@ -52,7 +52,7 @@ def _row(entry: Entry) -> dict[str, Any]:
     if not entry.wraps:
         required = {name: 1.0 for name, p in entry.options.items() if p.default is p.empty}
         part = entry.make(**required)
-        needs = _needs(rooted(part) if isinstance(part, Weighting) else part)
+        needs = _needs(with_default_source(part) if isinstance(part, Weighting) else part)
     return {**about(entry), "needs": needs}
 
 
@@ -88,11 +88,11 @@ def explain(
         made = parse_rule(rule)
     except SteelyardError as error:
         fail(error)
-    root = rooted(made)
+    root = with_default_source(made)
     facts = explained(root, MEANING)
     console.print(f"[bold]{escape(to_text(made))}[/]")
-    for part in _described(made):
-        title = f"  {part.name}: {part.card.title}" + (f" ({part.card.paper})" if part.card.paper else "")
+    for part in _describe_rule(made):
+        title = f"  {part.name}: {part.info.title}" + (f" ({part.info.paper})" if part.info.paper else "")
         console.print(escape(title), highlight=False)
     if root.rules[0] is not made and len(root.rules) > len(getattr(made, "rules", (made,))):
         console.print("  starts from weights by num_examples (fedavg), since it modifies what comes before it")
@@ -125,6 +125,6 @@ def _explain_other(key: str, entry: Entry) -> None:
     )
 
 
-def _described(rule: Weighting) -> list[Weighting]:
+def _describe_rule(rule: Weighting) -> list[Weighting]:
     own = [] if rule.name == "chain" else [rule]
-    return own + [inner for part in rule.parts for inner in _described(part)]
+    return own + [inner for part in rule.parts for inner in _describe_rule(part)]

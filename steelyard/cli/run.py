@@ -83,7 +83,7 @@ def resume(
 
     A damaged checkpoint is named, and the one before it is used. A finished run can be prolonged with --rounds.
     """
-    from steelyard.sim.config import validated
+    from steelyard.sim.config import validate_config
 
     console = Console()
     try:
@@ -97,7 +97,7 @@ def resume(
             plain["rounds"] = rounds
         if workers is not None:
             plain["workers"] = workers
-        config = validated(plain, str(directory / CONFIG))
+        config = validate_config(plain, str(directory / CONFIG))
         _go(config, directory, console, quiet, as_json, resume=True)
     except (SteelyardError, OSError) as error:
         fail(error)
@@ -117,7 +117,7 @@ def _go(config: Config, directory: Path, console: Console, quiet: bool, as_json:
         history = simulate(
             **arguments,
             out=directory,
-            config={"config": config.stored()},
+            config={"config": config.to_stored()},
             callbacks=[shown] if shown is not None else [],
             **how,
         )

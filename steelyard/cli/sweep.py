@@ -47,11 +47,11 @@ class Board:
         self.record: dict[str, Mapping[str, Any]] = {}
         self.began: dict[str, tuple[float, int]] = {}  # the time and number of the first round of this session
 
-    def started(self, job: Job) -> None:
+    def on_start(self, job: Job) -> None:
         """It runs."""
         self.state[job.name] = "running"
 
-    def progress(self, job: Job, record: Mapping[str, Any]) -> None:
+    def on_progress(self, job: Job, record: Mapping[str, Any]) -> None:
         """It has done a round; an accuracy stays until the next is measured."""
         if job.name not in self.began:
             self.began[job.name] = (time.monotonic(), record["round"])
@@ -59,14 +59,14 @@ class Board:
         shown = record.get("accuracy")
         self.record[job.name] = {**record, "accuracy": before if shown is None else shown}
 
-    def finished(self, outcome: Outcome) -> None:
+    def on_finish(self, outcome: Outcome) -> None:
         """It is done."""
         self.state[outcome.job.name] = "failed" if outcome.error else "reused" if outcome.reused else "finished"
         if outcome.history is not None:
             last = {"round": len(outcome.history), "accuracy": outcome.history.final_accuracy}
             self.record[outcome.job.name] = last
 
-    def left(self, job: Job) -> float | None:
+    def seconds_left(self, job: Job) -> float | None:
         """Seconds until its last round, at the pace so far."""
         if self.state[job.name] != "running" or job.name not in self.began:
             return None
@@ -87,7 +87,7 @@ class Board:
         colours = {"failed": "red", "finished": "green", "reused": "green", "running": "bold"}
         for job in (job for job in self.jobs if few or self.state[job.name] == "running"):
             record, state = self.record.get(job.name, {}), self.state[job.name]
-            accuracy, left = record.get("accuracy"), self.left(job)
+            accuracy, left = record.get("accuracy"), self.seconds_left(job)
             table.add_row(
                 Text(job.name),
                 Text(state, style=colours.get(state, "dim")),
@@ -105,14 +105,14 @@ class Lines(Board):
         super().__init__(jobs)
         self.console = console
 
-    def started(self, job: Job) -> None:
+    def on_start(self, job: Job) -> None:
         """Says so."""
-        super().started(job)
+        super().on_start(job)
         self._say(f"started   {job.name}")
 
-    def finished(self, outcome: Outcome) -> None:
+    def on_finish(self, outcome: Outcome) -> None:
         """Says how it went, and how many are left."""
-        super().finished(outcome)
+        super().on_finish(outcome)
         name = outcome.job.name
         record = self.record.get(name, {})
         accuracy = record.get("accuracy")
@@ -212,9 +212,9 @@ def run_with_board(
         console: where to show it.
     """
     from steelyard.experiments.jobs import run_jobs
-    from steelyard.runs.lock import locked
+    from steelyard.runs.lock import lock_directory
 
-    with locked(out, what), open_board(jobs, quiet, console) as board:
+    with lock_directory(out, what), open_board(jobs, quiet, console) as board:
         return run_jobs(jobs, out, parallel=parallel, watch=board, overwrite=overwrite)
 
 
@@ -252,9 +252,9 @@ def _complain(planned: Sweep, summary: Summary, quiet: bool) -> None:
 
 
 def _print_plan(planned: Sweep, directory: Path, console: Console) -> None:
-    from steelyard.experiments.jobs import finished
+    from steelyard.experiments.jobs import is_finished
 
-    done = [finished(job, directory) for job in planned.jobs]
+    done = [is_finished(job, directory) for job in planned.jobs]
     for job, there in zip(planned.jobs, done, strict=True):
         state = "finished" if there else "unfinished" if (directory / job.name / "config.json").exists() else "to do"
         console.print(f"{state:<10}  {job.name}", highlight=False, markup=False, soft_wrap=True)

@@ -18,7 +18,7 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import Registry
 from steelyard.core.spec import parse
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 AUGMENTATIONS = Registry("augmentation")
 
@@ -28,11 +28,11 @@ class Augmentation(ABC):
 
     Attributes:
         name: the key in text form.
-        card: what the command line says of it.
+        info: what the command line says of it.
     """
 
     name: str
-    card: Card
+    info: Info
 
     @abstractmethod
     def check(self, inputs: torch.Tensor) -> None:
@@ -72,12 +72,12 @@ class CropFlip(Augmentation):
     fill: float | None = None
 
     name = "crop_flip"
-    card = Card(
+    info = Info(
         "images moved by up to `padding` pixels, half of them mirrored", "Zhang et al. (FedCos), IoT Journal 2023"
     )
 
     def __post_init__(self) -> None:
-        checks.whole("padding", self.padding)
+        checks.integer("padding", self.padding)
         checks.number("flip", self.flip, 0.0, 1.0)
         if self.fill is not None:
             checks.number("fill", self.fill)

@@ -28,8 +28,8 @@ import torch
 from steelyard.core import checks
 from steelyard.core.needs import Needs
 from steelyard.core.registry import TERMS
-from steelyard.core.term import AtClient, ClientTerm
-from steelyard.core.weighting import Card
+from steelyard.core.term import ClientContext, ClientTerm
+from steelyard.core.weighting import Info
 
 
 @TERMS.register
@@ -43,7 +43,7 @@ class FedCos(ClientTerm):
     direction: str = "step"
 
     name = "fedcos"
-    card = Card("a cosine penalty along the last global step", "Zhang et al., IoT-J 2023")
+    info = Info("a cosine penalty along the last global step", "Zhang et al., IoT-J 2023")
 
     def __post_init__(self) -> None:
         checks.number("mu", self.mu, 0.0)
@@ -56,7 +56,7 @@ class FedCos(ClientTerm):
         """The last displacement of the global model."""
         return Needs(broadcast=frozenset({self.direction}))
 
-    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
         """`-mu [ d / r - <D, d> |d|^2 D / r^3 ]` with `r = sqrt(|D|^2 |d|^2 + e)`."""
         step = at.sent[self.direction]
         length = torch.dot(step, step)

@@ -27,8 +27,8 @@ import torch
 
 from steelyard.core import checks
 from steelyard.core.registry import TERMS
-from steelyard.core.term import AtClient, AtServer, ClientTerm, Vectors
-from steelyard.core.weighting import Card
+from steelyard.core.term import ClientContext, ClientTerm, ServerContext, Vectors
+from steelyard.core.weighting import Info
 
 
 @TERMS.register
@@ -40,7 +40,7 @@ class FedDyn(ClientTerm):
     form: str = "official"
 
     name = "feddyn"
-    card = Card("dynamic regularisation", "Acar et al., ICLR 2021")
+    info = Info("dynamic regularisation", "Acar et al., ICLR 2021")
     client_slots = ("h",)
     server_slots = ("h",)
     moves_model = True
@@ -60,7 +60,7 @@ class FedDyn(ClientTerm):
         """As in FedLAW's code."""
         return self.form == "fedlaw"
 
-    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
         """The gradient of the form chosen."""
         moved = x - at.start
         if self.form == "official":
@@ -70,16 +70,16 @@ class FedDyn(ClientTerm):
         grad.add_(moved.mul_(0.5 * self.alpha / torch.where(length > 0, length, torch.ones_like(length))))
         grad.add_(at.own["h"], alpha=self.alpha)
 
-    def finish(self, x: torch.Tensor, at: AtClient, work: torch.Tensor) -> None:
+    def finish(self, x: torch.Tensor, at: ClientContext, work: torch.Tensor) -> None:
         """`h_k <- h_k + (x - start)`."""
         at.own["h"].add_(x).sub_(at.start)
 
-    def settle(self, at: AtServer) -> None:
+    def settle(self, at: ServerContext) -> None:
         """`H <- H + sum q_k d_k`, and the model moves by H."""
         share = at.weights if self.form == "fedlaw" else torch.full_like(at.weights, 1 / at.population)
         at.kept["h"].add_(share @ at.updates)
         at.theta.add_(at.kept["h"])
 
-    def shown(self, theta: torch.Tensor, kept: Vectors) -> torch.Tensor:
+    def params_to_evaluate(self, theta: torch.Tensor, kept: Vectors) -> torch.Tensor:
         """The official code evaluates the average, without H."""
         return theta - kept["h"] if self.form == "official" else theta

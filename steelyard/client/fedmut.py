@@ -24,7 +24,7 @@ from steelyard.core.gram import Array
 from steelyard.core.layout import Leaf
 from steelyard.core.registry import BROADCASTS
 from steelyard.core.term import Broadcast
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 
 class Draws(Protocol):
@@ -47,12 +47,12 @@ class FedMut(Broadcast):
     bound: int = 50
 
     name = "fedmut"
-    card = Card("clients start from mutated copies of the global model", "Hu et al., AAAI 2024")
+    info = Info("clients start from mutated copies of the global model", "Hu et al., AAAI 2024")
 
     def __post_init__(self) -> None:
         checks.number("radius", self.radius, 0.0)
         checks.number("rate", self.rate, 0.0)
-        checks.whole("bound", self.bound, 1)
+        checks.integer("bound", self.bound, 1)
 
     def coefficients(self, clients: int, leaves: Sequence[Leaf], round: int, rng: np.random.Generator) -> Array:
         """One shuffled column of signs for each tensor."""

@@ -17,8 +17,8 @@ import torch
 
 from steelyard.core import checks
 from steelyard.core.registry import TERMS
-from steelyard.core.term import AtClient, ClientTerm
-from steelyard.core.weighting import Card
+from steelyard.core.term import ClientContext, ClientTerm
+from steelyard.core.weighting import Info
 
 
 @TERMS.register
@@ -29,7 +29,7 @@ class FedProx(ClientTerm):
     mu: float = 0.01
 
     name = "fedprox"
-    card = Card("a proximal term around the model received", "Li et al., MLSys 2020")
+    info = Info("a proximal term around the model received", "Li et al., MLSys 2020")
 
     def __post_init__(self) -> None:
         checks.number("mu", self.mu, 0.0)
@@ -39,6 +39,6 @@ class FedProx(ClientTerm):
         """All of it."""
         return self.mu
 
-    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
         """`mu (x - start)`."""
         grad.add_(x, alpha=self.mu).sub_(at.start, alpha=self.mu)

@@ -146,7 +146,7 @@ class FlatModel:
             if type(part) is nn.MaxPool2d and not part.return_indices:
                 part.register_forward_hook(_turned)
 
-    def stored(self, inputs: torch.Tensor) -> torch.Tensor:
+    def prepare_inputs(self, inputs: torch.Tensor) -> torch.Tensor:
         """Inputs as `batch` wants them: once for all, so that no batch has to be turned around."""
         inputs = self.cast(inputs)
         return inputs.permute(0, 2, 3, 1).contiguous() if self.channels_last else inputs.contiguous()

@@ -15,7 +15,7 @@ from steelyard.core.term import ClientTerm
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalTraining:
     """Local training: one loop for every algorithm.
 
     Attributes:
@@ -64,10 +64,10 @@ class Local:
             raise SteelyardError(f"epochs={self.epochs} and steps={self.steps}: give one of them")
         if self.epochs is None and self.steps is None:
             object.__setattr__(self, "epochs", 1)
-        checks.whole("epochs", self.epochs if self.epochs is not None else 1, 1)
-        checks.whole("steps", self.steps if self.steps is not None else 1, 1)
-        checks.whole("batch_size", self.batch_size, 1)
-        checks.whole("batch_seed", self.batch_seed)
+        checks.integer("epochs", self.epochs if self.epochs is not None else 1, 1)
+        checks.integer("steps", self.steps if self.steps is not None else 1, 1)
+        checks.integer("batch_size", self.batch_size, 1)
+        checks.integer("batch_seed", self.batch_seed)
         checks.number("lr", self.lr, 0.0, open_low=True)
         checks.one_of("optimizer", self.optimizer, "sgd", "adam")
         checks.number("momentum", self.momentum, 0.0, 1.0)

@@ -104,7 +104,7 @@ def try_network(
         # torch broadcasts [n, 1] and [n] to [n, n] with a warning, and would train on that
         warnings.filterwarnings("error", message="Using a target size")
         try:
-            outputs = module(model.batch(model.stored(first), torch.arange(len(first), device=model.device)))
+            outputs = module(model.batch(model.prepare_inputs(first), torch.arange(len(first), device=model.device)))
         except Exception as error:
             if required:
                 raise SteelyardError(f"the network fails on two samples: {type(error).__name__}: {error}") from error

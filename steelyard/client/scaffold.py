@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 
 from steelyard.core.registry import TERMS
-from steelyard.core.term import AtClient, AtServer, ClientTerm
-from steelyard.core.weighting import Card
+from steelyard.core.term import ClientContext, ClientTerm, ServerContext
+from steelyard.core.weighting import Info
 
 
 @TERMS.register
@@ -30,21 +30,21 @@ class Scaffold(ClientTerm):
     """`c - c_k` on every gradient."""
 
     name = "scaffold"
-    card = Card("control variates", "Karimireddy et al., ICML 2020")
+    info = Info("control variates", "Karimireddy et al., ICML 2020")
     client_slots = ("control",)
     server_slots = ("control",)
     told_slots = ("control",)
     wants_sgd = True
 
-    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
         """Equation (3)."""
         grad.add_(at.sent["control"]).sub_(at.own["control"])
 
-    def finish(self, x: torch.Tensor, at: AtClient, work: torch.Tensor) -> None:
+    def finish(self, x: torch.Tensor, at: ClientContext, work: torch.Tensor) -> None:
         """Equation (4), option II."""
         at.own["control"].sub_(at.sent["control"]).add_((at.start - x) / (work * at.lr))
 
-    def settle(self, at: AtServer) -> None:
+    def settle(self, at: ServerContext) -> None:
         """Equation (5)."""
         change = (at.new["control"] - at.old["control"]).sum(dim=0)
         at.kept["control"].add_(change, alpha=1 / at.population)

@@ -11,7 +11,7 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import Registry
 from steelyard.core.spec import parse
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 SCHEDULES = Registry("schedule")
 
@@ -20,7 +20,7 @@ class Schedule(ABC):
     """A factor on the learning rate for every round."""
 
     name: str
-    card: Card
+    info: Info
 
     @abstractmethod
     def factor(self, round: int, rounds: int) -> float:
@@ -33,7 +33,7 @@ class Constant(Schedule):
     """The same learning rate throughout."""
 
     name = "constant"
-    card = Card("the same learning rate throughout")
+    info = Info("the same learning rate throughout")
 
     def factor(self, round: int, rounds: int) -> float:
         """1."""
@@ -48,7 +48,7 @@ class Exponential(Schedule):
     gamma: float = 0.99
 
     name = "exponential"
-    card = Card("multiplied by gamma after every round")
+    info = Info("multiplied by gamma after every round")
 
     def __post_init__(self) -> None:
         checks.number("gamma", self.gamma, 0.0, open_low=True)
@@ -67,10 +67,10 @@ class Step(Schedule):
     gamma: float = 0.1
 
     name = "step"
-    card = Card("multiplied by gamma after every so many rounds")
+    info = Info("multiplied by gamma after every so many rounds")
 
     def __post_init__(self) -> None:
-        checks.whole("every", self.every, 1)
+        checks.integer("every", self.every, 1)
         checks.number("gamma", self.gamma, 0.0, open_low=True)
 
     def factor(self, round: int, rounds: int) -> float:
@@ -86,7 +86,7 @@ class Cosine(Schedule):
     floor: float = 0.0
 
     name = "cosine"
-    card = Card("half a cosine over the run")
+    info = Info("half a cosine over the run")
 
     def __post_init__(self) -> None:
         checks.number("floor", self.floor, 0.0, 1.0)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from steelyard.client.augment import Augmentation
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
-from steelyard.client.local import Local
-from steelyard.core.term import AtClient, ClientTerm
+from steelyard.client.local import LocalTraining
+from steelyard.core.term import ClientContext, ClientTerm
 
 Indices = NDArray[np.int64]
 
@@ -46,7 +46,7 @@ def width(count: int, batch_size: int) -> int:
     return min(batch_size, -(-count // _STEP) * _STEP)
 
 
-def cuts(count: int, local: Local, at_least_two: bool = False) -> tuple[list[int], int]:
+def cuts(count: int, local: LocalTraining, at_least_two: bool = False) -> tuple[list[int], int]:
     """Where the batches of a pass over so many samples begin, and where the last one ends.
 
     With `at_least_two`, a last batch of one sample joins the batch before it: BatchNorm has no variance of one sample.
@@ -58,7 +58,7 @@ def cuts(count: int, local: Local, at_least_two: bool = False) -> tuple[list[int
     return starts, count
 
 
-def batches(index: Indices, local: Local, rng: np.random.Generator, at_least_two: bool = False) -> Batches:
+def batches(index: Indices, local: LocalTraining, rng: np.random.Generator, at_least_two: bool = False) -> Batches:
     """Cuts shuffled passes over a client's data into batches; `at_least_two` is that of `cuts`."""
     count = len(index)
     starts, whole = cuts(count, local, at_least_two)
@@ -90,10 +90,10 @@ class Training:
         background: what lies outside an image, where images are augmented.
     """
 
-    local: Local
+    local: LocalTraining
     lr: float
     batches: Sequence[Batches]
-    terms: Sequence[tuple[ClientTerm, AtClient]]
+    terms: Sequence[tuple[ClientTerm, ClientContext]]
     held: Mapping[str, torch.Tensor]
     taken: torch.Tensor
     free: torch.Tensor | None

@@ -20,8 +20,8 @@ import torch
 
 from steelyard.core import checks
 from steelyard.core.registry import TERMS
-from steelyard.core.term import AtClient, AtServer, ClientTerm
-from steelyard.core.weighting import Card
+from steelyard.core.term import ClientContext, ClientTerm, ServerContext
+from steelyard.core.weighting import Info
 
 
 @TERMS.register
@@ -32,7 +32,7 @@ class VRLSGD(ClientTerm):
     scale: float = 1.0
 
     name = "vrlsgd"
-    card = Card("variance-reduced local SGD", "Liang et al., 2019")
+    info = Info("variance-reduced local SGD", "Liang et al., 2019")
     client_slots = ("delta",)
     wants_average = True
     told_slots = ("delta",)
@@ -42,11 +42,11 @@ class VRLSGD(ClientTerm):
     def __post_init__(self) -> None:
         checks.number("scale", self.scale, 0.0)
 
-    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
         """`-Delta_k`."""
         grad.sub_(at.own["delta"])
 
-    def settle(self, at: AtServer) -> None:
+    def settle(self, at: ServerContext) -> None:
         """`Delta_k += scale (theta' - x_k) / (K eta)`."""
         step = at.theta - at.before
         for row, delta in enumerate(at.new["delta"]):  # row by row: no second [K, d] in memory

@@ -27,7 +27,7 @@ def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf
         raise SteelyardError(f"{name}={shorten(value)}: use a number in {left}{low}, {high}{right}")
 
 
-def whole(name: str, value: Any, low: int = 0, high: int = LARGEST) -> None:
+def integer(name: str, value: Any, low: int = 0, high: int = LARGEST) -> None:
     """The option must be a whole number, at least `low` and at most `high`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise SteelyardError(f"{name}={shorten(value)}: use a whole number >= {low}")

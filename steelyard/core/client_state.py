@@ -33,7 +33,7 @@ def sort_key(client: ClientId) -> tuple[bool, int, str]:
     return (True, 0, client) if isinstance(client, str) else (False, client, "")
 
 
-def known(table: Table, ids: Sequence[ClientId]) -> NDArray[np.bool_]:
+def has_rows(table: Table, ids: Sequence[ClientId]) -> NDArray[np.bool_]:
     """Which of these clients the table has a row for, `[K]`."""
     return np.fromiter((client in table for client in ids), dtype=np.bool_, count=len(ids))
 

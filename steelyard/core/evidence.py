@@ -56,12 +56,12 @@ class Evidence:
         """Inner products of the updates; the whole model's come off the layers', where those are wanted anyway."""
         finer = self.rule.needs.per_layer
         if layers is None and finer is not None:
-            return self.gram(finer).whole()
+            return self.gram(finer).merge_layers()
         if layers not in self._grams:
             self._grams[layers] = inner_products(self.store, layers, self.job.chunk)
         return self._grams[layers]
 
-    def seen(self, layers: Granularity | None) -> Gram | None:
+    def gram_for_report(self, layers: Granularity | None) -> Gram | None:
         """The Gram for the report: if the rule looked at one, or the round is to be diagnosed."""
         return self.gram(layers) if self._grams or self.job.diagnose else None
 
@@ -90,7 +90,7 @@ class Evidence:
     def lengths(self) -> Array:
         """Lengths of the updates, off a Gram where there is one."""
         for gram in self._grams.values():
-            norms: Array = gram.whole().norms[0]
+            norms: Array = gram.merge_layers().norms[0]
             return norms
         return self.norms
 
@@ -99,7 +99,7 @@ class Evidence:
         """The server's proxy data, and a network to try mixtures in."""
         job, store = self.job, self.store
         if job.probe is None:
-            raise SteelyardError(NO_PROBE.format(rule=in_need(self.rule, job.refine)))
+            raise SteelyardError(NO_PROBE.format(rule=part_needing_proxy_data(self.rule, job.refine)))
         return job.probe.open(store.layout, job.number, _base_buffers(store), job.state.get("probe", {}))
 
     @property
@@ -112,11 +112,11 @@ class Evidence:
         return Trial(self.store, self.session, self.job.chunk)
 
 
-def in_need(rule: Weighting, refine: Refiner | None = None) -> str | None:
+def part_needing_proxy_data(rule: Weighting, refine: Refiner | None = None) -> str | None:
     """The name of the part that looks at proxy data, if one does."""
     if rule.needs.probe:
         inner = next((part for part in rule.parts if part.needs.probe), None)
-        return rule.name if inner is None else in_need(inner)
+        return rule.name if inner is None else part_needing_proxy_data(inner)
     return None if refine is None else refine.name
 
 
@@ -127,7 +127,7 @@ def inner_products(store: UpdateStore, layers: Granularity | None = None, chunk:
     blocks = kernels.gram(store, len(store.ids) + 1, spans, chunk)
     _refuse(~np.isfinite(np.diagonal(blocks.sum(axis=0))))
     gram = Gram.of_rows(blocks, np.array([stop - start for start, stop in spans], dtype=np.float64))
-    return gram.grouped(cut.index, len(cut.names))
+    return gram.group_layers(cut.index, len(cut.names))
 
 
 def _refuse(bad: NDArray[np.bool_]) -> None:

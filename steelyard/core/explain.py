@@ -29,23 +29,23 @@ def explain(rule: Weighting, meaning: dict[str, str]) -> Explanation:
     disclosed += [f"{name}: {meaning.get(name, 'a number you name')}" for name in sorted(needs.metrics)]
     return Explanation(
         clients_disclose=disclosed,
-        server_sees=_seen(needs),
+        server_sees=_describe_visible(needs),
         passes=_passes(needs),
         memory="in memory: K+1 models. From disk: one chunk of K+1 rows per thread, whatever the model's size"
         + ("; and the network, its gradient and its activations" if needs.probe else ""),
-        secure_aggregation=[f"{part.name}: {part.card.secagg}" for part in parts],
-        differential_privacy=[f"{part.name}: {part.card.dp}" for part in parts],
+        secure_aggregation=[f"{part.name}: {part.info.secagg}" for part in parts],
+        differential_privacy=[f"{part.name}: {part.info.dp}" for part in parts],
         remarks=[f"{part.name}: {remark}" for part in parts for remark in part.remarks],
     )
 
 
 def _deciding(rule: Weighting) -> list[Weighting]:
     """The parts that have a say of their own: without chains, and wrappers that leave it all to the rule inside."""
-    mute = rule.name == "chain" or rule.card.secagg == rule.card.dp == "as the rule inside"
+    mute = rule.name == "chain" or rule.info.secagg == rule.info.dp == "as the rule inside"
     return ([] if mute else [rule]) + [inner for part in rule.parts for inner in _deciding(part)]
 
 
-def _seen(needs: Needs) -> list[str]:
+def _describe_visible(needs: Needs) -> list[str]:
     seen = []
     if needs.gram:
         where = "of every layer" if needs.per_layer is not None else "of the whole model"

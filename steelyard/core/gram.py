@@ -95,22 +95,22 @@ class Gram:
     def sq_distances(self) -> Array:
         """Pairwise `|d_i - d_j|^2`, `[g, K, K]`: never negative, exactly zero between identical updates."""
         squares = self.sq_norms[:, :, None] + self.sq_norms[:, None, :]
-        return _clamped(squares - 2 * self.dots, squares)
+        return _clamp_distances(squares - 2 * self.dots, squares)
 
     def sq_distances_to(self, weights: Array) -> Array:
         """`|d_k - sum_j w_j d_j|^2`, `[g, K]`."""
         dots = self.apply(weights)
         square = np.maximum((weights * dots).sum(axis=1), 0.0)[:, None]
-        return _clamped(self.sq_norms - 2 * dots + square, self.sq_norms + square)
+        return _clamp_distances(self.sq_norms - 2 * dots + square, self.sq_norms + square)
 
-    def transformed(self, rows: RowMap) -> Gram:
+    def transform(self, rows: RowMap) -> Gram:
         """The Gram of the updates `rows @ D`: clipping and neighbour mixing without touching a tensor."""
         if isinstance(rows, Selection):
-            return self._selected(rows)
+            return self._select_rows(rows)
         dots = rows @ self.dots @ rows.T
         return Gram((dots + dots.transpose(0, 2, 1)) / 2, self.theta_dots @ rows.T, self.theta_sq, self.dims)
 
-    def _selected(self, rows: Selection) -> Gram:
+    def _select_rows(self, rows: Selection) -> Gram:
         """The Gram of some updates, each times a factor: no matrix product, one copy at most."""
         if rows.is_identity:
             return self
@@ -127,13 +127,13 @@ class Gram:
         theta_dots = self.theta_dots[:, rows.index] * rows.factors
         return Gram(dots, theta_dots, self.theta_sq, self.dims)
 
-    def whole(self) -> Gram:
+    def merge_layers(self) -> Gram:
         """All layers as one."""
         if self.dots.shape[0] == 1:
             return self
-        return self.grouped(np.zeros(self.dots.shape[0], dtype=np.intp), 1)
+        return self.group_layers(np.zeros(self.dots.shape[0], dtype=np.intp), 1)
 
-    def grouped(self, index: NDArray[np.intp], groups: int) -> Gram:
+    def group_layers(self, index: NDArray[np.intp], groups: int) -> Gram:
         """Blocks added up by group: `index[i]` is the group of block `i`."""
 
         def add(blocks: Array) -> Array:
@@ -149,5 +149,5 @@ def _cosine(dots: Array, lengths: Array) -> Array:
     return np.clip(np.divide(dots, lengths, out=np.zeros_like(dots), where=positive), -1.0, 1.0)
 
 
-def _clamped(distances: Array, squares: Array) -> Array:
+def _clamp_distances(distances: Array, squares: Array) -> Array:
     return np.where(distances > _NOISE * squares, distances, 0.0)

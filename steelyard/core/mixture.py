@@ -71,14 +71,14 @@ class Mixture:
         shares: Array = self.weights / self.weights.sum(axis=1, keepdims=True)
         return shares
 
-    def reweighted(self, shares: Array, **notes: Any) -> Mixture:
+    def reweight(self, shares: Array, **notes: Any) -> Mixture:
         """The same total and base, divided anew among the clients: how every modifier passes its result on."""
         shares = shares / shares.sum(axis=1, keepdims=True)
         base = np.broadcast_to(self.base, (shares.shape[0],))
         total = self.weights.sum(axis=1, keepdims=True)
         return replace(self, weights=shares * total, base=base, notes={**self.notes, **notes})
 
-    def scaled(self, factor: float) -> Mixture:
+    def scale_by(self, factor: float) -> Mixture:
         """The mixture whose aggregated model is multiplied by `factor`, after any server optimizer."""
         weights = self.weights * factor
         base = self.base * factor
@@ -109,6 +109,6 @@ class Mixture:
         """The weights on the clients' own updates `[g, K]`, also where they come through `rows`."""
         return self.weights if self.rows is None else self.weights @ self.rows
 
-    def noted(self, **notes: Any) -> Mixture:
+    def add_report(self, **notes: Any) -> Mixture:
         """The same mixture, with more to report."""
         return replace(self, notes={**self.notes, **notes})

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 
 class ServerOptimizer(ABC):
@@ -23,7 +23,7 @@ class ServerOptimizer(ABC):
     """
 
     name: str
-    card: Card
+    info: Info
     slots: tuple[str, ...]
 
     @property

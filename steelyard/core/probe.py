@@ -57,7 +57,7 @@ class Session(Protocol):
     def adopt(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Takes over statistics and counters, by name; those not given stay."""
 
-    def held(self) -> dict[str, torch.Tensor]:
+    def copy_buffers(self) -> dict[str, torch.Tensor]:
         """Statistics and counters as they are now."""
 
     def close(self) -> None:
@@ -121,6 +121,6 @@ class Trial:
         spans = [(0, self.store.layout.dim)]
         kernels.combine(self.store, len(self.store.ids) + 1, spans, emit, self.chunk)
 
-    def transformed(self, rows: RowMap) -> Trial:
+    def transform(self, rows: RowMap) -> Trial:
         """The same loss as a function of weights on the updates `rows @ D`."""
         return replace(self, rows=compose_rows(rows, self.rows))

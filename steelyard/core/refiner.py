@@ -16,11 +16,11 @@ from steelyard.core.probe import Session, Trial
 from steelyard.core.sink import Sink
 from steelyard.core.store import UpdateStore
 from steelyard.core.sums import UpdateMap
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 
 @dataclass(frozen=True)
-class AtRefine:
+class RefineContext:
     """A round after the sum: the new model is in the session, ready to be trained.
 
     Attributes:
@@ -58,18 +58,18 @@ class Refiner(ABC):
 
     Attributes:
         name: the key in text form and in the state.
-        card: what the command line says of it.
+        info: what the command line says of it.
     """
 
     name: str
-    card: Card
+    info: Info
 
     @abstractmethod
-    def refine(self, at: AtRefine, state: State) -> State:
+    def refine(self, at: RefineContext, state: State) -> State:
         """Trains `at.session.params` in place; returns the state for the next round."""
 
 
-class Held:
+class SessionSink:
     """A sink that keeps the sum in a session, for a refiner, before the real sink gets it."""
 
     def __init__(self, session: Session) -> None:
@@ -91,7 +91,7 @@ class Held:
     def refined(self, refiner: Refiner, trial: Trial, shares: Array, state: State, sink: Sink) -> State:
         """Lets the refiner train, and hands the result on; returns the refiner's state."""
         self.session.adopt({name: values for name, (_, values) in self.others.items()})
-        after = refiner.refine(AtRefine(self.session, trial, shares), state)
+        after = refiner.refine(RefineContext(self.session, trial, shares), state)
         params = self.session.params
         if not bool(torch.isfinite(params).all()):
             raise SteelyardError(f"{refiner.name}: the model it trained holds NaN or infinity: use a lower lr")

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from steelyard.core.errors import SteelyardError, unknown
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 Make = TypeVar("Make", bound=Callable[..., Any])
 
@@ -23,7 +23,7 @@ class Entry:
 
     name: str
     make: Callable[..., Any]
-    card: Card
+    info: Info
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -55,14 +55,14 @@ class Registry:
 
     def register(self, make: Make) -> Make:
         """Class decorator: enters the class under its `name`."""
-        self.alias(make.name, make.card, make)  # type: ignore[attr-defined]
+        self.alias(make.name, make.info, make)  # type: ignore[attr-defined]
         return make
 
-    def alias(self, name: str, card: Card, make: Make) -> Make:
+    def alias(self, name: str, info: Info, make: Make) -> Make:
         """Enters a function that composes parts."""
         if name in self._entries:
             raise SteelyardError(f"{self.kind} {name!r} is registered twice")
-        self._entries[name] = Entry(name, make, card)
+        self._entries[name] = Entry(name, make, info)
         return make
 
     def __iter__(self) -> Iterator[Entry]:

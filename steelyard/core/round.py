@@ -30,13 +30,13 @@ from steelyard.core.layout import Layers, Layout, Leaf
 from steelyard.core.mixture import Mixture
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.probe import ProxyLoss, Session
-from steelyard.core.refiner import Held, Refiner
+from steelyard.core.refiner import Refiner, SessionSink
 from steelyard.core.round_report import Report, describe
 from steelyard.core.server_step import ServerStep
 from steelyard.core.sink import Sink
 from steelyard.core.spec import to_text
 from steelyard.core.store import UpdateStore
-from steelyard.core.sums import UpdateMap, WeightedSum, finite
+from steelyard.core.sums import UpdateMap, WeightedSum, are_finite
 from steelyard.core.weighting import Weighting
 
 
@@ -152,7 +152,7 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     bounds = _bounds(evidence, mixture)
     cosines = evidence.direction_cosines()  # before `direction`, which may be `step`, is replaced
     weights = _write(evidence, mixture, cut, state, sink, bounds)
-    gram, sizes = evidence.seen(mixture.layers), evidence.metrics.get("num_examples")
+    gram, sizes = evidence.gram_for_report(mixture.layers), evidence.metrics.get("num_examples")
     lr = 1.0 if job.server is None else job.server.global_lr
     report = describe(store, mixture, weights, cut, gram, job.number, sizes, lr)
     if cosines:
@@ -183,7 +183,7 @@ def _write(
     tried = evidence.tried  # the rule looked at the proxy data, and its passes left statistics
     if tried and job.refine is None:
         evidence.session.close()
-    held = None if job.refine is None else Held(evidence.session)
+    held = None if job.refine is None else SessionSink(evidence.session)
     target: Sink = held or sink
     used = _combine(store, mixture, cut, job, state, target)
     weights = mixture.client_weights
@@ -198,7 +198,7 @@ def _write(
     if held is not None and job.refine is not None:
         share = np.maximum(weights, 0.0).mean(axis=0)
         before = job.state.get("refine", {})
-        trial = evidence.trial() if bounds is None else evidence.trial().transformed(bounds.rows)
+        trial = evidence.trial() if bounds is None else evidence.trial().transform(bounds.rows)
         state["refine"] = held.refined(job.refine, trial, share / share.sum(), before, sink)
     if evidence.tried and layout.flat and (buffers := evidence.session.buffers()):
         state["probe"] = buffers  # a flat model has no place of its own for them
@@ -235,7 +235,7 @@ def _combine(
             if not server.is_finite(piece.start, piece.stop):
                 _refuse_non_finite(rows)
                 server.refuse_overflow(rows)
-        if not finite(values):
+        if not are_finite(values):
             _refuse_non_finite(rows)
             raise RoundOverflow(f"the aggregated model overflows {layout.row_dtype}: the base model stays as it was")
         if values is not room:
@@ -268,7 +268,7 @@ class _Reduction:
 
     def __call__(self, rows: torch.Tensor, layer: int, out: torch.Tensor | None) -> torch.Tensor:
         del out
-        if not finite(rows):  # sorting would trim NaN away instead of showing it
+        if not are_finite(rows):  # sorting would trim NaN away instead of showing it
             _refuse_non_finite(rows)
         updates = rows[:-1]
         if self.map is not None:

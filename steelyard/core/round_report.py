@@ -70,14 +70,14 @@ def describe(
     )
     if gram is not None:
         report.update(_geometry(store, gram, weights, share))
-        report.update(_between(gram.whole(), sizes, weights.mean(axis=0)))
+        report.update(_between(gram.merge_layers(), sizes, weights.mean(axis=0)))
         report.update(_shrinking(gram, mixture.base, global_lr * report["update_norm"]))
     report.update({name: value for name, value in mixture.notes.items() if name != "set_aside"})
     return report
 
 
 def _geometry(store: UpdateStore, gram: Gram, weights: Array, share: Array) -> dict[str, Any]:
-    whole = gram.whole()
+    whole = gram.merge_layers()
     along = (weights * gram.apply(weights)).sum()  # |aggregated step|^2, layer by layer
     towards = gram.apply(weights).sum(axis=0)  # <d_k, aggregated step>
     length = np.sqrt(max(float(along), 0.0))

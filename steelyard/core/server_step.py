@@ -11,7 +11,7 @@ from steelyard.core.client_state import State
 from steelyard.core.errors import OversizedUpdate, RoundOverflow, SteelyardError
 from steelyard.core.layout import Layout
 from steelyard.core.optimizer import ServerOptimizer
-from steelyard.core.sums import finite
+from steelyard.core.sums import are_finite
 
 
 class ServerStep:
@@ -53,7 +53,7 @@ class ServerStep:
 
     def is_finite(self, start: int, stop: int) -> bool:
         """Whether the slots are, after an update of these coordinates."""
-        return all(finite(slot[start:stop]) for slot in self.slots.values())
+        return all(are_finite(slot[start:stop]) for slot in self.slots.values())
 
     def refuse_overflow(self, rows: torch.Tensor) -> None:
         """Raises an error that names the clients whose updates are too large to be squared, if there are any.

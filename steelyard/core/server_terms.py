@@ -12,7 +12,7 @@ from steelyard.core.bounds import Bounds
 from steelyard.core.client_state import State
 from steelyard.core.rows import Array
 from steelyard.core.store import UpdateStore
-from steelyard.core.term import AtServer, ClientTerm, Vectors
+from steelyard.core.term import ClientTerm, ServerContext, Vectors
 
 Own = Callable[[ClientTerm, slice], tuple[Vectors, Vectors]]
 File = Callable[[ClientTerm, slice, Vectors], None]
@@ -74,7 +74,7 @@ class Settling:
                 old, new = self.own(term, part)
                 bounded = {slot: _cut_change(old[slot], new[slot], vector_factors.get(term.key(slot))) for slot in new}
                 kept = {slot: self.kept[term.key(slot)][part] for slot in term.server_slots}
-                at = AtServer(
+                at = ServerContext(
                     theta=self.theta[part],
                     before=rows[-1],
                     updates=updates,

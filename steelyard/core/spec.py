@@ -166,14 +166,14 @@ def to_text(part: Any) -> str:
     if part.name == "chain":
         return "|".join(to_text(rule) for rule in fields["rules"])
     inner = {name for name, value in fields.items() if hasattr(value, "name") and dataclasses.is_dataclass(value)}
-    options = {name: value for name, value in _said(part, fields).items() if name not in inner}
+    options = {name: value for name, value in _needed_options(part, fields).items() if name not in inner}
     text: str = part.name
     if inner:
         text += "(" + ",".join(to_text(fields[name]) for name in fields if name in inner) + ")"
     return text + (":" + ",".join(f"{name}={_value(value)}" for name, value in options.items()) if options else "")
 
 
-def _said(part: Any, fields: dict[str, Any]) -> dict[str, Any]:
+def _needed_options(part: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """The options without which the part would be another one: what a preset or another option implies is left out."""
     said = dict(fields)
     for field in dataclasses.fields(part):

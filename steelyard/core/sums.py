@@ -46,6 +46,6 @@ class UpdateMap:
             return self.factors @ updates
 
 
-def finite(values: torch.Tensor) -> bool:
+def are_finite(values: torch.Tensor) -> bool:
     """A sum of finite numbers may overflow, but NaN and infinity never leave it: only a bad sum needs a closer look."""
     return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())

@@ -17,13 +17,13 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.layout import Leaf
 from steelyard.core.needs import Needs
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 Vectors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class AtClient:
+class ClientContext:
     """What a term sees while clients train.
 
     Attributes:
@@ -41,15 +41,15 @@ class AtClient:
     sent: Vectors
     relative_size: torch.Tensor
 
-    def first(self, count: int) -> AtClient:
+    def first(self, count: int) -> ClientContext:
         """The same for the first `count` clients, once the others have finished."""
         start = self.start if self.start.shape[0] == 1 else self.start[:count]
         own = {name: rows[:count] for name, rows in self.own.items()}
-        return AtClient(start, self.lr, own, self.sent, self.relative_size[:count])
+        return ClientContext(start, self.lr, own, self.sent, self.relative_size[:count])
 
 
 @dataclass(frozen=True)
-class AtServer:
+class ServerContext:
     """What a term sees after the sum, n coordinates at a time; some of it may be changed in place.
 
     Attributes:
@@ -82,7 +82,7 @@ class ClientTerm(ABC):
 
     Attributes:
         name: the key in text form and in the state.
-        card: what the command line says of it.
+        info: what the command line says of it.
         client_slots: vectors every client keeps from one participation to the next; they start at zero.
         server_slots: vectors the server keeps and sends with the parameters; they start at zero.
         files_all: whether, where all train, clients outside the cohort keep what that changed, unknown to `settle`.
@@ -99,7 +99,7 @@ class ClientTerm(ABC):
     """
 
     name: str
-    card: Card
+    info: Info
     client_slots: tuple[str, ...] = ()
     server_slots: tuple[str, ...] = ()
     wants_average: bool = False
@@ -130,19 +130,19 @@ class ClientTerm(ABC):
         return Needs()
 
     @abstractmethod
-    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
         """Adds the term's gradient at `x` to `grad`, in place."""
 
-    def finish(self, x: torch.Tensor, at: AtClient, work: torch.Tensor) -> None:  # noqa: B027 - most keep nothing
+    def finish(self, x: torch.Tensor, at: ClientContext, work: torch.Tensor) -> None:  # noqa: B027 - most keep nothing
         """Updates the clients' own vectors in place after the last step; `work` is FedNova's a_i `[C, 1]`."""
 
-    def settle(self, at: AtServer) -> None:  # noqa: B027
+    def settle(self, at: ServerContext) -> None:  # noqa: B027
         """Updates vectors, and possibly the model, at the server after the sum: coordinate by coordinate.
 
         It is called for one stretch of the model after another, possibly from several threads.
         """
 
-    def shown(self, theta: torch.Tensor, kept: Vectors) -> torch.Tensor:
+    def params_to_evaluate(self, theta: torch.Tensor, kept: Vectors) -> torch.Tensor:
         """The model to evaluate, where it is not the one that is sent."""
         return theta
 
@@ -190,7 +190,7 @@ class Broadcast(ABC):
     """What clients start from, where that is not the global model itself."""
 
     name: str
-    card: Card
+    info: Info
 
     @abstractmethod
     def coefficients(self, clients: int, leaves: Sequence[Leaf], round: int, rng: np.random.Generator) -> Array:

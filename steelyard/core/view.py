@@ -73,7 +73,7 @@ class View:
         if not self.needs.gram:
             raise UndeclaredNeed("the rule reads the Gram but declares gram=False")
         gram = self.grams(layers)
-        return gram if self.rows is None else gram.transformed(self.rows)
+        return gram if self.rows is None else gram.transform(self.rows)
 
     @property
     def probe(self) -> Trial:
@@ -81,7 +81,7 @@ class View:
         if not self.needs.probe:
             raise UndeclaredNeed("the rule reads the probe but declares probe=False")
         trial = self.trials()
-        return trial if self.rows is None else trial.transformed(self.rows)
+        return trial if self.rows is None else trial.transform(self.rows)
 
     @property
     def layer_count(self) -> int:
@@ -103,7 +103,7 @@ class View:
             return 1.0
         return min(1.0, float(sizes.sum()) / total)
 
-    def restricted(self, needs: Needs) -> View:
+    def restrict(self, needs: Needs) -> View:
         """The same round for a part that declared these needs."""
         return replace(self, needs=needs)
 
@@ -111,7 +111,7 @@ class View:
         """The same round seen layer by layer."""
         return replace(self, layers=layers)
 
-    def transformed(self, rows: RowMap) -> View:
+    def transform(self, rows: RowMap) -> View:
         """The same round with the updates replaced by `rows @ D`."""
         return replace(self, rows=compose_rows(rows, self.rows))
 
@@ -119,7 +119,7 @@ class View:
         """The same round with these clients alone."""
         select = Selection.of(keep, np.ones(len(self.ids)))
         metrics = {name: values[list(keep)] for name, values in self.metrics.items()}
-        return replace(self.transformed(select), ids=tuple(self.ids[k] for k in keep), metrics=metrics)
+        return replace(self.transform(select), ids=tuple(self.ids[k] for k in keep), metrics=metrics)
 
     def with_metrics(self, metrics: Mapping[str, Array]) -> View:
         """The same round with some reported numbers replaced."""

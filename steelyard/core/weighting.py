@@ -12,7 +12,7 @@ from steelyard.core.view import View
 
 
 @dataclass(frozen=True)
-class Card:
+class Info:
     """What `steelyard rules` and `steelyard explain` say of a rule beyond its needs.
 
     Attributes:
@@ -38,11 +38,11 @@ class Weighting(ABC):
         name: the key in text form and in the state.
         modifies: True if the rule starts from the incoming mixture, False if it ignores it (a source).
         scales: True if it only makes the aggregated model longer or shorter, whoever has what share of it.
-        card: what the command line says of it.
+        info: what the command line says of it.
     """
 
     name: str
-    card: Card
+    info: Info
     modifies: bool
     scales: bool = False
 

@@ -65,7 +65,7 @@ def materialised(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return columns
     items = [_item(data, at) for at in range(len(data))]
     inputs, targets = (
-        _stacked(name, [item[side] for item in items]) for side, name in enumerate(("inputs", "targets"))
+        _stack_values(name, [item[side] for item in items]) for side, name in enumerate(("inputs", "targets"))
     )
     return inputs, targets
 
@@ -91,7 +91,7 @@ def _columns(data: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     return None
 
 
-def _stacked(name: str, values: list[Any]) -> torch.Tensor:
+def _stack_values(name: str, values: list[Any]) -> torch.Tensor:
     column = [
         torch.tensor(value) if isinstance(value, (int, float, np.number)) else tensor(f"{name} of item {at}", value)
         for at, value in enumerate(values)

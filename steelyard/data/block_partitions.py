@@ -8,7 +8,7 @@ import numpy as np
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.data.dirichlet_partitions import ATTEMPTS, check_room, too_rare
 from steelyard.data.partitions import PARTITIONS, Index, Partition, check_alpha
 
@@ -26,10 +26,10 @@ class Shards(Partition):
     per_client: int = 2
 
     name = "shards"
-    card = Card("sorted by label, cut into shards, some shards per client", "McMahan et al., AISTATS 2017")
+    info = Info("sorted by label, cut into shards, some shards per client", "McMahan et al., AISTATS 2017")
 
     def __post_init__(self) -> None:
-        checks.whole("per_client", self.per_client, 1)
+        checks.integer("per_client", self.per_client, 1)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Sort, cut, deal."""
@@ -56,7 +56,7 @@ class Sorted(Partition):
     share_iid: float = 0.0
 
     name = "sorted"
-    card = Card(
+    info = Info(
         "sorted by label, one block per client, but for a share", "Zhang et al. (FedCos), IEEE IoT Journal 2023"
     )
 
@@ -89,11 +89,11 @@ class Quantity(Partition):
 
     name = "quantity"
     needs_labels = False
-    card = Card("sizes by a draw from Dirichlet(alpha), labels alike", "Li et al. (NIID-Bench), ICDE 2022")
+    info = Info("sizes by a draw from Dirichlet(alpha), labels alike", "Li et al. (NIID-Bench), ICDE 2022")
 
     def __post_init__(self) -> None:
         check_alpha("alpha", self.alpha)
-        checks.whole("minimum", self.minimum)
+        checks.integer("minimum", self.minimum)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Shuffle, shares, cut."""
@@ -120,12 +120,12 @@ class ByGroup(Partition):
     minimum: int = 1
 
     name = "by_group"
-    card = Card("one group of samples per client: a role, a domain", "Caldas et al. (LEAF), 2018")
+    info = Info("one group of samples per client: a role, a domain", "Caldas et al. (LEAF), 2018")
     by_groups = True
     whole = False
 
     def __post_init__(self) -> None:
-        checks.whole("minimum", self.minimum, 1)
+        checks.integer("minimum", self.minimum, 1)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Choose groups, or share them."""

@@ -38,7 +38,7 @@ def directory() -> Path | None:
     return above / "steelyard"
 
 
-def cached(name: str, options: Mapping[str, Any], files: Sequence[Path], make: Callable[[], Split]) -> Split:
+def load_cached(name: str, options: Mapping[str, Any], files: Sequence[Path], make: Callable[[], Split]) -> Split:
     """The data set made by `make` from these files with these options, or the same from an earlier time."""
     folder = directory()
     try:

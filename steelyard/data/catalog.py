@@ -145,7 +145,7 @@ def bring(name: str, directory: Path, watch: Callable[[File], Progress] | None =
     return out
 
 
-def named(name: str) -> str:
+def find_name(name: str) -> str:
     """The name, if it has a home."""
     if name not in HOMES:
         raise SteelyardError(f"{name!r} has no public home: known are {', '.join(sorted(HOMES))}")

@@ -35,7 +35,7 @@ def corrupt(
     """
     checks.one_of("kind", kind, "swap", "flip", "noise")
     checks.number("deviation", deviation, 0.0)
-    chosen = _chosen(federation, share, seed)
+    chosen = _choose_clients(federation, share, seed)
     if kind == "noise" and not federation.train.inputs.is_floating_point():
         raise SteelyardError("kind='noise': inputs are tokens, use 'swap' or 'flip'")
     if kind != "noise" and (federation.classes is None or federation.classes < 2 or federation.train.targets.ndim != 1):
@@ -59,13 +59,13 @@ def corrupt(
 
 def corrupted(federation: Federation, share: float, seed: int = 0) -> tuple[ClientId, ...]:
     """The clients that `corrupt` corrupts."""
-    return tuple(federation.ids[client] for client in _chosen(federation, share, seed))
+    return tuple(federation.ids[client] for client in _choose_clients(federation, share, seed))
 
 
-def _chosen(federation: Federation, share: float, seed: int) -> list[int]:
+def _choose_clients(federation: Federation, share: float, seed: int) -> list[int]:
     """Their numbers, in order. The same seed's clients at a smaller share are among those at a larger one."""
     checks.number("share", share, 0.0, 1.0)
-    checks.whole("seed", seed)
+    checks.integer("seed", seed)
     holders = np.flatnonzero(federation.sizes)
     order = _rng(seed, 0, 0).permutation(holders)
     return sorted(int(client) for client in order[: round(share * len(holders))])

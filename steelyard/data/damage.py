@@ -24,7 +24,7 @@ def reading(path: Path | str, what: str) -> Iterator[None]:
         raise SteelyardError(f"{path} is no complete {what} ({reason}): fetch it again") from error
 
 
-def bounded(stream: IO[bytes], limit: int, path: Path | str) -> bytes:
+def read_bounded(stream: IO[bytes], limit: int, path: Path | str) -> bytes:
     """Everything in a stream, if that is `limit` bytes at most: a small file may unpack to any size."""
     parts, left = [], limit
     while part := stream.read(min(_STEP, left + 1)):

@@ -53,7 +53,7 @@ class Dataset:
         if groups is not None and (groups.dtype != torch.int64 or groups.shape != (len(self.inputs),)):
             found = f"{groups.dtype} {tuple(groups.shape)}"
             raise SteelyardError(f"{self._label}groups are {found}: give an int64 number per sample, [{len(self)}]")
-        if not _finite(self.inputs):
+        if not _is_finite(self.inputs):
             raise SteelyardError(f"{self._label}inputs hold NaN or infinity: clean them first")
         if self.classes is not None and self.targets.ndim == 1 and len(self):
             low, high = int(self.targets.min()), int(self.targets.max())
@@ -214,7 +214,7 @@ class Federation:
         most = int(numbers.max()) + 1
         return np.stack([np.bincount(numbers[at], minlength=most) for at in self.index]).astype(np.int64)
 
-    def arranged(self) -> Federation:
+    def group_by_client(self) -> Federation:
         """The same federation with each client's samples side by side, so that a client is a slice.
 
         Samples of no client are dropped; one that several clients share is copied. Where copies would take more room
@@ -251,7 +251,7 @@ def _read(place: str, data: Any, name: str = "") -> Dataset:
         raise SteelyardError(f"{place}: {reason}") from error
 
 
-def _finite(inputs: torch.Tensor) -> bool:
+def _is_finite(inputs: torch.Tensor) -> bool:
     """One pass without a temporary: a finite sum has finite terms. Only if it overflows, look closely."""
     if not inputs.is_floating_point() or bool(inputs.sum().isfinite()):
         return True

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
-from steelyard.data.partitions import PARTITIONS, Index, Partition, check_alpha, dealt, shuffled_classes
+from steelyard.core.weighting import Info
+from steelyard.data.partitions import PARTITIONS, Index, Partition, check_alpha, deal_samples, shuffled_classes
 
 ATTEMPTS = 1000  # draws until every client has its minimum: beyond this, options ask for the all but impossible
 
@@ -33,7 +33,7 @@ class HybridDirichlet(Partition):
     alpha2: float = 0.1
 
     name = "hybrid_dirichlet"
-    card = Card("half of the clients by Dirichlet(alpha1), half by Dirichlet(alpha2)", "Li et al. (FedLAW), ICML 2023")
+    info = Info("half of the clients by Dirichlet(alpha1), half by Dirichlet(alpha2)", "Li et al. (FedLAW), ICML 2023")
 
     def __post_init__(self) -> None:
         check_alpha("alpha1", self.alpha1)
@@ -46,7 +46,7 @@ class HybridDirichlet(Partition):
         first = rng.dirichlet(np.full(clients, self.alpha1), len(pools))[:, :half]  # [C, K/2]
         second = rng.dirichlet(np.full(clients - half, self.alpha2), len(pools))
         left = 1.0 - first.sum(axis=1, keepdims=True)
-        return dealt(pools, np.hstack([first, left * second]), rng)
+        return deal_samples(pools, np.hstack([first, left * second]), rng)
 
 
 @PARTITIONS.register
@@ -62,7 +62,7 @@ class LongTail(Partition):
     alpha: float = 1.0
 
     name = "long_tail"
-    card = Card("class sizes fall by a factor of rho, then Dirichlet(alpha)", "Li et al. (FedLAW), ICML 2023")
+    info = Info("class sizes fall by a factor of rho, then Dirichlet(alpha)", "Li et al. (FedLAW), ICML 2023")
     whole = False
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class LongTail(Partition):
         last = max(1, len(pools) - 1)
         kept = [pool[: int(len(pool) * (1 / self.rho) ** (c / last))] for c, pool in enumerate(pools)]
         shares = rng.dirichlet(np.full(clients, self.alpha), len(pools))  # [C, K]
-        return dealt(kept, shares, rng)
+        return deal_samples(kept, shares, rng)
 
 
 @PARTITIONS.register
@@ -98,14 +98,14 @@ class CappedDirichlet(Partition):
     minimum: int | None = None
 
     name = "dirichlet_capped"
-    card = Card(
+    info = Info(
         "Dirichlet(alpha), full clients get no more, small ones are redrawn", "Yan et al. (CriticalFL), KDD 2023"
     )
 
     def __post_init__(self) -> None:
         check_alpha("alpha", self.alpha)
         if self.minimum is not None:
-            checks.whole("minimum", self.minimum)
+            checks.integer("minimum", self.minimum)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Proportions and slices until all is well, then client shuffles."""
@@ -151,7 +151,7 @@ class BalancedDirichlet(Partition):
     alpha: float = 0.5
 
     name = "dirichlet_balanced"
-    card = Card("every client draws its classes from Dirichlet(alpha), sizes are equal", "Hsu et al., 2019")
+    info = Info("every client draws its classes from Dirichlet(alpha), sizes are equal", "Hsu et al., 2019")
 
     def __post_init__(self) -> None:
         check_alpha("alpha", self.alpha)
@@ -165,7 +165,7 @@ class BalancedDirichlet(Partition):
         out = []
         for client in range(clients):
             size = len(targets) // clients + (client < len(targets) % clients)
-            counts = _drawn(size, prior, left, rng)
+            counts = _draw_samples(size, prior, left, rng)
             taken = [pool[at : at + count] for pool, at, count in zip(pools, used, counts, strict=True)]
             used, left = used + counts, left - counts
             positions = np.concatenate(taken).astype(np.int64)
@@ -174,7 +174,7 @@ class BalancedDirichlet(Partition):
         return out
 
 
-def _drawn(size: int, prior: NDArray[np.float64], left: Index, rng: np.random.Generator) -> Index:
+def _draw_samples(size: int, prior: NDArray[np.float64], left: Index, rng: np.random.Generator) -> Index:
     """So many samples by class, in shares ~ Dir(prior): those a class has no more of are drawn from the others.
 
     Shares scaled up to the classes that are left are Dir(prior) of these, so where a tiny alpha has rounded all of them

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.spec import parse
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.data import libsvm, matlab, npz, pictures
-from steelyard.data.images import Bytes, Images, Part, Pictures, checked, tiles
+from steelyard.data.images import Bytes, Images, Part, Pictures, check_images, tiles
 from steelyard.data.sources import SOURCES, find
 
 MANY = 1_000_000  # lines of a file of labels
@@ -30,7 +30,7 @@ class SVHN(Images):
 
     mean, deviation = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
     name = "svhn"
-    card = Card("32x32 house numbers", "Netzer et al., 2011")
+    info = Info("32x32 house numbers", "Netzer et al., 2011")
 
     file: ClassVar[str] = "{}_32x32.mat"
 
@@ -53,8 +53,8 @@ class SVHN(Images):
             raise SteelyardError(
                 f"{path}: X is {images.dtype} {images.shape}, not bytes [32, 32, 3, N]: fetch it again"
             )
-        numbers = _whole(path, labels.reshape(-1), 0, 10) % 10
-        return checked(path, images.transpose(3, 2, 0, 1), numbers, (3, 32, 32))
+        numbers = _check_labels(path, labels.reshape(-1), 0, 10) % 10
+        return check_images(path, images.transpose(3, 2, 0, 1), numbers, (3, 32, 32))
 
 
 @SOURCES.register
@@ -67,7 +67,7 @@ class Synth(SVHN):
 
     mean, deviation = (0.1627,) * 3, (0.3585,) * 3  # of Chars74K's fonts
     name = "synth"
-    card = Card("printed digits: SYN, or the fonts of Chars74K", "Ganin et al., JMLR 2016; de Campos et al., 2009")
+    info = Info("printed digits: SYN, or the fonts of Chars74K", "Ganin et al., JMLR 2016; de Campos et al., 2009")
 
     file = "synth_{}_32x32.mat"
     fonts: ClassVar[str] = "chars74k_fnt_digits_28x28.npz"
@@ -85,7 +85,7 @@ class Synth(SVHN):
             return super().read(directory)
         images, labels = npz.read(path, "images", "labels")
         (font,) = npz.read(path, "font_index", dtype="uint16")
-        checked(path, images, labels, (28, 28))
+        check_images(path, images, labels, (28, 28))
         if font.shape != labels.shape or not 0 < (font % 5 == 0).sum() < len(font):
             raise SteelyardError(f"{path} has fonts {font.shape} for {len(labels)} images: fetch it again")
         coloured = np.broadcast_to(images[:, None], (len(images), 3, 28, 28))
@@ -101,7 +101,7 @@ class USPS(Images):
     usual = "unit"
     mean, deviation = (0.2539,), (0.3842,)
     name = "usps"
-    card = Card("16x16 digits from envelopes", "Hull, IEEE TPAMI 1994")
+    info = Info("16x16 digits from envelopes", "Hull, IEEE TPAMI 1994")
 
     def locate(self, directory: Path | None) -> Path:
         """The first file of either form."""
@@ -113,7 +113,7 @@ class USPS(Images):
         if path.suffix == ".npz":
             sides = npz.read(path, "train_images", "train_labels", "test_images", "test_labels")
             for images, labels in (sides[:2], sides[2:]):
-                checked(path, images, labels, (16, 16))
+                check_images(path, images, labels, (16, 16))
             return Pictures((sides[0][:, None], sides[1]), (sides[2][:, None], sides[3]))
         test = path.with_name("usps.t.bz2")
         if not test.is_file():
@@ -125,7 +125,7 @@ class USPS(Images):
         if not (np.abs(values) <= 1).all():
             raise SteelyardError(f"{path} has values outside [-1, 1]: fetch it again")
         images = ((values + 1) / 2 * 255).astype(np.uint8).reshape(-1, 1, 16, 16)
-        return checked(path, images, _whole(path, labels, 1, 10) - 1, (1, 16, 16))
+        return check_images(path, images, _check_labels(path, labels, 1, 10) - 1, (1, 16, 16))
 
 
 @SOURCES.register
@@ -135,7 +135,7 @@ class MNISTM(Images):
 
     mean, deviation = (0.4553, 0.4589, 0.4020), (0.2538, 0.2393, 0.2607)  # of the subset
     name = "mnist-m"
-    card = Card("32x32 coloured digits", "Ganin et al., JMLR 2016")
+    info = Info("32x32 coloured digits", "Ganin et al., JMLR 2016")
 
     def locate(self, directory: Path | None) -> Path:
         """The folder with the files of labels, or the file of labels of the montage."""
@@ -163,7 +163,7 @@ class MNISTM(Images):
                 raise SteelyardError(f"{path} names {file.name}, which is not in {images}: unpack the archive again")
         named = ((str(file), pictures.content(file)) for file in files)
         labels = np.array([int(row[1]) for row in rows], dtype=np.uint8)
-        return checked(path, pictures.stack(named, len(files), 32, "PNG"), labels, (3, 32, 32))
+        return check_images(path, pictures.stack(named, len(files), 32, "PNG"), labels, (3, 32, 32))
 
 
 _DIGITS = {str(digit).encode() for digit in range(10)}
@@ -184,7 +184,7 @@ class Digits5(Images):
 
     mean, deviation = (0.5,) * 3, (0.5,) * 3  # no scale=standard: that domains differ is what the set is for
     name = "digits-5"
-    card = Card("digits of five domains, for by_group", "Peng et al., ICCV 2019; Li et al. (FedBN), ICLR 2021")
+    info = Info("digits of five domains, for by_group", "Peng et al., ICCV 2019; Li et al. (FedBN), ICLR 2021")
 
     def __post_init__(self) -> None:
         checks.one_of("scale", self.scale, "default", "unit", "half")
@@ -194,7 +194,7 @@ class Digits5(Images):
             checks.one_of("domains", domain, *DOMAINS)
         checks.one_of("size", self.size, 28, 32)
         if self.samples is not None:
-            checks.whole("samples", self.samples, 1)
+            checks.integer("samples", self.samples, 1)
 
     def locate(self, directory: Path | None) -> Path:
         """The directory, if it holds every domain."""
@@ -211,7 +211,10 @@ class Digits5(Images):
         self.locate(directory)
         found: list[Pictures] = [parse(domain, SOURCES).read(directory) for domain in self.domains]
         trains = [self._some(*domain.train) for domain in found]
-        (train, groups), (test, test_groups) = self._joined(trains), self._joined([domain.test for domain in found])
+        (train, groups), (test, test_groups) = (
+            self._join_parts(trains),
+            self._join_parts([domain.test for domain in found]),
+        )
         return Pictures(train, test, groups=(groups, test_groups))
 
     def _some(self, images: Bytes, labels: Bytes) -> Part:
@@ -220,8 +223,8 @@ class Digits5(Images):
         kept = np.arange(count) * len(labels) // count
         return images[kept], labels[kept]
 
-    def _joined(self, parts: list[Part]) -> tuple[Part, Bytes]:
-        images = np.concatenate([_alike(images, self.size) for images, _ in parts])
+    def _join_parts(self, parts: list[Part]) -> tuple[Part, Bytes]:
+        images = np.concatenate([_resize_images(images, self.size) for images, _ in parts])
         labels = np.concatenate([labels for _, labels in parts])
         groups = np.repeat(np.arange(len(parts), dtype=np.uint8), [len(labels) for _, labels in parts])
         return (images, labels), groups
@@ -236,7 +239,7 @@ def _missing(domain: str, directory: Path | None) -> str:
     return ""
 
 
-def _alike(images: Bytes, size: int) -> Bytes:
+def _resize_images(images: Bytes, size: int) -> Bytes:
     """The images in colour, `[N, 3, size, size]`, resized by linear interpolation."""
     out = np.empty((len(images), 3, size, size), dtype=np.uint8)
     for start in range(0, len(images), 4096):  # as floats they take four times the room
@@ -247,7 +250,7 @@ def _alike(images: Bytes, size: int) -> Bytes:
     return out
 
 
-def _whole(path: Path, labels: NDArray[np.generic], low: int, high: int) -> Bytes:
+def _check_labels(path: Path, labels: NDArray[np.generic], low: int, high: int) -> Bytes:
     """Labels as bytes, if they are whole numbers in a range."""
     numbers = labels.astype(np.float64)
     if not ((numbers >= low) & (numbers <= high) & (numbers == np.floor(numbers))).all():

@@ -61,7 +61,7 @@ def fetch(
         if target.is_file() and job.digest_of(target) == wanted:
             return target
         beside = target.with_name(f"{target.name}.part")
-        with _locked(beside) as part:
+        with _lock_file(beside) as part:
             if not (target.is_file() and job.digest_of(target) == wanted):  # else another process was first
                 if not job.run(part):
                     beside.unlink()
@@ -180,7 +180,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes]]:
+def _lock_file(path: Path) -> Iterator[IO[bytes]]:
     """The file, open for this process alone; it stays, unless it is empty."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     while True:

@@ -50,13 +50,13 @@ def is_table(data: Any) -> bool:
 def read(data: Any, columns: Columns) -> Table:
     """The columns asked for, as tensors."""
     _check_kind(data)
-    names = list(data[:1]) if _transformed(data) else list(data.column_names)
-    inputs = _chosen("inputs", columns.inputs, INPUTS, names)
-    targets = _chosen("targets", columns.targets, TARGETS, names)
+    names = list(data[:1]) if _has_transform(data) else list(data.column_names)
+    inputs = _choose_column("inputs", columns.inputs, INPUTS, names)
+    targets = _choose_column("targets", columns.targets, TARGETS, names)
     labels = _labels(data, targets)
     groups = None
     if columns.groups is not None:
-        groups = torch.from_numpy(_numbered(data, _chosen("groups", columns.groups, (), names)))
+        groups = torch.from_numpy(_numbered(data, _choose_column("groups", columns.groups, (), names)))
     counted = getattr(_feature(data, targets), "num_classes", None)
     return Table(_inputs(data, inputs, columns), labels, counted or adapters.classes(labels), groups)
 
@@ -74,7 +74,7 @@ def _check_kind(data: Any) -> None:
         raise SteelyardError("the Hugging Face data set is empty, so its shape is unknown: leave it out")
 
 
-def _chosen(role: str, given: str | None, usual: Sequence[str], names: Sequence[str]) -> str:
+def _choose_column(role: str, given: str | None, usual: Sequence[str], names: Sequence[str]) -> str:
     wanted = usual if given is None else (given,)
     for name in wanted:
         if name in names:
@@ -93,14 +93,14 @@ def _inputs(data: Any, name: str, columns: Columns) -> torch.Tensor:
     if _pictured(data, name):
         channels = max(part.shape[1] for part in parts)  # greyscale ones among others become RGB
         parts = [np.broadcast_to(part, (len(part), channels, *part.shape[2:])) for part in parts]
-        return torch.from_numpy(_joined(name, parts).astype(np.float32)).div_(255)
+        return torch.from_numpy(_join_parts(name, parts).astype(np.float32)).div_(255)
     if _leaf(_feature(data, name)) == "uint8":  # the library has made int64 of it, as if these were tokens
         raise SteelyardError(f"column {name!r} is uint8: cast it to float32 for images in [0, 1], int64 for tokens")
-    return adapters.as_inputs(adapters.tensor(name, _joined(name, parts)))
+    return adapters.as_inputs(adapters.tensor(name, _join_parts(name, parts)))
 
 
 def _labels(data: Any, name: str) -> torch.Tensor:
-    values = _joined(name, list(_parts(data, name)))
+    values = _join_parts(name, list(_parts(data, name)))
     if values.dtype.kind in "UO":
         raise SteelyardError(f"column {name!r} holds text: number it, data.class_encode_column({name!r})")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -111,7 +111,7 @@ def _labels(data: Any, name: str) -> torch.Tensor:
 
 def _numbered(data: Any, name: str) -> NDArray[np.int64]:
     """Values of any kind as numbers from 0, in sorted order."""
-    values = _joined(name, list(_parts(data, name)))
+    values = _join_parts(name, list(_parts(data, name)))
     if values.ndim != 1:
         raise SteelyardError(f"groups={name!r}: a value has shape {values.shape[1:]}, use a column of single values")
     return np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)[1].astype(np.int64)
@@ -120,7 +120,7 @@ def _numbered(data: Any, name: str) -> NDArray[np.int64]:
 def _parts(data: Any, name: str) -> Iterator[NDArray[Any]]:
     """A column's values, some rows at a time; images as uint8 `[n, channels, height, width]`."""
     view = data
-    if not _transformed(data):  # as numbers in one go, but images as they are, to see their kind
+    if not _has_transform(data):  # as numbers in one go, but images as they are, to see their kind
         view = data.select_columns([name]).with_format(None if _pictured(data, name) else "numpy")
     for start in range(0, len(data), _ROWS):
         values = view[start : start + _ROWS][name]
@@ -129,7 +129,7 @@ def _parts(data: Any, name: str) -> Iterator[NDArray[Any]]:
         elif isinstance(values, np.ndarray) and values.dtype != object:
             yield values
         else:
-            yield _stacked(name, start, values)
+            yield _stack_rows(name, start, values)
 
 
 def _pictures(name: str, pictures: Sequence[Any]) -> NDArray[np.uint8]:
@@ -144,7 +144,7 @@ def _pictures(name: str, pictures: Sequence[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(arrays[:, None] if grey else arrays.transpose(0, 3, 1, 2))
 
 
-def _stacked(name: str, start: int, values: Sequence[Any]) -> NDArray[Any]:
+def _stack_rows(name: str, start: int, values: Sequence[Any]) -> NDArray[Any]:
     for row, value in enumerate(values, start):
         if value is None:
             raise SteelyardError(f"column {name!r} has nothing in row {row}: leave such rows out with data.filter")
@@ -157,14 +157,14 @@ def _stacked(name: str, start: int, values: Sequence[Any]) -> NDArray[Any]:
         raise SteelyardError(f"column {name!r} has values of shapes {shapes}: make them alike") from None
 
 
-def _joined(name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
+def _join_parts(name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
     shapes = {part.shape[1:] for part in parts}
     if len(shapes) > 1:
         raise SteelyardError(f"column {name!r} has values of shapes {sorted(shapes)[:3]}: make them alike")
     return np.concatenate(parts)
 
 
-def _transformed(data: Any) -> bool:
+def _has_transform(data: Any) -> bool:
     """Whether the user's own function makes the rows: they are then taken as it gives them."""
     return bool(data.format["type"] == "custom")
 
@@ -175,7 +175,7 @@ def _feature(data: Any, name: str) -> Any:
 
 def _pictured(data: Any, name: str) -> bool:
     """Whether a column holds images that are still to be decoded or turned to numbers."""
-    if _transformed(data):
+    if _has_transform(data):
         return hasattr(data[:1][name][0], "getbands")
     return type(_feature(data, name)).__name__ == "Image"
 

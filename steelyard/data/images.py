@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.data import cifar, idx, npz, pictures
 from steelyard.data.dataset import Dataset
 from steelyard.data.sources import SOURCES, Source, Split, find
@@ -69,10 +69,10 @@ class Images(Source):
         """Read, then scale."""
         found = self.read(directory)
         sides = zip((found.train, found.test), found.groups, strict=True)
-        train, test = (self._scaled(*part, found.classes, groups) for part, groups in sides)
+        train, test = (self._scale_images(*part, found.classes, groups) for part, groups in sides)
         return train, test
 
-    def _scaled(self, images: Bytes, labels: Bytes, classes: int, groups: Bytes | None) -> Dataset:
+    def _scale_images(self, images: Bytes, labels: Bytes, classes: int, groups: Bytes | None) -> Dataset:
         inputs = torch.from_numpy(np.ascontiguousarray(images, dtype=np.float32)).div_(self.top)
         scale = self.usual if self.scale == "default" else self.scale
         if scale != "unit":
@@ -83,7 +83,7 @@ class Images(Source):
         return Dataset(inputs, cast("torch.Tensor", numbers[0]), classes, self.name, numbers[1])
 
 
-def checked(path: Path, images: Bytes, labels: Bytes, shape: tuple[int, ...], beside: Path | None = None) -> Part:
+def check_images(path: Path, images: Bytes, labels: Bytes, shape: tuple[int, ...], beside: Path | None = None) -> Part:
     """Images and labels, if they are of this shape, as many, and digits.
 
     `path` is the file they are from; `beside` is that of the labels, if it is another.
@@ -110,7 +110,7 @@ class Digits(Images):
     usual = "unit"
     mean, deviation, top = (0.3058,), (0.3762,), 16
     name = "digits"
-    card = Card("8x8 digits, in the package", "Alpaydin & Kaynak, UCI 1998")
+    info = Info("8x8 digits, in the package", "Alpaydin & Kaynak, UCI 1998")
 
     def locate(self, directory: Path | None) -> Path:
         """In the package."""
@@ -133,7 +133,7 @@ class MNIST(Images):
     usual = "standard"  # FedAdp's
     mean, deviation = (0.1307,), (0.3081,)
     name = "mnist"
-    card = Card("28x28 digits", "LeCun et al., 1998")
+    info = Info("28x28 digits", "LeCun et al., 1998")
 
     def locate(self, directory: Path | None) -> Path:
         """The folder of the four files."""
@@ -145,7 +145,7 @@ class MNIST(Images):
 
     def _part(self, directory: Path | None, part: str) -> Part:
         files = [self._file(directory, f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")]
-        images, labels = checked(files[0], idx.read(files[0], 3), idx.read(files[1], 1), (28, 28), files[1])
+        images, labels = check_images(files[0], idx.read(files[0], 3), idx.read(files[1], 1), (28, 28), files[1])
         return images[:, None], labels
 
     def _file(self, directory: Path | None, file: str) -> Path:
@@ -160,7 +160,7 @@ class FashionMNIST(MNIST):
     usual = "unit"  # FedLAW's and FedAWA's
     mean, deviation = (0.2860,), (0.3530,)
     name = "fashion-mnist"
-    card = Card("28x28 clothes", "Xiao et al., 2017")
+    info = Info("28x28 clothes", "Xiao et al., 2017")
 
     def _file(self, directory: Path | None, file: str) -> Path:
         try:
@@ -181,7 +181,7 @@ class CIFAR10(Images):
 
     mean, deviation = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
     name = "cifar10"
-    card = Card("32x32 photographs, 10 classes", "Krizhevsky, 2009")
+    info = Info("32x32 photographs, 10 classes", "Krizhevsky, 2009")
 
     form: ClassVar[cifar.Form] = cifar.TEN
 
@@ -208,7 +208,7 @@ class CIFAR100(CIFAR10):
 
     mean, deviation = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
     name = "cifar100"
-    card = Card("32x32 photographs, 100 classes", "Krizhevsky, 2009")
+    info = Info("32x32 photographs, 100 classes", "Krizhevsky, 2009")
 
     form = cifar.HUNDRED
 
@@ -221,4 +221,4 @@ def tiles(index: Path, files: tuple[str, ...], labels: Bytes) -> Part:
         if not path.is_file():
             raise SteelyardError(f"{index} has labels of {path.name}, which is not beside it: fetch both again")
         found.append(pictures.montage(path, 32))
-    return checked(index, np.concatenate(found), labels, (3, 32, 32))
+    return check_images(index, np.concatenate(found), labels, (3, 32, 32))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
-from steelyard.data.damage import bounded, reading
+from steelyard.data.damage import read_bounded, reading
 
 LIMIT = 1 << 27  # bytes of text; USPS has 25 million
 
@@ -18,7 +18,7 @@ LIMIT = 1 << 27  # bytes of text; USPS has 25 million
 def read(path: Path, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Values `[N, width]` and labels `[N]`."""
     with reading(path, "bzip2 file of LIBSVM's text"), bz2.open(path) as stream:
-        text = bounded(stream, LIMIT, path)
+        text = read_bounded(stream, LIMIT, path)
         lines = len(text.split(b"\n")) - (not text or text.endswith(b"\n"))
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # numpy only warns of text that is no number

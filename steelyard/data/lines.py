@@ -37,7 +37,7 @@ def chunks(path: Path, most: int | None = None) -> Iterator[bytes]:
     most = UNPACKED if most is None else most
     found = 0
     try:
-        for chunk in _unpacked(path) if path.suffix == ".xz" else _plain(path):
+        for chunk in _decompress_chunks(path) if path.suffix == ".xz" else _read_chunks(path):
             found += len(chunk)
             if found > most:
                 raise SteelyardError(f"{path} holds more than {most} bytes: this is not the file it should be")
@@ -48,13 +48,13 @@ def chunks(path: Path, most: int | None = None) -> Iterator[bytes]:
         raise SteelyardError(f"{path} cannot be read ({error.strerror}): check that it is a file of yours") from error
 
 
-def _plain(path: Path) -> Iterator[bytes]:
+def _read_chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             yield chunk
 
 
-def _unpacked(path: Path) -> Iterator[bytes]:
+def _decompress_chunks(path: Path) -> Iterator[bytes]:
     unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
     with path.open("rb") as file:
         while not unpacker.eof:

@@ -33,7 +33,7 @@ def read(path: Path, *names: str) -> list[NDArray[Any]]:
         found: dict[str, NDArray[Any]] = {}
         for kind, data in _elements(raw[128:]):
             if kind == _PACKED:
-                data = memoryview(_unpacked(path, data))
+                data = memoryview(_decompress(path, data))
                 kind, data = next(_elements(data), (0, data))
             if kind == _MATRIX:
                 name, array = _matrix(data)
@@ -62,7 +62,7 @@ def _elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
         yield kind, data[start : start + size]
 
 
-def _unpacked(path: Path, data: memoryview) -> bytes:
+def _decompress(path: Path, data: memoryview) -> bytes:
     unpacker = zlib.decompressobj()
     out = unpacker.decompress(data, LIMIT + 1024)
     if unpacker.unconsumed_tail:

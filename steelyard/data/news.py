@@ -13,8 +13,8 @@ import torch
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
-from steelyard.data.cache import cached
+from steelyard.core.weighting import Info
+from steelyard.data.cache import load_cached
 from steelyard.data.dataset import Dataset
 from steelyard.data.lines import LINE, lines
 from steelyard.data.sources import SOURCES, Source, Split, first
@@ -38,26 +38,26 @@ class News(Source):
     unit: str = "word"
 
     name = ""
-    card = Card("", "")
+    info = Info("", "")
     classes = 0
     folders: ClassVar[tuple[str, ...]] = ()
     files: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = (("train.csv",), ("test.csv",))
 
     def __post_init__(self) -> None:
-        checks.whole("length", self.length, 1)
-        checks.whole("vocabulary", self.vocabulary, 3)
+        checks.integer("length", self.length, 1)
+        checks.integer("vocabulary", self.vocabulary, 3)
         checks.one_of("unit", self.unit, "word", "char")
 
     def __call__(self, directory: Path | None) -> Split:
         """Train and test part."""
         train, test = (first(self.name, directory, self.folders, names) for names in self.files)
-        return cached(self.name, asdict(self), (train, test), lambda: self._made(train, test))
+        return load_cached(self.name, asdict(self), (train, test), lambda: self._make_datasets(train, test))
 
     def locate(self, directory: Path | None) -> Path:
         """The file to train on."""
         return first(self.name, directory, self.folders, self.files[0])
 
-    def _made(self, train: Path, test: Path) -> Split:
+    def _make_datasets(self, train: Path, test: Path) -> Split:
         # Two passes over the training part: the texts of Sogou News would not fit in a small machine's memory.
         vocabulary = Vocabulary.of((text for _, text in self.rows(train)), self.vocabulary, self.unit)
         return self._part(train, vocabulary), self._part(test, vocabulary)
@@ -101,7 +101,7 @@ class AGNews(ZhangNews):
     """World, sports, business, science: 120,000 texts to train on, 7,600 to test on."""
 
     name = "ag-news"
-    card = Card("news in English, 4 topics", "Zhang, Zhao & LeCun, NeurIPS 2015")
+    info = Info("news in English, 4 topics", "Zhang, Zhao & LeCun, NeurIPS 2015")
     classes = 4
     folders = ("ag_news_csv", "ag_news")
     files = (("train.csv", "train_subset_18000.csv"), ("test.csv",))
@@ -115,7 +115,7 @@ class SogouNews(ZhangNews):
     length: int = 128
 
     name = "sogou-news"
-    card = Card("news in pinyin, 5 topics", "Zhang, Zhao & LeCun, NeurIPS 2015")
+    info = Info("news in pinyin, 5 topics", "Zhang, Zhao & LeCun, NeurIPS 2015")
     classes = 5
     folders = ("sogou_news_csv", "sogou_news")
 
@@ -132,7 +132,7 @@ class THUCNews(News):
     unit: str = "char"
 
     name = "thucnews"
-    card = Card("titles of news in Chinese, 10 topics", "Sun et al. (THUCTC), 2016")
+    info = Info("titles of news in Chinese, 10 topics", "Sun et al. (THUCTC), 2016")
     classes = 10
     folders = ("thucnews_titles", "THUCNews/data", "THUCNews")
     files = (("train.txt", "dev.txt"), ("test.txt",))

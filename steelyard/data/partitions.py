@@ -16,7 +16,7 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import Registry
 from steelyard.core.spec import parse
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 Index = NDArray[np.int64]
 
@@ -30,14 +30,14 @@ class Partition(ABC):
 
     Attributes:
         name: the key in text form.
-        card: what the command line says of it.
+        info: what the command line says of it.
         by_groups: whether it is called with the groups of samples instead of their labels.
         whole: whether every sample goes to one client, and to no other.
         needs_labels: whether it looks at labels; if not, it spreads data of any task.
     """
 
     name: str
-    card: Card
+    info: Info
     by_groups: bool = False
     whole: bool = True
     needs_labels: bool = True
@@ -50,8 +50,8 @@ class Partition(ABC):
 def partition(spec: str | Partition, targets: Index, clients: int, seed: int) -> list[Index]:
     """Spreads labelled samples over clients by a partition or its text form, e.g. `dirichlet:alpha=0.1`."""
     made: Partition = parse(spec, PARTITIONS) if isinstance(spec, str) else spec
-    checks.whole("clients", clients, 1)
-    checks.whole("seed", seed)
+    checks.integer("clients", clients, 1)
+    checks.integer("seed", seed)
     labels = np.asarray(targets)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
         raise SteelyardError(f"targets are {labels.dtype} {labels.shape}: a partition needs labels [N], 0 or more")
@@ -73,7 +73,7 @@ class IID(Partition):
 
     name = "iid"
     needs_labels = False
-    card = Card("random parts of equal size", "McMahan et al., AISTATS 2017")
+    info = Info("random parts of equal size", "McMahan et al., AISTATS 2017")
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Shuffle, then cut."""
@@ -93,7 +93,7 @@ class Dirichlet(Partition):
     alpha: float = 0.5
 
     name = "dirichlet"
-    card = Card("each class is shared out by a draw from Dirichlet(alpha)", "Li et al. (FedLAW), ICML 2023")
+    info = Info("each class is shared out by a draw from Dirichlet(alpha)", "Li et al. (FedLAW), ICML 2023")
 
     def __post_init__(self) -> None:
         check_alpha("alpha", self.alpha)
@@ -102,7 +102,7 @@ class Dirichlet(Partition):
         """Class shuffles, proportions, slices, client shuffles."""
         pools = shuffled_classes(targets, rng)
         shares = rng.dirichlet(np.full(clients, self.alpha), len(pools))  # [C, K]
-        return dealt(pools, shares, rng)
+        return deal_samples(pools, shares, rng)
 
 
 @PARTITIONS.register
@@ -125,18 +125,18 @@ class XClass(Partition):
     case: int | None = None
 
     name = "x_class"
-    card = Card("some clients draw from all classes, the others from x of them", "Wu & Wang, IEEE TCCN 2021")
+    info = Info("some clients draw from all classes, the others from x of them", "Wu & Wang, IEEE TCCN 2021")
     whole = False
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, (list, tuple)):
             object.__setattr__(self, "classes", tuple(self.classes))
             for count in self.classes:
-                checks.whole("classes", count, 1)
+                checks.integer("classes", count, 1)
         else:
-            checks.whole("classes", self.classes, 1)
-        checks.whole("iid", self.iid)
-        checks.whole("samples", self.samples, 1)
+            checks.integer("classes", self.classes, 1)
+        checks.integer("iid", self.iid)
+        checks.integer("samples", self.samples, 1)
         checks.one_of("case", self.case, None, 1, 2)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
@@ -187,7 +187,7 @@ def shuffled_classes(targets: Index, rng: np.random.Generator) -> list[Index]:
     return pools
 
 
-def dealt(pools: list[Index], shares: NDArray[np.float64], rng: np.random.Generator) -> list[Index]:
+def deal_samples(pools: list[Index], shares: NDArray[np.float64], rng: np.random.Generator) -> list[Index]:
     """Deals each class by its row of `shares [C, K]`: rounded slices, the last client takes the rest."""
     clients = shares.shape[1]
     hands: list[list[Index]] = [[] for _ in range(clients)]

@@ -41,12 +41,12 @@ class Proxy:
 
     def __post_init__(self) -> None:
         if self.per_class is not None:
-            checks.whole("per_class", self.per_class, 1)
+            checks.integer("per_class", self.per_class, 1)
         if self.rho is not None:
             checks.number("rho", self.rho, 1.0)
             if self.per_class is None:
                 raise SteelyardError(f"rho={self.rho}: a long tail starts from per_class samples: give per_class")
-        checks.whole("batch_size", self.batch_size, 1)
+        checks.integer("batch_size", self.batch_size, 1)
         checks.one_of("bn", self.bn, "proxy", "average", "frozen")
 
     @property
@@ -62,7 +62,7 @@ class Proxy:
             raise SteelyardError("proxy.per_class: there is no test set to take proxy data from: give test=, or data=")
         if self.per_class is None:
             return pool, test, None
-        chosen, short = self.chosen(pool, seed)
+        chosen, short = self.choose_samples(pool, seed)
         proxy = pool.take(chosen)
         if own is not None:
             return proxy, test, short
@@ -71,7 +71,7 @@ class Proxy:
             raise SteelyardError(f"proxy.per_class={self.per_class}: takes all {len(pool)} test samples: use fewer")
         return proxy, pool.take(rest), short
 
-    def chosen(self, pool: Dataset, seed: int) -> tuple[Index, str | None]:
+    def choose_samples(self, pool: Dataset, seed: int) -> tuple[Index, str | None]:
         """Positions of the proxy samples, sorted, drawn class by class; and a warning where a quota is not met."""
         assert self.per_class is not None
         if pool.classes is None or pool.targets.ndim != 1:

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
-from steelyard.data.cache import cached
+from steelyard.core.weighting import Info
+from steelyard.data.cache import load_cached
 from steelyard.data.dataset import Dataset
 from steelyard.data.lines import chunks, lines
 from steelyard.data.sources import SOURCES, Source, Split, existing, first
@@ -63,25 +63,25 @@ class Shakespeare(Source):
     share: float = 0.8
 
     name = "shakespeare"
-    card = Card("the next character, by role of a play", "Caldas et al. (LEAF), 2018")
+    info = Info("the next character, by role of a play", "Caldas et al. (LEAF), 2018")
 
     def __post_init__(self) -> None:
-        checks.whole("length", self.length, 1)
-        checks.whole("stride", self.stride, 1)
-        checks.whole("minimum", self.minimum, 2)  # one to train on and one to test on
+        checks.integer("length", self.length, 1)
+        checks.integer("stride", self.stride, 1)
+        checks.integer("minimum", self.minimum, 2)  # one to train on and one to test on
         checks.number("share", self.share, 0.0, 1.0, open_low=True)
 
     def __call__(self, directory: Path | None) -> Split:
         """Train and test part."""
         files = _files(existing(self.name, directory))
         flat = [path for part in files for path in part]
-        return cached(self.name, {**asdict(self), "parts": len(files)}, flat, lambda: self._made(files))
+        return load_cached(self.name, {**asdict(self), "parts": len(files)}, flat, lambda: self._make_datasets(files))
 
     def locate(self, directory: Path | None) -> Path:
         """The first file to train on."""
         return _files(existing(self.name, directory))[0][0]
 
-    def _made(self, files: list[list[Path]]) -> Split:
+    def _make_datasets(self, files: list[list[Path]]) -> Split:
         if len(files) == 1:
             whole = {role: self._cut(windows) for role, windows in self._windows(files[0]).items() if len(windows) > 1}
             train, test = ({role: sides[at] for role, sides in whole.items()} for at in (0, 1))

@@ -14,7 +14,7 @@ from pathlib import Path
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Registry
 from steelyard.core.spec import parse
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.data.catalog import HOMES
 from steelyard.data.dataset import Dataset
 
@@ -32,11 +32,11 @@ class Source(ABC):
 
     Attributes:
         name: the key in text form, and the name of the data.
-        card: what the command line says of it.
+        info: what the command line says of it.
     """
 
     name: str
-    card: Card
+    info: Info
 
     @abstractmethod
     def __call__(self, directory: Path | None) -> Split:

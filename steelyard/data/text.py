@@ -43,7 +43,7 @@ class Vocabulary:
         Give it the texts to train on, not those to test on. Of equally frequent units the first in code point order
         comes first.
         """
-        checks.whole("size", size, 2)
+        checks.integer("size", size, 2)
         empty = cls((), unit)
         counts: Counter[str] = Counter()
         for text in texts:
@@ -74,7 +74,7 @@ class Vocabulary:
 
 def encode(texts: Iterable[str], vocabulary: Vocabulary, length: int) -> torch.Tensor:
     """Texts as int64 tokens `[N, length]`: cut at the end, or padded there."""
-    checks.whole("length", length, 1)
+    checks.integer("length", length, 1)
     rows = array("i")
     for text in texts:
         row = vocabulary.tokens(text)[:length]

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.data import archives, pictures
 from steelyard.data.damage import reading
 from steelyard.data.images import Images, Part, Pictures
@@ -30,7 +30,7 @@ class TinyImageNet(Images):
 
     mean, deviation = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
     name = "tiny-imagenet"
-    card = Card("64x64 photographs, 200 classes", "Le & Yang, CS231n 2015")
+    info = Info("64x64 photographs, 200 classes", "Le & Yang, CS231n 2015")
 
     def locate(self, directory: Path | None) -> Path:
         """The folder or the archive."""
@@ -78,7 +78,7 @@ def _place(path: PurePosixPath) -> tuple[str, str]:
     return ("train" if "train" in folders else "val"), (folders[-1] if folders[-1] not in ("train", "val") else "")
 
 
-def _wanted(name: str) -> bool:
+def _is_wanted_file(name: str) -> bool:
     path = PurePosixPath(name)
     inside = {"train", "val"} & set(path.parts[:-1])
     return bool(inside) and (path.suffix.lower() == _SUFFIX or path.name == ANNOTATIONS)
@@ -88,13 +88,13 @@ def _folder(place: Path) -> Iterator[tuple[str, bytes]]:
     for part in ("train", "val"):
         for path in sorted((place / part).rglob("*")):
             name = path.relative_to(place).as_posix()
-            if _wanted(name) and path.is_file():
+            if _is_wanted_file(name) and path.is_file():
                 yield name, pictures.content(path)
 
 
 def _archive(place: Path) -> Iterator[tuple[str, bytes]]:
     for name, size, stream in archives.members(place):
-        if _wanted(name):
+        if _is_wanted_file(name):
             if size > pictures.MOST:
                 raise SteelyardError(f"{place}: {name} has {size} bytes, too many for a small image: fetch it again")
             yield name, stream.read()

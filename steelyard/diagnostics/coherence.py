@@ -63,7 +63,7 @@ def group_coherence(updates: Updates, groups: Sequence[Hashable], weights: Weigh
     members = {label: [k for k, other in enumerate(groups) if other == label] for label in dict.fromkeys(groups)}
 
     def own(some: list[int]) -> float:
-        return coherence(gram.transformed(np.eye(count)[some]), shares_of(shares[some], len(some)))
+        return coherence(gram.transform(np.eye(count)[some]), shares_of(shares[some], len(some)))
 
     def crossing(a: list[int], b: list[int]) -> float:
         part = shares_of(shares[a + b], len(a + b))
@@ -86,7 +86,7 @@ def critical_point(series: Series | Sequence[float], near: float = 0.05, hold: i
         hold: rounds in a row that must be near zero; a single one may be chance.
     """
     checks.number("near", near, 0.0, 1.0)
-    checks.whole("hold", hold, 1)
+    checks.integer("hold", hold, 1)
     values = np.asarray(series.values if isinstance(series, Series) else series, dtype=np.float64)
     if values.ndim != 1 or not np.isfinite(values).all():
         raise SteelyardError(f"series={values.tolist()}: give one finite number for each round")
@@ -142,7 +142,7 @@ def cohort_alignment(updates: Updates, cohort: Sequence[int], weights: Weights |
     part = np.zeros(count)
     part[chosen] = shares_of(whole[chosen], len(chosen))
     rows = np.vstack([part, whole])
-    return float(gram.transformed(rows).cosines()[0, 0, 1])
+    return float(gram.transform(rows).cosines()[0, 0, 1])
 
 
 def _positions(cohort: Sequence[int], count: int) -> list[int]:

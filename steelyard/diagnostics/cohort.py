@@ -21,13 +21,13 @@ Weights = Sequence[float] | NDArray[np.floating] | NDArray[np.integer] | torch.T
 def gram_of(updates: Updates) -> Gram:
     """The whole-model Gram of updates `[K, d]` or of a store's clients; a Gram is taken as it is."""
     if isinstance(updates, Gram):
-        return updates.whole()
+        return updates.merge_layers()
     if isinstance(updates, torch.Tensor):
-        updates = _stored(updates)
+        updates = _store_updates(updates)
     return inner_products(updates)
 
 
-def _stored(updates: torch.Tensor) -> MemoryStore:
+def _store_updates(updates: torch.Tensor) -> MemoryStore:
     if updates.ndim != 2 or 0 in updates.shape or not updates.is_floating_point():
         raise SteelyardError(f"updates are {updates.dtype} {list(updates.shape)}: give floats [clients, parameters]")
     store = MemoryStore.of(torch.zeros_like(updates[0]), updates)

@@ -129,7 +129,7 @@ def _clouds(
 ) -> tuple[list[_Cloud], Array | None]:
     """Samples at each list of positions, and squared distances between labels if the cost asks for them."""
     checks.one_of("cost", cost, "features", "labels")
-    checks.whole("samples", samples, 1)
+    checks.integer("samples", samples, 1)
     labelled = cost == "labels"
     if labelled and (federation.classes is None or federation.train.targets.ndim != 1):
         raise SteelyardError("cost='labels': targets are no classes: use cost='features'")

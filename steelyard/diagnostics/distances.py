@@ -21,7 +21,7 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array, Gram
 from steelyard.diagnostics.cohort import Updates, Weights, gram_of, shares_of
-from steelyard.rules.fedadp import angles_to_mean, smoothed
+from steelyard.rules.fedadp import angles_to_mean, smooth_angles
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def smoothed_angles(series: Sequence[Array] | Array) -> Array:
         raise SteelyardError(f"series has shape {list(found.shape)}: give angles [rounds, clients]")
     smooth = [found[0]]
     for t, angle in enumerate(found[1:], start=2):
-        smooth.append(smoothed(smooth[-1], angle, t))
+        smooth.append(smooth_angles(smooth[-1], angle, t))
     return np.array(smooth)
 
 

@@ -41,7 +41,7 @@ def fisher_trace(model: nn.Module, inputs: torch.Tensor, n: int = 10_000, seed: 
         n: at most so many, drawn without replacement.
         seed: of the draw.
     """
-    chosen = _drawn(inputs, n, seed)
+    chosen = _draw_samples(inputs, n, seed)
     own, squares = _prepared(model, inputs[chosen])
     total = 0.0
     for part in torch.split(inputs[chosen], _batch(own)):
@@ -59,7 +59,7 @@ def empirical_fisher_trace(
     """The mean over samples of `|grad log p(y | x)|^2` with the observed labels `[N]`."""
     if len(inputs) != len(targets) or targets.is_floating_point() or targets.ndim != 1:
         raise SteelyardError(f"targets are {targets.dtype} {list(targets.shape)}: give {len(inputs)} class numbers")
-    chosen = _drawn(inputs, n, seed)
+    chosen = _draw_samples(inputs, n, seed)
     own, squares = _prepared(model, inputs[chosen])
     classes = _logits(own, inputs[:1]).shape[1]
     if targets.min() < 0 or targets.max() >= classes:
@@ -74,8 +74,8 @@ def federated_fisher_trace(traces: Sequence[float], sizes: Weights | None = None
     return float(np.dot(shares_of(sizes, len(traces)), traces))
 
 
-def _drawn(inputs: torch.Tensor, n: int, seed: int) -> torch.Tensor:
-    checks.whole("n", n, 1)
+def _draw_samples(inputs: torch.Tensor, n: int, seed: int) -> torch.Tensor:
+    checks.integer("n", n, 1)
     if not len(inputs):
         raise SteelyardError("inputs are empty: give at least one sample")
     order = np.random.default_rng(seed).permutation(len(inputs))[:n]

@@ -75,7 +75,7 @@ def hessian_spectrum(
         from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
     except ModuleNotFoundError:
         raise SteelyardError("Hessian spectra need scipy: pip install 'steelyard[diagnostics]'") from None
-    checks.whole("k", k, 1)
+    checks.integer("k", k, 1)
     checks.number("tolerance", tolerance, 0.0)
     surface = Surface(model, inputs, targets, loss, double)
     free = surface.free.cpu()

@@ -22,7 +22,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.round import Round, run
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.diagnostics.cohort import Weights, shares_of
 from steelyard.stores.memory import MemorySink, MemoryStore
 
@@ -81,7 +81,7 @@ def to_plane(weights: Array) -> Array:
 
 def simplex_grid(points: int) -> Array:
     """Weights of three clients, evenly spaced, so many points a side: `[points (points + 1) / 2, 3]`."""
-    checks.whole("points", points, 2)
+    checks.integer("points", points, 2)
     last = points - 1
     rows = [(i, j, last - i - j) for i in range(points) for j in range(points - i)]
     grid: Array = np.array(rows, dtype=np.float64) / last
@@ -128,11 +128,11 @@ class _Fixed(Weighting):
     weights: tuple[float, ...]
 
     name = "fixed"
-    card = Card("weights as given", "")
+    info = Info("weights as given", "")
 
     @property
     def needs(self) -> Needs:
         return Needs()
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        return prior.reweighted(np.array([self.weights])), state
+        return prior.reweight(np.array([self.weights])), state

@@ -102,7 +102,7 @@ def series(run: Run, name: str) -> Series:
     found = [(record["round"], _number(record, name)) for record in history]
     kept = [(number, value) for number, value in found if value is not None]
     if not kept:
-        raise SteelyardError(_absent(history, "series", name, names(history)))
+        raise SteelyardError(_missing_error(history, "series", name, names(history)))
     return Series(np.array([n for n, _ in kept], dtype=np.int64), np.array([v for _, v in kept], dtype=np.float64))
 
 
@@ -111,7 +111,7 @@ def by_client(run: Run, name: str) -> ByClient:
     history = history_of(run)
     rows = [(record["round"], found) for record in history if (found := _mapping(record, name))]
     if not rows:
-        raise SteelyardError(_absent(history, "table by client", name, client_names(history)))
+        raise SteelyardError(_missing_error(history, "table by client", name, client_names(history)))
     clients = tuple(sorted({client for _, row in rows for client in row}, key=_natural))
     values = [[np.nan if row.get(client) is None else row[client] for client in clients] for _, row in rows]
     return ByClient(np.array([n for n, _ in rows], dtype=np.int64), clients, np.array(values, dtype=np.float64))
@@ -122,7 +122,7 @@ def curves(run: Run, round: int | None = None) -> dict[str, Any]:
     history = history_of(run)
     traced = {record["round"]: record["trace"] for record in history if record.get("trace")}
     if not traced:
-        raise SteelyardError(_absent(history, "curves", "trace", []))
+        raise SteelyardError(_missing_error(history, "curves", "trace", []))
     chosen = max(traced) if round is None else round
     if chosen not in traced:
         raise SteelyardError(f"round={round}: has no curves: use one of {', '.join(map(str, traced))}")
@@ -190,7 +190,7 @@ def _natural(client: str) -> tuple[bool, int, str]:
     return (False, int(client), "") if client.isdecimal() else (True, 0, client)
 
 
-def _absent(history: History, kind: str, name: str, known: list[str]) -> str:
+def _missing_error(history: History, kind: str, name: str, known: list[str]) -> str:
     place = history.path or history.name
     cure = f": it takes {_CURES[base]}" if (base := name.partition(".")[0]) in _CURES else ""
     there = f"; it has {', '.join(known)}" if known else ""

@@ -64,7 +64,7 @@ def shrinking_terms(theta: Params, update: Params, gamma: float) -> Shrinking:
         gamma: the factor on the model.
     """
     checks.number("gamma", gamma, 0.0, open_low=True)
-    ours, theirs = _held(theta).layout.dim, _held(update).layout.dim
+    ours, theirs = _store_params(theta).layout.dim, _store_params(update).layout.dim
     if ours != theirs:
         raise SteelyardError(f"theta has {ours} parameters and update {theirs}: give both of one model")
     return Shrinking(gamma * parameter_norm(update), abs(1 - gamma) * parameter_norm(theta))
@@ -72,7 +72,7 @@ def shrinking_terms(theta: Params, update: Params, gamma: float) -> Shrinking:
 
 def parameter_norm(params: Params) -> float:
     """`|theta|` over the parameters alone: no running statistics, no counters (FedLAW, Figure 10)."""
-    return float(np.sqrt(inner_products(_held(params)).theta_sq[0]))
+    return float(np.sqrt(inner_products(_store_params(params)).theta_sq[0]))
 
 
 def parameter_histogram(params: Params, bins: int = 100, limit: float | None = None) -> Histogram:
@@ -80,8 +80,8 @@ def parameter_histogram(params: Params, bins: int = 100, limit: float | None = N
 
     The limit is the largest magnitude by default. Compare models with the same one.
     """
-    checks.whole("bins", bins, 1)
-    values = _held(params).matrix[-1].numpy()
+    checks.integer("bins", bins, 1)
+    values = _store_params(params).matrix[-1].numpy()
     reach = float(np.abs(values).max(initial=0.0)) or 1.0 if limit is None else limit
     checks.number("limit", reach, 0.0, open_low=True)
     counts, edges = np.histogram(values.astype(np.float64), bins=bins, range=(-reach, reach))
@@ -91,7 +91,7 @@ def parameter_histogram(params: Params, bins: int = 100, limit: float | None = N
 def share_near_zero(params: Params, width: float) -> float:
     """The share of parameters with magnitude at most `width`: in the paper adaptive GWS has about twice FedAvg's."""
     checks.number("width", width, 0.0)
-    return float((_held(params).matrix[-1].abs() <= width).double().mean())
+    return float((_store_params(params).matrix[-1].abs() <= width).double().mean())
 
 
 def rescaled_losses(
@@ -111,7 +111,7 @@ def rescaled_losses(
     return surface.losses(factor * surface.theta for factor in factors)
 
 
-def _held(params: Params) -> MemoryStore:
+def _store_params(params: Params) -> MemoryStore:
     """A store with no clients: its last row is the vector of parameters."""
     try:
         return MemoryStore.of(params, {})

@@ -58,7 +58,7 @@ class Surface:
         self._network = FlatModel(own, loss, inputs, device, self.layout)
         check_targets(self._network.loss, targets)
         self._network.module.eval()
-        self._inputs, self._targets = self._network.stored(inputs), targets.to(device)
+        self._inputs, self._targets = self._network.prepare_inputs(inputs), targets.to(device)
         self._index = torch.arange(len(inputs), device=device)
         self.theta = self._network.params[0].clone()
         self._buffers = self._network.stats.clone(), self._network.counts()

@@ -19,7 +19,7 @@ import torch
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
-from steelyard.core.term import AtClient, ClientTerm
+from steelyard.core.term import ClientContext, ClientTerm
 
 Matrix = tuple[tuple[float, float], tuple[float, float]]
 Place = tuple[float, float]
@@ -104,8 +104,8 @@ def trajectory(
         steps: local steps in each.
         lr: their length.
     """
-    checks.whole("rounds", rounds, 1)
-    checks.whole("steps", steps, 1)
+    checks.integer("rounds", rounds, 1)
+    checks.integer("steps", steps, 1)
     checks.number("lr", lr, 0.0, open_low=True)
     if term is not None and (term.client_slots or term.server_slots):
         raise SteelyardError(f"term {term.name!r} keeps vectors between rounds: use fedcos or fedprox, which keep none")
@@ -115,7 +115,7 @@ def trajectory(
     points = [torch.tensor(toy.start, dtype=torch.float64)]
     step = torch.zeros(2, dtype=torch.float64)
     for _ in range(rounds):
-        at = AtClient(points[-1][None], lr, {}, {"step": step, "move": step}, even)
+        at = ClientContext(points[-1][None], lr, {}, {"step": step, "move": step}, even)
         x = points[-1].expand_as(optima).clone()
         for _ in range(steps):
             slope = torch.einsum("kij,kj->ki", bends, x - optima)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import nn
 
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.core import checks
 from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
@@ -64,7 +64,7 @@ def run_similarity(run: Run, vector: Mapping[Any, float] | None = None) -> Serie
     the clients' sizes stand in for it, read from the run directory. In a round of few clients only theirs count.
     """
     table = by_client(run, "weights")
-    by_id = dict(zip(*_held(run, "sizes"), strict=True)) if vector is None else vector
+    by_id = dict(zip(*_read_client_counts(run, "sizes"), strict=True)) if vector is None else vector
     return Series(table.rounds, similarity(table.values, table.columns(by_id)))
 
 
@@ -111,8 +111,8 @@ def weight_correlations(weights: ArrayLike, sizes: ArrayLike, counts: ArrayLike,
 def run_correlations(run: Run, floor: float = 0.0) -> Correlations:
     """FedLAW, Table 11, of a run directory: "the accumulated weights during the training"."""
     table = by_client(run, "weights")
-    ids, sizes = _held(run, "sizes")
-    counts = dict(zip(ids, _held(run, "counts")[1], strict=True))
+    ids, sizes = _read_client_counts(run, "sizes")
+    counts = dict(zip(ids, _read_client_counts(run, "counts")[1], strict=True))
     held = np.array([counts[client] for client in table.clients])
     return weight_correlations(table.values, table.columns(dict(zip(ids, sizes, strict=True))), held, floor)
 
@@ -165,7 +165,7 @@ def ideal_distances(
 
 
 def ideal_model(
-    data: Federation, model: nn.Module, local: Local | Mapping[str, Any] | None = None, seed: int = 0
+    data: Federation, model: nn.Module, local: LocalTraining | Mapping[str, Any] | None = None, seed: int = 0
 ) -> Mapping[str, torch.Tensor]:
     """FedAWA's `theta_ideal`: the model trained on all clients' data as one set.
 
@@ -185,7 +185,7 @@ def gram_of_models(base: Params, clients: Models) -> tuple[tuple[ClientId, ...],
     return store.ids, inner_products(store)
 
 
-def _held(run: Run, what: str) -> tuple[list[str], list[Any]]:
+def _read_client_counts(run: Run, what: str) -> tuple[list[str], list[Any]]:
     """Ids of a run's clients, and what each holds, from `clients.json`."""
     path = history_of(run).path
     held = None if path is None else read_clients(path)

@@ -26,7 +26,7 @@ from steelyard.core.errors import SteelyardError, unknown
 from steelyard.experiments.jobs import Job, Outcome
 from steelyard.experiments.scores import METRICS
 from steelyard.experiments.tables import csv_lines
-from steelyard.sim.config import check_values, merge_sections, put, read_toml, validated
+from steelyard.sim.config import check_values, merge_sections, read_toml, set_key, validate_config
 
 DEFINITION = Path(__file__).with_name("benchmark.toml")
 PUBLISHED = Path(__file__).with_name("benchmark.csv")
@@ -121,7 +121,7 @@ class Benchmark:
         """Return the benchmark with `key=value` on top of what all runs share."""
         base = merge_sections(self.base, {})
         for change in changes:
-            put(base, change)
+            set_key(base, change)
         return replace(self, base=base)
 
     def with_rules(self, rules: Sequence[Rule], alone: bool = False) -> Benchmark:
@@ -142,7 +142,7 @@ class Benchmark:
 
     def _job(self, rule: Rule, setting: Setting, seed: int) -> Job:
         name = f"{setting.name}/{rule.name}"
-        config = validated({**self.config(rule, setting), "seed": seed}, f"benchmark {name}")
+        config = validate_config({**self.config(rule, setting), "seed": seed}, f"benchmark {name}")
         labels = {"rule": rule.name, "setting": setting.name, "seed": str(seed)}
         return Job(f"{name}/seed-{seed}", config, labels)
 
@@ -241,7 +241,7 @@ def parse_algorithm(text: str) -> dict[str, Any]:
         raise SteelyardError("an algorithm without a rule: begin with one, such as fedavg")
     raw: dict[str, Any] = {"weighting": words[0]}
     for word in words[1:]:
-        put(raw, word)
+        set_key(raw, word)
     return raw
 
 

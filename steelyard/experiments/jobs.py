@@ -16,7 +16,7 @@ from steelyard.experiments.worker_process import Child, end
 from steelyard.runs.directory import CONFIG, read_config, read_log
 from steelyard.runs.history import History
 from steelyard.runs.monitor import Monitor
-from steelyard.sim.config import Config, validated
+from steelyard.sim.config import Config, validate_config
 
 
 @dataclass(frozen=True)
@@ -56,26 +56,26 @@ class Outcome:
 class Watch(Protocol):
     """Hears what happens, in the thread that called `run_jobs`."""
 
-    def started(self, job: Job) -> None:
+    def on_start(self, job: Job) -> None:
         """Its process has been started."""
 
-    def progress(self, job: Job, record: Mapping[str, Any]) -> None:
+    def on_progress(self, job: Job, record: Mapping[str, Any]) -> None:
         """A round is done: `round`, `accuracy` and `loss` (None where not measured)."""
 
-    def finished(self, outcome: Outcome) -> None:
+    def on_finish(self, outcome: Outcome) -> None:
         """It is done, has failed, or was done before."""
 
 
 class Silent:
     """Does nothing; override what you need."""
 
-    def started(self, job: Job) -> None:
+    def on_start(self, job: Job) -> None:
         """Nothing."""
 
-    def progress(self, job: Job, record: Mapping[str, Any]) -> None:
+    def on_progress(self, job: Job, record: Mapping[str, Any]) -> None:
         """Nothing."""
 
-    def finished(self, outcome: Outcome) -> None:
+    def on_finish(self, outcome: Outcome) -> None:
         """Nothing."""
 
 
@@ -110,9 +110,9 @@ def run_jobs(
     outcomes: dict[str, Outcome] = {}
     todo: deque[Job] = deque()
     for job in jobs:
-        if job.name not in replaced and finished(job, out):
+        if job.name not in replaced and is_finished(job, out):
             outcomes[job.name] = _outcome(job, out, None, reused=True)
-            watch.finished(outcomes[job.name])
+            watch.on_finish(outcomes[job.name])
         else:
             todo.append(job)
     with selectors.DefaultSelector() as selector:
@@ -126,23 +126,23 @@ def run_jobs(
                     child = Child(_order(job, out, workers, job.name in replaced))
                     running[job.name] = (job, child)
                     selector.register(child.output, selectors.EVENT_READ, job.name)
-                    watch.started(job)
+                    watch.on_start(job)
                 for key, _ in selector.select():
                     job, child = running[key.data]
                     lines = child.lines()
                     for record in lines or ():
-                        watch.progress(job, record)
+                        watch.on_progress(job, record)
                     if lines is None:
                         selector.unregister(child.output)
                         outcomes[job.name] = _outcome(job, out, child.ended())
                         del running[job.name]
-                        watch.finished(outcomes[job.name])
+                        watch.on_finish(outcomes[job.name])
         finally:
             end(child for _, child in running.values())
     return [outcomes[job.name] for job in jobs]
 
 
-def finished(job: Job, out: str | Path) -> bool:
+def is_finished(job: Job, out: str | Path) -> bool:
     """Whether all rounds of a job are on record, or its target is reached; another run in its place is an error."""
     path = Path(out) / job.name
     if not (path / CONFIG).exists():
@@ -163,8 +163,10 @@ def _other(job: Job, path: Path, overwrite: bool) -> bool:
     if "config" not in stored:
         differences = ["it was started from Python, without a configuration"]
     else:
-        before = flat(validated({**stored["config"], "rounds": job.config.rounds}, str(path / CONFIG)).stored())
-        now = flat(job.config.stored())
+        before = flatten_keys(
+            validate_config({**stored["config"], "rounds": job.config.rounds}, str(path / CONFIG)).to_stored()
+        )
+        now = flatten_keys(job.config.to_stored())
         differences = [
             f"{key} = {before.get(key)!r} there, {now.get(key)!r} here"
             for key in dict.fromkeys([*before, *now])
@@ -189,11 +191,11 @@ def _records(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested keys as `data.name`."""
     plain: dict[str, Any] = {}
     for key, value in config.items():
-        plain |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        plain |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return plain
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from steelyard.core.errors import SteelyardError, unknown
 from steelyard.core.spec import parse
 from steelyard.models import MODELS
-from steelyard.sim.config import Config, merge_sections, put, validated
+from steelyard.sim.config import Config, merge_sections, set_key, validate_config
 
 FOLDER = Path(__file__).with_name("papers")
 METRICS = {
@@ -94,7 +94,7 @@ class Cell:
 
     def config(self, seed: int) -> Config:
         """The run with this seed."""
-        return validated({**self.raw, "seed": seed}, f"cell {self.name}")
+        return validate_config({**self.raw, "seed": seed}, f"cell {self.name}")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Table:
     settings: tuple[str, ...] = ()
     rounds_source: str = "the paper"
 
-    def chosen(self, patterns: Sequence[str]) -> Table:
+    def select_cells(self, patterns: Sequence[str]) -> Table:
         """The table with only the cells whose name matches one of these patterns, e.g. `mnist-*/fedavg`."""
         for pattern in patterns:
             if not any(fnmatchcase(cell.name, pattern) for cell in self.cells):
@@ -134,13 +134,13 @@ class Table:
         kept = [cell for cell in self.cells if not patterns or any(fnmatchcase(cell.name, p) for p in patterns)]
         return replace(self, cells=tuple(kept))
 
-    def changed(self, settings: Sequence[str]) -> Table:
+    def apply_settings(self, settings: Sequence[str]) -> Table:
         """The table with `key=value` put on top of every cell."""
         cells = []
         for cell in self.cells:
             raw = merge_sections(cell.raw, {})
             for setting in settings:
-                put(raw, setting)
+                set_key(raw, setting)
             if self.metric == "rounds" and raw.get("target") is None:
                 raise SteelyardError("--set target=none: this table counts rounds to a target: use one in (0, 1]")
             cells.append(replace(cell, raw=raw))
@@ -161,10 +161,10 @@ def read(name: str) -> Table:
     """A table by name."""
     if name not in names():
         raise SteelyardError(unknown("table", name, names()))
-    return parsed(name, tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8")))
+    return parse_table(name, tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8")))
 
 
-def parsed(name: str, raw: Mapping[str, Any]) -> Table:
+def parse_table(name: str, raw: Mapping[str, Any]) -> Table:
     """A table from the plain data of its file."""
     columns, base = raw["column"], raw["base"]
     metric: str = raw["metric"]

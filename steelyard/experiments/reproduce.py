@@ -92,7 +92,7 @@ def results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
                 cell,
                 measure,
                 mine[0].job.config.rounds if mine else 0,
-                {seed: None if value is None else measure.shown(value) for seed, value in values.items()},
+                {seed: None if value is None else measure.to_display(value) for seed, value in values.items()},
                 {seed: 100 * (history.best or 0.0) for seed, history in runs.items()},
                 sum(record["timings"]["total"] for history in runs.values() for record in history.records),
                 {outcome.job.config.seed: outcome.error for outcome in mine if outcome.error is not None},
@@ -164,7 +164,7 @@ def markdown(table: Table, found: Sequence[Result], command: Sequence[str], envi
         f"Metric: {METRICS[table.metric]}. Ours is the mean over seeds ± the sample deviation.",
         "",
         "```console",
-        f"$ {shlex.join(_portable(command))}",
+        f"$ {shlex.join(_drop_out_option(command))}",
         "```",
         "",
         f"{versions}; {environment['cores']} cores; {duration(seconds)} of rounds in all, runs side by side.",
@@ -224,7 +224,7 @@ def comma_separated(found: Sequence[Result]) -> str:
     return csv_lines(rows)
 
 
-def _portable(command: Sequence[str]) -> list[str]:
+def _drop_out_option(command: Sequence[str]) -> list[str]:
     """The command without where its runs went, which is nobody else's business."""
     kept, skip = [], False
     for word in command:

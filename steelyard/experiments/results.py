@@ -10,13 +10,13 @@ from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError
 from steelyard.experiments.comparisons import Comparison, compare
 from steelyard.experiments.jobs import Outcome, Silent, Watch, run_jobs
-from steelyard.experiments.run_groups import Run, unlike
+from steelyard.experiments.run_groups import Run, find_differences
 from steelyard.experiments.scores import METRICS, Metric, of_monitored
 from steelyard.experiments.scores import metric as find_metric
 from steelyard.experiments.sweep import Sweep
 from steelyard.experiments.tables import Table, csv_lines, long_head, long_row, markdown_text, overview, pivot
 from steelyard.runs.directory import write_text
-from steelyard.runs.lock import locked
+from steelyard.runs.lock import lock_directory
 
 RESULTS = "results.csv"
 
@@ -50,7 +50,7 @@ def summarise(sweep: Sweep, outcomes: Sequence[Outcome], metric: Metric, confide
         overview(runs, sweep.target),
         tuple(compare(runs, metric, target=sweep.target, confidence=confidence)),
         tuple(outcome for outcome in outcomes if outcome.error is not None),
-        tuple(unlike(runs)),
+        tuple(find_differences(runs)),
         sweep.notes,
     )
 
@@ -96,10 +96,10 @@ class _Ledger:
 
     def __init__(self, sweep: Sweep, out: Path, watch: Watch) -> None:
         self.sweep, self.path, self.watch = sweep, out / RESULTS, watch
-        self.started, self.progress = watch.started, watch.progress
+        self.on_start, self.on_progress = watch.on_start, watch.on_progress
         self.begun = False
 
-    def finished(self, outcome: Outcome) -> None:
+    def on_finish(self, outcome: Outcome) -> None:
         """One more row, if it did not fail."""
         rows: list[list[str | float | None]] = [] if self.begun else [[*long_head(self.sweep.axes, self.sweep.target)]]
         if outcome.history is not None:
@@ -107,7 +107,7 @@ class _Ledger:
         with open(self.path, "a" if self.begun else "w", encoding="utf-8") as file:
             file.write(csv_lines(rows))
         self.begun = True
-        self.watch.finished(outcome)
+        self.watch.on_finish(outcome)
 
 
 def run_sweep(
@@ -125,7 +125,7 @@ def run_sweep(
         raise SteelyardError("metric 'rounds': no target is given: use target = 0.9 in the file")
     out = Path(out)
     ledger = _Ledger(sweep, out, watch or Silent())
-    with locked(out, "sweep"):
+    with lock_directory(out, "sweep"):
         outcomes = run_jobs(sweep.jobs, out, parallel=parallel, watch=ledger, overwrite=overwrite)
         histories = [outcome.history for outcome in outcomes if outcome.history is not None]
         chosen = of_monitored(chosen, histories, strict=False) if chosen.name in METRICS else chosen

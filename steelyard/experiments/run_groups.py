@@ -11,7 +11,7 @@ from typing import Any
 
 from steelyard.algorithm import Algorithm
 from steelyard.core.errors import SteelyardError
-from steelyard.experiments.jobs import Outcome, flat
+from steelyard.experiments.jobs import Outcome, flatten_keys
 from steelyard.runs.directory import COHORTS, CONFIG, ROUNDS, read_cohorts, read_config, read_log
 from steelyard.runs.history import History
 from steelyard.runs.monitor import Monitor
@@ -31,7 +31,7 @@ _IDLE = (
 )  # change no number, or are the seed
 
 
-def of_algorithm(axis: str) -> bool:
+def is_of_algorithm(axis: str) -> bool:
     """Whether an axis is about the algorithm; the others are about its setting."""
     return axis in ALGORITHM or axis.startswith("local.")
 
@@ -46,7 +46,7 @@ def label(labels: Labels) -> str:
             values.append(f"{axis.rpartition('.')[2]}={value}")
         else:
             names.append(value)
-    if all(of_algorithm(axis) for axis, _ in labels):
+    if all(is_of_algorithm(axis) for axis, _ in labels):
         return " ".join([" + ".join(names), *values]).strip()
     return ", ".join([*names, *values])
 
@@ -93,8 +93,8 @@ class Run:
         return Run(
             outcome.path,
             outcome.history,
-            tuple(pair for pair in axes if of_algorithm(pair[0])),
-            tuple(pair for pair in axes if not of_algorithm(pair[0])),
+            tuple(pair for pair in axes if is_of_algorithm(pair[0])),
+            tuple(pair for pair in axes if not is_of_algorithm(pair[0])),
             outcome.job.labels.get("seed", str(outcome.job.config.seed)),
         )
 
@@ -113,7 +113,7 @@ def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tu
         unfinished: take those in as well that have a round but not all of them.
     """
     stored, histories, open_runs, notes = {}, {}, {}, []
-    for path in _found(map(Path, directories)):
+    for path in _find_run_directories(map(Path, directories)):
         config = read_config(path)
         records = read_log(path)
         monitor = Monitor.read(config)
@@ -135,12 +135,12 @@ def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tu
     keys = dict.fromkeys(key for one in plain.values() for key in one)
     varying = [key for key in keys if len({one.get(key) for one in plain.values()}) > 1 and key not in _IDLE]
     parts = [part for part in ALGORITHM if any(one.get(part, "none") != "none" for one in plain.values())]
-    shown = varying if any(map(of_algorithm, varying)) else [*parts, *varying]  # one algorithm: all that it is
+    shown = varying if any(map(is_of_algorithm, varying)) else [*parts, *varying]  # one algorithm: all that it is
     runs = []
     for path, one in plain.items():
         pairs = [(key, one.get(key, "none")) for key in shown]
-        algorithm = tuple(pair for pair in pairs if of_algorithm(pair[0]))
-        setting = tuple(pair for pair in pairs if not of_algorithm(pair[0]))
+        algorithm = tuple(pair for pair in pairs if is_of_algorithm(pair[0]))
+        setting = tuple(pair for pair in pairs if not is_of_algorithm(pair[0]))
         runs.append(Run(path, histories[path], algorithm, setting, one["seed"], open_runs.get(path)))
     runs, left_out = _once(runs)
     unknown = [
@@ -196,7 +196,7 @@ def groups(runs: Iterable[Run]) -> dict[Labels, dict[Labels, dict[str, Run]]]:
     return made
 
 
-def unlike(runs: Iterable[Run]) -> list[str]:
+def find_differences(runs: Iterable[Run]) -> list[str]:
     """What is wrong with pairs of the same setting and seed: a sentence for each that did not start alike."""
     sentences = []
     for algorithms in groups(runs).values():
@@ -233,7 +233,7 @@ def _differences(one: Run, other: Run) -> str:
     return ", ".join(said)
 
 
-def _found(directories: Iterable[Path]) -> list[Path]:
+def _find_run_directories(directories: Iterable[Path]) -> list[Path]:
     """Run directories in or below these."""
     made: dict[Path, None] = {}
     for directory in directories:
@@ -247,13 +247,13 @@ def _found(directories: Iterable[Path]) -> list[Path]:
 def _settings(stored: Mapping[Path, Mapping[str, Any]]) -> dict[Path, dict[str, str]]:
     """What each run is, key by key. Where one was started from Python, only what is resolved is known of all."""
     if all("config" in one for one in stored.values()):
-        whole = {path: flat(one["config"]) for path, one in stored.items()}
+        whole = {path: flatten_keys(one["config"]) for path, one in stored.items()}
     else:
-        whole = {path: _resolved(one["resolved"]) for path, one in stored.items()}
+        whole = {path: _flatten_resolved(one["resolved"]) for path, one in stored.items()}
     return {path: {key: text(value) for key, value in one.items()} for path, one in whole.items()}
 
 
-def _resolved(resolved: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_resolved(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Without hashes, which follow the seed, and metrics, which follow the algorithm: hashes are looked at by seed."""
     apart = ("algorithm", "data", "model", "metrics", "proxy")
     plain = {key: value for key, value in resolved.items() if key not in apart}
@@ -261,4 +261,4 @@ def _resolved(resolved: Mapping[str, Any]) -> dict[str, Any]:
     if "proxy" in resolved:
         options = resolved["proxy"].items()
         plain["proxy"] = {key: value for key, value in options if key not in ("fingerprint", "samples")}
-    return flat(plain | dict(resolved["algorithm"]) | {"model": resolved["model"]["parameters"]})
+    return flatten_keys(plain | dict(resolved["algorithm"]) | {"model": resolved["model"]["parameters"]})

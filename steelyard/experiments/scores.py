@@ -175,7 +175,7 @@ class Metric:
     digits: int | None = None
     is_of_curve: bool = True
 
-    def shown(self, value: float) -> float:
+    def to_display(self, value: float) -> float:
         """In the unit it is shown in."""
         return 100 * value if self.percent else value
 

@@ -102,7 +102,7 @@ class Difference:
         if middle is None:
             return f"{self.first} and {self.second} have no seed in common with a value of each."
         verb, more, less = metric.words
-        size = _figure(metric.shown(abs(middle)))
+        size = _figure(metric.to_display(abs(middle)))
         said = f"{self.first} {verb} {size} {metric.unit} {more if middle > 0 else less} {self.second}"
         if middle == 0:
             said = f"{self.first} and {self.second} are equal in the mean"
@@ -110,11 +110,11 @@ class Difference:
             return f"{said} with seed {next(iter(self.by_seed))}: one seed says nothing about noise."
         if not any(self.by_seed.values()):
             return f"{self.first} and {self.second} are equal with each of {count} common seeds."
-        low, high = sorted(metric.shown(end) * (-1 if middle < 0 else 1) for end in interval)
+        low, high = sorted(metric.to_display(end) * (-1 if middle < 0 else 1) for end in interval)
         said += f" over {count} common seeds ({100 * self.confidence:g} % interval {_figure(low)} to {_figure(high)})"
         if self.beyond_noise:
             return f"{said}: more than seed noise."
-        half = metric.shown(self.half_width or 0.0)
+        half = metric.to_display(self.half_width or 0.0)
         return f"{said}: within seed noise; {count} seeds cannot tell differences under {_figure(half)} {metric.unit}."
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.core.errors import SteelyardError, nearest_name
-from steelyard.experiments.jobs import Job, flat
-from steelyard.experiments.run_groups import is_bare, of_algorithm, text
+from steelyard.experiments.jobs import Job, flatten_keys
+from steelyard.experiments.run_groups import is_bare, is_of_algorithm, text
 from steelyard.runs.monitor import check_target
-from steelyard.sim.config import Config, check_values, read_toml, validated
+from steelyard.sim.config import Config, check_values, read_toml, validate_config
 
 _KEYS = ("name", "out", "target", "base", "grid", "case")
 _LIMIT = 10_000  # runs; more are a mistake in the file
@@ -73,7 +73,7 @@ def plan(raw: Mapping[str, Any], source: str = "sweep") -> Sweep:
     if total > _LIMIT:
         raise SteelyardError(f"{source}: {total} runs: use fewer values in [grid] (at most {_LIMIT} runs)")
     # A case about data is a setting, and its runs are not to be paired with those of another.
-    case_axis = "case" if all(map(of_algorithm, own)) else "setting"
+    case_axis = "case" if all(map(is_of_algorithm, own)) else "setting"
     made = []
     for *values, (name, keys), seed in combinations:
         settings = dict(zip(grid, values, strict=True)) | keys | ({} if seed is None else {"seed": seed})
@@ -132,7 +132,7 @@ def _check_target(target: Any, configs: Sequence[Config], source: str) -> None:
 
 def _lists(grid: Mapping[str, Any], source: str) -> dict[str, list[Any]]:
     """Axes by key; `data.partition = [...]` may be written with or without quotes."""
-    axes = flat(grid)
+    axes = flatten_keys(grid)
     for key, values in axes.items():
         if not isinstance(values, (list, tuple)) or not values:
             raise SteelyardError(f"{source}: grid.{key} = {values!r}: use a list of values")
@@ -150,7 +150,7 @@ def _cases(raw: Sequence[Any], source: str) -> dict[str, dict[str, Any]]:
             raise SteelyardError(f'{source}: case {number} has no label: give it one, such as label = "FedCos"')
         if name in cases:
             raise SteelyardError(f"{source}: case {number}: the label {name!r} is taken: give it another")
-        cases[name] = flat({key: value for key, value in case.items() if key != "label"})
+        cases[name] = flatten_keys({key: value for key, value in case.items() if key != "label"})
     return cases
 
 
@@ -164,7 +164,7 @@ def _config(base: Mapping[str, Any], settings: Mapping[str, Any], source: str) -
             if not isinstance(place, dict):
                 raise SteelyardError(f"{source}: {key!r}: {section!r} is a value, not a section")
         place[last] = value
-    return validated(raw, source)
+    return validate_config(raw, source)
 
 
 def _names(labels: Sequence[Mapping[str, str]]) -> list[str]:

@@ -197,7 +197,7 @@ def _row(name: str, cells: Iterable[Cell | None], escape: Callable[[str], str], 
 
 
 def _cell(values: Sequence[float | None], count: int, metric: Metric) -> Cell:
-    have = [metric.shown(value) for value in values if value is not None]
+    have = [metric.to_display(value) for value in values if value is not None]
     middle = mean(have) if have else None
     usual = 2 if metric.percent else 1
     return Cell(middle, deviation(have), len(have), count, usual if metric.digits is None else metric.digits)

@@ -19,7 +19,7 @@ import torch
 
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.callbacks import Callback
-from steelyard.sim.config import Config, validated
+from steelyard.sim.config import Config, validate_config
 from steelyard.sim.executors import can_fork
 from steelyard.sim.simulate import simulate
 
@@ -60,13 +60,13 @@ def main() -> int:
 def perform(order: Mapping[str, Any], channel: IO[str]) -> int:
     """Runs what is ordered; the exit code."""
     try:
-        config = validated(order["config"], order["name"])
+        config = validate_config(order["config"], order["name"])
         simulate(
             **config.arguments() | {"executor": _executor(config), "workers": order["workers"]},
             out=Path(order["path"]),
             resume=not order["overwrite"],
             overwrite=order["overwrite"],
-            config={"config": config.stored()},
+            config={"config": config.to_stored()},
             callbacks=[_Stream(channel)],
         )
     except (SteelyardError, OSError) as error:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
-    from steelyard.flower.clientapp import Asked, asked, client, partitioned, reporting
+    from steelyard.flower.clientapp import TrainInstructions, client, partitioned, read_instructions, reporting
     from steelyard.flower.records import to_record, to_state_dict
     from steelyard.flower.strategy import Steelyard
 
 _HOMES = {
-    "Asked": "clientapp",
-    "asked": "clientapp",
+    "TrainInstructions": "clientapp",
+    "read_instructions": "clientapp",
     "client": "clientapp",
     "partitioned": "clientapp",
     "reporting": "clientapp",
@@ -27,7 +27,16 @@ _HOMES = {
     "to_state_dict": "records",
     "Steelyard": "strategy",
 }
-__all__ = ["Asked", "Steelyard", "asked", "client", "partitioned", "reporting", "to_record", "to_state_dict"]
+__all__ = [
+    "Steelyard",
+    "TrainInstructions",
+    "client",
+    "partitioned",
+    "read_instructions",
+    "reporting",
+    "to_record",
+    "to_state_dict",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -37,7 +46,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     try:
-        home = importlib.import_module(f"steelyard.flower.{_HOMES.get(name, 'named')}")
+        home = importlib.import_module(f"steelyard.flower.{_HOMES.get(name, 'strategies')}")
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("flwr"):
             raise

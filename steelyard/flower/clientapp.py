@@ -16,7 +16,7 @@ from torch import nn
 
 from steelyard.algorithm import Algorithm
 from steelyard.client.flat import FlatModel, Loss
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.client.losses import check_targets
 from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
@@ -29,7 +29,7 @@ from steelyard.flower.streaming_grid import TOLD, array_name
 from steelyard.metrics import MEANING
 from steelyard.sim.executors import one_thread
 from steelyard.sim.group import train_group
-from steelyard.sim.work import Seat, Work
+from steelyard.sim.work import ClientSlot, SimulationContext
 
 ModelFn = Callable[[Context], nn.Module]
 DataFn = Callable[[Context], Any]
@@ -39,7 +39,7 @@ _BATCH = 512  # samples at a time, for metrics of the user's own
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrainInstructions:
     """What the server wants of a client in this round.
 
     Attributes:
@@ -68,12 +68,12 @@ class Asked:
     accepted: int | None
 
 
-def asked(message: Message) -> Asked:
+def read_instructions(message: Message) -> TrainInstructions:
     """Reads a message. One from a server without Steelyard asks for FedAvg."""
     told: Mapping[str, Any] = message.content.config_records.get(OURS, {})
     sent = message.content.array_records.get(f"{OURS}.sent")
     config: Mapping[str, Any] = next(iter(message.content.config_records.values()), {})
-    return Asked(
+    return TrainInstructions(
         round=int(told.get("round", config.get("server-round", 1))),
         rounds=int(told.get("rounds", 0)),
         seed=int(told.get("seed", 0)),
@@ -92,7 +92,7 @@ def client(
     data_fn: DataFn,
     *,
     test_fn: DataFn | None = None,
-    local: Local | Mapping[str, Any] | None = None,
+    local: LocalTraining | Mapping[str, Any] | None = None,
     loss: str | Loss = "cross_entropy",
     arrays: str = "arrays",
     test_metrics: Mapping[str, TestMetric] | None = None,
@@ -109,13 +109,13 @@ def client(
         test_metrics: metrics of your own to report of an evaluation: functions `metric(outputs, targets)` by name,
             which get all samples and return a number.
     """
-    options = local if isinstance(local, Local) else Local(**(local or {}))
+    options = local if isinstance(local, LocalTraining) else LocalTraining(**(local or {}))
     app = ClientApp()
 
     @app.train()  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
         """One round of local work."""
-        want = asked(message)
+        want = read_instructions(message)
         with one_thread():
             job = _Job(model_fn(context), _data(data_fn, context, want), want, options, loss, _name(want, context))
             key, received = _received(message.content, arrays)
@@ -124,7 +124,7 @@ def client(
     @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
     def evaluate(message: Message, context: Context) -> Message:
         """Loss and accuracy of the model received; a task without classes has no accuracy."""
-        want = asked(message)
+        want = read_instructions(message)
         with one_thread():
             job = _Job(model_fn(context), _data(test_fn or data_fn, context, want), want, options, loss, 0)
             received = _received(message.content, arrays)[1]
@@ -147,7 +147,7 @@ def _compute_metrics(
     return {name: float(metric(outputs.clone(), data.targets.clone())) for name, metric in metrics.items()}
 
 
-def _data(data_fn: DataFn, context: Context, want: Asked) -> Dataset:
+def _data(data_fn: DataFn, context: Context, want: TrainInstructions) -> Dataset:
     """Return the client's data; an error, which the server logs as this client's, names the client."""
     data = data_fn(context)
     if is_empty(data):
@@ -165,12 +165,12 @@ def _received(content: RecordDict, arrays: str) -> tuple[str, ArrayRecord]:
     return key, content.array_records[key]
 
 
-def _name(want: Asked, context: Context) -> ClientId:
+def _name(want: TrainInstructions, context: Context) -> ClientId:
     """The client's id: the node's configuration has it, or its own id stands in."""
     return _configured(want, context).get(want.id_key, context.node_id)
 
 
-def _configured(want: Asked, context: Context) -> dict[str, ClientId]:
+def _configured(want: TrainInstructions, context: Context) -> dict[str, ClientId]:
     """The id to report; nothing where the node has none, for a metric may have it, or the server warns."""
     name = context.node_config.get(want.id_key)
     return {want.id_key: name} if isinstance(name, (int, str)) else {}
@@ -180,7 +180,13 @@ class _Job:
     """One client's work of a round: a federation of one."""
 
     def __init__(
-        self, module: nn.Module, data: Dataset, want: Asked, local: Local, loss: str | Loss, name: ClientId
+        self,
+        module: nn.Module,
+        data: Dataset,
+        want: TrainInstructions,
+        local: LocalTraining,
+        loss: str | Loss,
+        name: ClientId,
     ) -> None:
         self.want = want
         self.data = data
@@ -195,7 +201,9 @@ class _Job:
         local.check_terms(algorithm.client)
         metrics = tuple(sorted(want.metrics))
         rounds = max(want.rounds, want.round)
-        self.work = Work(algorithm, alone, network, local, rounds, want.seed, metrics, mean_examples=want.mean_examples)
+        self.work = SimulationContext(
+            algorithm, alone, network, local, rounds, want.seed, metrics, mean_examples=want.mean_examples
+        )
         self.buffers = self.work.buffers(1, 1)
 
     def train(self, received: ArrayRecord, context: Context, key: str) -> RecordDict:
@@ -205,7 +213,7 @@ class _Job:
         kept, lost = recall(context.state, self.want.accepted) if buffers.tables else (None, False)
         self._recall(kept)
         before = {name: table[0].clone() for name, table in buffers.tables.items()}
-        train_group(work, buffers, self.want.round, [Seat(0, 0, 0)])
+        train_group(work, buffers, self.want.round, [ClientSlot(0, 0, 0)])
         params = work.model.usual((work.dense or work.model).params[0]).detach()
         model = work.model.state_dict(params, buffers.row_stats[0], buffers.row_counts[0])
         empty = int(work.sizes[0]) == 0
@@ -214,7 +222,7 @@ class _Job:
         said: dict[str, Any] = {**_configured(self.want, context), "client": self.want.client}
         reply[OURS] = ConfigRecord({**said, "restarted": True} if lost else said)
         if buffers.tables:
-            remember(context.state, self.want.round, self._kept(), self.want.accepted, kept)
+            remember(context.state, self.want.round, self._make_client_record(), self.want.accepted, kept)
         told = [term.key(slot) for term in work.algorithm.client for slot in term.told_slots]
         if told:
             reply[TOLD] = to_record({name: buffers.staged[name][0] - before[name] for name in told})
@@ -225,7 +233,7 @@ class _Job:
         self._take(received)
         buffers, count = self.buffers, int(self.work.sizes[0])
         self.work.model.load(buffers.theta, buffers.stats, buffers.counts)
-        loss, accuracy = self.work.measured(0)
+        loss, accuracy = self.work.evaluate_client(0)
         measured: dict[str, Any] = {"loss": loss, self.want.examples_key: count}
         return measured if math.isnan(accuracy) else measured | {"accuracy": accuracy}
 
@@ -252,7 +260,7 @@ class _Job:
             elif name == "steps_taken":
                 self.buffers.steps_taken.copy_(tensor)
 
-    def _kept(self) -> ArrayRecord:
+    def _make_client_record(self) -> ArrayRecord:
         kept = {name: rows[0] for name, rows in self.buffers.staged.items()}
         return to_record(kept | {"steps_taken": self.buffers.steps_taken + self.buffers.steps})
 
@@ -271,7 +279,7 @@ def reporting(message: Message, context: Context, call_next: Call) -> Message:
     Use it as `ClientApp(mods=[steelyard.flower.reporting])`. All metrics that are missing are named in the error, which
     the server logs as this client's.
     """
-    want = asked(message)
+    want = read_instructions(message)
     reply = call_next(message, context)
     if not message.metadata.message_type.startswith("train") or not reply.has_content():
         return reply

@@ -21,7 +21,7 @@ class RefusedId(SteelyardError):
 
 
 @dataclass
-class Names:
+class ClientIds:
     """Client ids of nodes: what clients report under a key, else the node's own id.
 
     The first binding of an id to a node holds for the run. After a resume it holds as long as the node is connected,

@@ -15,7 +15,7 @@ from steelyard.algorithm import Algorithm
 from steelyard.core.client_state import sort_key
 from steelyard.core.errors import SteelyardError
 from steelyard.core.rng import stream
-from steelyard.flower.identity import Names
+from steelyard.flower.identity import ClientIds
 from steelyard.flower.replies import OURS
 
 
@@ -37,7 +37,7 @@ def wait_for_nodes(grid: Grid, share: float, least: int, available: int, timeout
         time.sleep(1)
 
 
-def cohort(nodes: list[int], wanted: int, names: Names, seed: int, number: int) -> list[int]:
+def cohort(nodes: list[int], wanted: int, names: ClientIds, seed: int, number: int) -> list[int]:
     """Whom to ask in a round: a function of seed, round and clients' ids, as far as they are known."""
     order = sorted(nodes, key=lambda node: sort_key(names.of(node)))
     if wanted >= len(order):
@@ -69,7 +69,7 @@ def messages(
 
 def instructions(
     algorithm: Algorithm,
-    names: Names,
+    names: ClientIds,
     number: int,
     rounds: int,
     seed: int,

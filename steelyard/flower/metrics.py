@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Means:
+class MetricMeans:
     """What the clients of a round report, taken together.
 
     Attributes:
@@ -41,7 +41,7 @@ class Means:
 
 def mean(
     contents: Mapping[ClientId, RecordDict], fold: Aggregate, weight: str, id_key: str, cap: float = math.inf
-) -> Means:
+) -> MetricMeans:
     """Return what the user's own function makes of the replies; else Flower's means of the metrics.
 
     The user's function gets the replies as they came. For Flower's means, a reply with a value that cannot be right is
@@ -55,10 +55,10 @@ def mean(
         cap: a weight counts as at most so many medians of the weights.
     """
     if not contents:
-        return Means(None)
+        return MetricMeans(None)
     ordered = {client: contents[client] for client in sorted(contents, key=sort_key)}
     if fold is not aggregate_metricrecords:
-        return Means(_call_users_function(fold, list(ordered.values()), weight))
+        return MetricMeans(_call_users_function(fold, list(ordered.values()), weight))
     # Reports that can be right, by client.
     rows: dict[ClientId, Row] = {}
     refused: dict[ClientId, str] = {}
@@ -76,7 +76,7 @@ def mean(
             refused[client] = f"invalid accuracy={value}: report a number from 0 to {ceiling:g}"
             del rows[client]
     if not rows:
-        return Means(None, {}, refused)
+        return MetricMeans(None, {}, refused)
     # No client counts for more than a few others.
     most = cap * statistics.median_low(row[weight] for row in rows.values())
     for row in rows.values():
@@ -97,7 +97,7 @@ def mean(
         metrics[name] = aggregate_metricrecords([RecordDict({"metrics": pair}) for pair in pairs], weight)[name]
         if length == _NUMBER:
             medians[name] = float(statistics.median(row[name] for row in same))
-    return Means(metrics, medians, refused)
+    return MetricMeans(metrics, medians, refused)
 
 
 _NUMBER = -1  # in place of a list's length

@@ -14,7 +14,7 @@ from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
 from steelyard.core.escape import MOST_CHARACTERS, escape_text
 from steelyard.flower.handler import call_or_refuse
-from steelyard.flower.identity import Names
+from steelyard.flower.identity import ClientIds
 from steelyard.flower.records import RecordSource
 from steelyard.flower.server import Replies
 from steelyard.flower.streaming_grid import TOLD, Spool, array_name
@@ -46,7 +46,7 @@ CODES = {
 
 
 @dataclass
-class Answers:
+class RoundReplies:
     """Who answered, and who did not.
 
     Attributes:
@@ -69,7 +69,7 @@ class Answers:
         dropped = sorted(set(self.failed) - {str(client) for client in self.late})
         return {"dropped": dropped, "late": self.late, "failed": self.failed, "strays": self.strays}
 
-    def by_name(self, names: Names) -> dict[ClientId, RecordDict]:
+    def by_name(self, names: ClientIds) -> dict[ClientId, RecordDict]:
         """The contents by client id."""
         return {names.of(node): content for node, content in self.contents.items()}
 
@@ -81,7 +81,9 @@ class Answers:
             log(WARNING, "round %d%s, %s", number, phase, stray)
 
 
-def matched(sent: Sequence[Message], replies: Iterable[Message], names: Names, timeout: float) -> Answers:
+def match_replies(
+    sent: Sequence[Message], replies: Iterable[Message], names: ClientIds, timeout: float
+) -> RoundReplies:
     """Matches replies with the messages they answer; results do not depend on the order they come in.
 
     Where somebody else sent them, as a subclass may, those who answered were asked.
@@ -91,7 +93,7 @@ def matched(sent: Sequence[Message], replies: Iterable[Message], names: Names, t
     asked = asked or {one.metadata.src_node_id: one.metadata.reply_to_message_id for one in reversed(replies)}
     by_message = {name: node for node, name in asked.items() if name}
     found: dict[int, Message] = {}
-    made = Answers(asked=len(asked))
+    made = RoundReplies(asked=len(asked))
     for reply in replies:
         to, source = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         node = by_message.get(to) if to and by_message else source if source in asked else None
@@ -126,7 +128,7 @@ def _expired(reply: Message) -> bool:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReplyRequirements:
     """What a reply to a training message holds.
 
     Attributes:
@@ -160,7 +162,7 @@ class Inbox:
     unconfirmed: list[ClientId]
     restarted: list[ClientId]
 
-    def warn(self, number: int, names: Names, first: bool) -> None:
+    def warn(self, number: int, names: ClientIds, first: bool) -> None:
         """Logs who was refused, and why; in the first round also who has no name of its own."""
         for who, reason in self.replies.refused.items():
             log(WARNING, "round %d, client %s: %s", number, who, reason)
@@ -183,7 +185,9 @@ def split_refused(
     return accepted, refused
 
 
-def sort_out(answers: Answers, names: Names, wanted: Wanted, spool: Spool, metrics: Collection[str] = ()) -> Inbox:
+def sort_out(
+    answers: RoundReplies, names: ClientIds, wanted: ReplyRequirements, spool: Spool, metrics: Collection[str] = ()
+) -> Inbox:
     """Read ids, models and reports off the replies of a round.
 
     Args:
@@ -225,7 +229,7 @@ def sort_out(answers: Answers, names: Names, wanted: Wanted, spool: Spool, metri
 def _read_reply(
     client: ClientId,
     content: RecordDict,
-    wanted: Wanted,
+    wanted: ReplyRequirements,
     spool: Spool,
     box: Inbox,
     models: dict[ClientId, Source],
@@ -240,7 +244,7 @@ def _read_reply(
         box.unconfirmed.append(client)
     spool.check(content)
     model = _model(content, wanted.arrays, spool)
-    changes = _told(content, spool)
+    changes = _find_term_vectors(content, spool)
     if is_unconfirmed and wanted.strict:
         raise SteelyardError(UNCONFIRMED.format(wanted.client))
     models[client] = model
@@ -262,7 +266,7 @@ def _model(content: RecordDict, key: str, spool: Spool) -> Source:
     return RecordSource(record)
 
 
-def _told(content: RecordDict, spool: Spool) -> Source | None:
+def _find_term_vectors(content: RecordDict, spool: Spool) -> Source | None:
     record = content.array_records.get(TOLD)
     return spool.find(content, TOLD) if record is None else RecordSource(record)
 

@@ -25,7 +25,7 @@ from steelyard.metrics import Table
 from steelyard.runs.checkpoint import Checkpoints
 from steelyard.runs.directory import COHORTS, RunDirectory, read_config, write_json
 from steelyard.runs.monitor import Monitor
-from steelyard.runs.record import Record, finite
+from steelyard.runs.record import Record, finite_or_none
 from steelyard.runs.snapshot import Snapshot
 
 _SCORES = ("accuracy", "loss")
@@ -34,7 +34,7 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Where = str | os.PathLike[str] | None
 
 
-class Journal:
+class RunLog:
     """What is written down of a run, and what it goes on from. Without a directory, nothing."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Journal:
             self.cohorts = self._read_cohorts(self.path / COHORTS)
         done = 0 if snapshot is None else snapshot.round
         self.cohorts = self.cohorts[:done]
-        config = {"resolved": {**described, "rounds": rounds}, "monitor": self.monitor.stored()}
+        config = {"resolved": {**described, "rounds": rounds}, "monitor": self.monitor.to_dict()}
         self.directory.begin(config, self.cohorts, None)
         self.best = None
         for record in self.directory.open_log(done, None if snapshot is None else snapshot.log):
@@ -157,16 +157,16 @@ class Journal:
 
         def judge(number: int, arrays: ArrayRecord) -> MetricRecord | None:
             found = evaluate(number + done, arrays)
-            self.judged(found)
+            self.add_evaluation(found)
             return found
 
         return judge
 
-    def judged(self, found: MetricRecord | None, by: str = "") -> None:
+    def add_evaluation(self, found: MetricRecord | None, by: str = "") -> None:
         """Adds what an evaluation found: the server's own under the metrics' names, the clients' under theirs."""
         if found is None or self.record is None:
             return
-        plain: Record = {name.replace("-", "_"): _plain(value) for name, value in found.items()}
+        plain: Record = {name.replace("-", "_"): _to_plain(value) for name, value in found.items()}
         if not by:
             taken = {*self.record, *_PLACES} - {*_SCORES, self.monitor.metric}
             lists = {name for name in (*_SCORES, self.monitor.metric) if isinstance(plain.get(name), list)}
@@ -233,11 +233,11 @@ class Journal:
             self.directory = None
 
 
-def _plain(value: Any) -> Any:
-    return [finite(float(one)) for one in value] if isinstance(value, list) else finite(float(value))
+def _to_plain(value: Any) -> Any:
+    return [finite_or_none(float(one)) for one in value] if isinstance(value, list) else finite_or_none(float(value))
 
 
-def described(
+def describe_run(
     algorithm: Mapping[str, str | None], seed: int, model: StateDict, clients: int, name: str, metrics: list[str]
 ) -> dict[str, Any]:
     """What a run is, as far as its server knows, in the simulator's words."""

@@ -13,17 +13,17 @@ from steelyard.algorithm import Algorithm
 from steelyard.core import round as rounds
 from steelyard.core.client_state import ClientId, sort_key
 from steelyard.core.errors import SteelyardError
-from steelyard.core.evidence import in_need
+from steelyard.core.evidence import part_needing_proxy_data
 from steelyard.core.layout import Layout
 from steelyard.core.rng import stream
 from steelyard.core.server_terms import Settling, usual_lengths, with_usual_lengths
-from steelyard.core.sums import finite
+from steelyard.core.sums import are_finite
 from steelyard.core.term import ClientTerm
-from steelyard.metrics import MEANING, Table, drop_invalid, refused_by_metrics
-from steelyard.runs.record import Record, plain
+from steelyard.metrics import MEANING, Table, drop_invalid, find_invalid_clients
+from steelyard.runs.record import Record, make_record
 from steelyard.server.probe import Probe
 from steelyard.sim.executors import one_thread
-from steelyard.sim.told import told
+from steelyard.sim.told import report_metrics
 from steelyard.stores.memory import MemorySink
 from steelyard.stores.slices import SliceStore, Source, layout_of
 
@@ -53,7 +53,7 @@ class Replies:
 
 
 @dataclass(frozen=True)
-class Made:
+class RoundResult:
     """The outcome of a round: the model to send, the one to look at, the record, who was accepted and what they told.
 
     There are no models if the round is void. `settled` are those whose own vectors count: what they told can be used.
@@ -67,7 +67,7 @@ class Made:
     settled: tuple[ClientId, ...] = ()
 
 
-class Server:
+class FlowerServer:
     """The rule's state and the terms' vectors."""
 
     def __init__(self, algorithm: Algorithm, probe: Probe | None, seed: int, diagnose: bool) -> None:
@@ -77,7 +77,7 @@ class Server:
                     f"client={term.name}: the server changes what clients keep, and on Flower they keep it "
                     "themselves: use client=scaffold"
                 )
-        wanting = in_need(algorithm.rule, algorithm.refine)
+        wanting = part_needing_proxy_data(algorithm.rule, algorithm.refine)
         if wanting and probe is None:
             raise SteelyardError(
                 f"{wanting} looks at proxy data and there is none: pass proxy=steelyard.Probe(model, inputs, targets)"
@@ -115,10 +115,10 @@ class Server:
                 made[at][leaf.name] = state[leaf.name].add(step.to(leaf.dtype), alpha=float(drawn[row, column]))
         return made
 
-    def aggregate(self, number: int, model: Source, replies: Replies, population: int) -> Made:
+    def aggregate(self, number: int, model: Source, replies: Replies, population: int) -> RoundResult:
         """Weighs and sums; a void round leaves everything as it was."""
         table = {name: dict(column) for name, column in replies.metrics.items()}
-        refused = self._refused(table, replies)
+        refused = self._find_refused(table, replies)
         store = SliceStore.of(model, replies.models, refused)
         sink = MemorySink(store.layout)
         vectors = self._vectors(store.layout)
@@ -141,17 +141,17 @@ class Server:
                 settled, usual = self._settle(outcome, sink, model, replies, population)
                 state = with_usual_lengths(state, usual)
         weights = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
-        outcome.report.update({} if outcome.void else told(table, outcome.store.ids))
-        record = plain(outcome.report, weights, outcome.weights)
+        outcome.report.update({} if outcome.void else report_metrics(table, outcome.store.ids))
+        record = make_record(outcome.report, weights, outcome.weights)
         if outcome.void:
-            return Made(None, None, record, (), {})
+            return RoundResult(None, None, record, (), {})
         self.state = state
         made = sink.state()
         ids = outcome.store.ids
         known = {name: {client: column[client] for client in ids if client in column} for name, column in table.items()}
-        return Made(made, self._shown(made, sink), record, ids, known, settled)
+        return RoundResult(made, self._params_to_evaluate(made, sink), record, ids, known, settled)
 
-    def _refused(self, table: Table, replies: Replies) -> dict[ClientId, str]:
+    def _find_refused(self, table: Table, replies: Replies) -> dict[ClientId, str]:
         ids = [client for client in replies.models if client not in replies.refused]
         if not ids:
             return dict(replies.refused)
@@ -163,7 +163,7 @@ class Server:
         for name in sorted(needed - table.keys()):
             table[name] = {}
         whole = not replies.fractions
-        refused = {**refused_by_metrics(self.rule, table, ids, whole), **replies.refused}
+        refused = {**find_invalid_clients(self.rule, table, ids, whole), **replies.refused}
         drop_invalid(table, ids, needed, whole)
         return refused
 
@@ -208,11 +208,11 @@ class Server:
         settled = tuple(ids[row] for row in counted if all(row in rows for rows in sound.values()))
         return settled, usual
 
-    def _shown(self, made: StateDict, sink: MemorySink) -> StateDict:
+    def _params_to_evaluate(self, made: StateDict, sink: MemorySink) -> StateDict:
         """The model to evaluate: the one that is sent, unless a term says otherwise."""
         theta = sink.flat
         for term in self.algorithm.client:
-            theta = term.shown(theta, {slot: self.sent[term.key(slot)] for slot in term.server_slots})
+            theta = term.params_to_evaluate(theta, {slot: self.sent[term.key(slot)] for slot in term.server_slots})
         if theta is sink.flat:
             return made
         shown = {
@@ -254,7 +254,7 @@ def _sound(name: str, ids: Sequence[ClientId], told: Mapping[ClientId, Source], 
         for start in range(0, layout.dim, kernels.BLOCK):
             part = some[: min(kernels.BLOCK, layout.dim - start)]
             source.read(name, start, part)
-            if not finite(part):
+            if not are_finite(part):
                 break
         else:
             found[row] = source

@@ -64,7 +64,7 @@ def strategy(name: str) -> type[Steelyard]:
         Steelyard.__init__(self, Algorithm(**parts), **given)
 
     signature = inspect.Signature([*ten, *keywords])
-    described = f"{entry.card.title[:1].upper()}{entry.card.title[1:]} ({entry.card.paper or 'steelyard'}), on Flower."
+    described = f"{entry.info.title[:1].upper()}{entry.info.title[1:]} ({entry.info.paper or 'steelyard'}), on Flower."
     own = {"__init__": init, "__signature__": signature, "__module__": "steelyard.flower", "__qualname__": name}
     return type(name, (Steelyard,), {**own, "__doc__": f"{described}\n\nOptions: `steelyard explain {entry.name}`."})
 

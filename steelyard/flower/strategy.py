@@ -17,15 +17,15 @@ from flwr.serverapp.strategy import FedAvg, Result
 from steelyard.algorithm import Algorithm
 from steelyard.core.client_state import ClientId
 from steelyard.flower.compat import accepted_options, count_rounds_from, renumber_rounds
-from steelyard.flower.identity import Names
+from steelyard.flower.identity import ClientIds
 from steelyard.flower.messages import cohort, instructions, messages, wait_for_nodes
-from steelyard.flower.metrics import Aggregate, Means, mean
+from steelyard.flower.metrics import Aggregate, MetricMeans, mean
 from steelyard.flower.records import RecordSource, num_bytes, to_record, to_state_dict
-from steelyard.flower.replies import OURS, Answers, matched, sort_out, split_refused
-from steelyard.flower.run_log import Evaluate, Journal, described
-from steelyard.flower.server import Made, Server, StateDict
-from steelyard.flower.streaming_grid import Courier, Spool, budget
-from steelyard.flower.term_sync import Ledger
+from steelyard.flower.replies import OURS, RoundReplies, match_replies, sort_out, split_refused
+from steelyard.flower.run_log import Evaluate, RunLog, describe_run
+from steelyard.flower.server import FlowerServer, RoundResult, StateDict
+from steelyard.flower.streaming_grid import Spool, StreamingGrid, budget
+from steelyard.flower.term_sync import TermSync
 from steelyard.rules.guard import Guard
 from steelyard.server.probe import Probe
 from steelyard.sim.simulator import RunStopped
@@ -105,11 +105,11 @@ class Steelyard(FedAvg):
         )
         made = algorithm if isinstance(algorithm, Algorithm) else Algorithm(algorithm)
         if guard and not isinstance(made.weighting, Guard):
-            made = made.replaced(weighting=Guard(made.weighting))
+            made = made.replace_parts(weighting=Guard(made.weighting))
         self.probe = None if proxy is None else proxy.resident()
         self.algorithm, self.seed, self.patience, self.data_name = made, seed, patience, data_name
         self.population, self.mean_examples, self.id_key = population, mean_examples, id_key
-        self.journal = Journal(out, checkpoint_dir, resume, checkpoint_every, 2, monitor, mode)
+        self.journal = RunLog(out, checkpoint_dir, resume, checkpoint_every, 2, monitor, mode)
         terms = made.client
         vectors = sum(len(term.server_slots) for term in terms), sum(len(term.told_slots) for term in terms)
         self.spool = Spool(budget(memory), *vectors)
@@ -118,9 +118,9 @@ class Steelyard(FedAvg):
 
     def _forget(self) -> None:
         """Begins anew: nothing is left of a run before."""
-        self.server = Server(self.algorithm, self.probe, self.seed, diagnose=self.journal.path is not None)
-        self.names = Names(self.id_key)
-        self.ledger = Ledger(self.algorithm, self.arrayrecord_key, self.weighted_by_key)
+        self.server = FlowerServer(self.algorithm, self.probe, self.seed, diagnose=self.journal.path is not None)
+        self.names = ClientIds(self.id_key)
+        self.ledger = TermSync(self.algorithm, self.arrayrecord_key, self.weighted_by_key)
         self.done, self.voids, self.connected = 0, 0, 0
         self.model: ArrayRecord | None = None  # as sent
         self.shown: ArrayRecord | None = None  # as returned, where that is another one
@@ -155,7 +155,7 @@ class Steelyard(FedAvg):
         self._forget()
         try:
             arrays = self._enter(initial_arrays)
-            courier: Any = Courier(grid, timeout, self._receive, lambda: self.spool.room(num_bytes(arrays)))
+            courier: Any = StreamingGrid(grid, timeout, self._receive, lambda: self.spool.room(num_bytes(arrays)))
             left = max(0, num_rounds - self.done)
             judging = self.journal.judging(evaluate_fn, self.done)
             with count_rounds_from(self.done):
@@ -174,7 +174,7 @@ class Steelyard(FedAvg):
         """Opens the run directory; returns the model to begin with, that of the last checkpoint if the run goes on."""
         clients = self.population or max(self.min_available_nodes, self.min_train_nodes)
         metrics, model = sorted(self.algorithm.needs.metrics), to_state_dict(initial)
-        about = described(self.algorithm.texts, self.seed, model, clients, self.data_name, metrics)
+        about = describe_run(self.algorithm.texts, self.seed, model, clients, self.data_name, metrics)
         found = self.journal.open(about, self.rounds, model)
         if self.journal.path is not None:
             self.spool.live_in(self.journal.path / "spool")
@@ -252,7 +252,7 @@ class Steelyard(FedAvg):
         number, began = server_round + self.done, time.perf_counter()
         if self.model is None or not self.sent:
             return None, None
-        answers = matched(self.sent, replies, self.names, self.timeout)
+        answers = match_replies(self.sent, replies, self.names, self.timeout)
         box = sort_out(answers, self.names, self.ledger.wanted, self.spool, self.algorithm.needs.metrics)
         answers.warn(number)
         box.warn(number, self.names, first=number == self.done + 1)
@@ -271,7 +271,7 @@ class Steelyard(FedAvg):
             self.journal.settle(self._state)
         return arrays, self._mean(accepted, self.train_metrics_aggr_fn).metrics
 
-    def _adopt(self, number: int, made: Made, answers: Answers) -> ArrayRecord:
+    def _adopt(self, number: int, made: RoundResult, answers: RoundReplies) -> ArrayRecord:
         """Keeps the new model; returns the one to look at."""
         assert self.model is not None
         self.voids = self.voids + 1 if made.model is None else 0
@@ -304,7 +304,7 @@ class Steelyard(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean of what clients report; a reply that cannot be right is quarantined, with the reason."""
-        answers = matched(self.judges, replies, self.names, self.timeout)
+        answers = match_replies(self.judges, replies, self.names, self.timeout)
         self.judges = []
         number = server_round + self.done
         contents, refused = split_refused(answers.by_name(self.names), self.spool)
@@ -315,10 +315,10 @@ class Steelyard(FedAvg):
         for who, reason in quarantined.items():
             log(WARNING, "round %d, evaluation, client %s: %s", number, who, reason)
         self.journal.answered({**answers.record, "quarantined": quarantined, "median": means.medians})
-        self.journal.judged(means.metrics, "client_evaluation")
+        self.journal.add_evaluation(means.metrics, "client_evaluation")
         return means.metrics
 
-    def _mean(self, contents: Mapping[ClientId, RecordDict], fold: Aggregate) -> Means:
+    def _mean(self, contents: Mapping[ClientId, RecordDict], fold: Aggregate) -> MetricMeans:
         """Means of the clients' metrics, with weights that are bounded if the rule is guarded."""
         rule = self.algorithm.weighting
         cap = rule.metric_cap if isinstance(rule, Guard) else math.inf

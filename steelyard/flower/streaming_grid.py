@@ -250,7 +250,7 @@ def _sweep(folder: Path) -> None:
         folder.rmdir()
 
 
-class Courier:
+class StreamingGrid:
     """A grid that hands replies over one by one. All else is the grid's own."""
 
     def __init__(

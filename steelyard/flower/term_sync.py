@@ -16,19 +16,19 @@ from flwr.common.logger import log
 from steelyard.algorithm import Algorithm
 from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
-from steelyard.flower.replies import UNCONFIRMED, Inbox, Wanted
+from steelyard.flower.replies import UNCONFIRMED, Inbox, ReplyRequirements
 
 LOST = "round %d, client %s: what it kept from earlier rounds is lost, and it began at zero (a new process?)%s"
 CURE = ": the server still counts it in; stop and resume the run, so that all begin at zero"
 
 
-class Ledger:
+class TermSync:
     """Begins anew with every Flower run, as what clients keep does."""
 
     def __init__(self, algorithm: Algorithm, arrays: str, examples: str) -> None:
         terms = algorithm.client
         text = algorithm.texts["client"] or ""
-        self.wanted = Wanted(arrays, examples, text, strict=any(term.server_slots for term in terms))
+        self.wanted = ReplyRequirements(arrays, examples, text, strict=any(term.server_slots for term in terms))
         self.keeps = any(term.client_slots for term in terms)
         self.tied = [term.name for term in terms if term.told_slots or term.moves_model]
         self.rounds: dict[int, int] = {}

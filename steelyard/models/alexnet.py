@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from steelyard.core import checks
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 
 _SOURCE = "Yan et al. (CriticalFL), KDD 2023"
@@ -31,7 +31,7 @@ class AlexNet(Architecture):
     dropout: float = 0.05
 
     name = "alexnet"
-    card = Card("five convolutions and three linear layers", _SOURCE)
+    info = Info("five convolutions and three linear layers", _SOURCE)
 
     def __post_init__(self) -> None:
         checks.one_of("stem", self.stem, "small", "large")
@@ -68,5 +68,5 @@ def alexnet_fmnist() -> AlexNet:
     return AlexNet("large")
 
 
-MODELS.alias("alexnet_cifar", Card("alexnet:stem=small", _SOURCE), alexnet_cifar)
-MODELS.alias("alexnet_fmnist", Card("alexnet:stem=large", _SOURCE), alexnet_fmnist)
+MODELS.alias("alexnet_cifar", Info("alexnet:stem=small", _SOURCE), alexnet_cifar)
+MODELS.alias("alexnet_fmnist", Info("alexnet:stem=large", _SOURCE), alexnet_fmnist)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from steelyard.core import checks
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.models.lenet import unpadded
 from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 
@@ -24,7 +24,7 @@ class McMahanCNN(Architecture):
     padding: bool = True
 
     name = "mcmahan_cnn"
-    card = Card("two 5x5 convolutions and 512 hidden units", "McMahan et al., AISTATS 2017")
+    info = Info("two 5x5 convolutions and 512 hidden units", "McMahan et al., AISTATS 2017")
 
     def __post_init__(self) -> None:
         checks.one_of("padding", self.padding, False, True)
@@ -54,7 +54,7 @@ class SimpleCNN(Architecture):
     """FedLAW's and FedAWA's CNN: 122,570 parameters on CIFAR-10."""
 
     name = "simple_cnn"
-    card = Card("three 3x3 convolutions and 64 hidden units", "Li et al. (FedLAW), ICML 2023")
+    info = Info("three 3x3 convolutions and 64 hidden units", "Li et al. (FedLAW), ICML 2023")
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
         """Three convolutions without padding, the first two pooled, and two linear layers."""
@@ -69,7 +69,7 @@ class SimpleCNN(Architecture):
             nn.Conv2d(64, 64, 3),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(64 * _left(height) * _left(width), 64),
+            nn.Linear(64 * _remaining_side(height) * _remaining_side(width), 64),
             nn.ReLU(),
             nn.Linear(64, classes),
         )
@@ -81,7 +81,7 @@ class PflCNN(Architecture):
     """The CNN of pfl's CIFAR-10 benchmark: 1,626,442 parameters, Glorot's initialisation."""
 
     name = "pfl_cnn"
-    card = Card("two 3x3 convolutions, dropout and 128 hidden units", "Granqvist et al. (pfl-research), NeurIPS 2024")
+    info = Info("two 3x3 convolutions, dropout and 128 hidden units", "Granqvist et al. (pfl-research), NeurIPS 2024")
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
         """Two convolutions without padding, one pooling, and two linear layers."""
@@ -105,6 +105,6 @@ class PflCNN(Architecture):
         return network
 
 
-def _left(side: int) -> int:
+def _remaining_side(side: int) -> int:
     """What the convolutions of SimpleCNN leave of a side: 32 -> 30 -> 15 -> 13 -> 6 -> 4."""
     return ((side - 2) // 2 - 2) // 2 - 2

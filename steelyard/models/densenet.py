@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 from steelyard.models.resnet import Mean, convolution
 
@@ -25,7 +25,7 @@ class DenseNet121(Architecture):
     """The network for small images."""
 
     name = "densenet121"
-    card = Card("four densely connected blocks", "Huang et al., CVPR 2017")
+    info = Info("four densely connected blocks", "Huang et al., CVPR 2017")
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
         """Stem, four blocks with transitions between, mean, linear layer."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 
 
@@ -19,7 +19,7 @@ class LeNet(Architecture):
     """
 
     name = "lenet"
-    card = Card("two 5x5 convolutions and three linear layers", "Zhang et al. (FedCos), IEEE IoT Journal 2023")
+    info = Info("two 5x5 convolutions and three linear layers", "Zhang et al. (FedCos), IEEE IoT Journal 2023")
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
         """Two convolutions without padding, each pooled, and three linear layers."""
@@ -46,7 +46,7 @@ class FedLAWLeNet(Architecture):
     """FedLAW's "LeNet5": 28,938 parameters on 28x28 grey images. It is not LeNet-5: it has one linear layer."""
 
     name = "fedlaw_lenet"
-    card = Card("two 5x5 convolutions and one linear layer", "Li et al. (FedLAW), ICML 2023")
+    info = Info("two 5x5 convolutions and one linear layer", "Li et al. (FedLAW), ICML 2023")
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
         """Two convolutions that keep the size, each halved by pooling, and the linear layer."""
@@ -72,7 +72,7 @@ class MnistCNN(Architecture):
     """
 
     name = "mnist_cnn"
-    card = Card(
+    info = Info(
         "two 5x5 convolutions and 50 hidden units, with dropout", "Zhang et al. (FedCos), IEEE IoT Journal 2023"
     )
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.models.registry import MODELS, Architecture, Shape
 
 
@@ -20,7 +20,7 @@ class Logistic(Architecture):
     """Multinomial logistic regression: 7,850 parameters on 28x28 images (FedAdp's MLR)."""
 
     name = "logistic"
-    card = Card("one linear layer", "Wu & Wang, IEEE TCCN 2021")
+    info = Info("one linear layer", "Wu & Wang, IEEE TCCN 2021")
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
         """Flatten, then one layer."""
@@ -39,13 +39,13 @@ class MLP(Architecture):
     dropout: float = 0.0
 
     name = "mlp"
-    card = Card("linear layers with ReLU between", "Acar et al. (FedDyn), ICLR 2021")
+    info = Info("linear layers with ReLU between", "Acar et al. (FedDyn), ICLR 2021")
 
     def __post_init__(self) -> None:
         if not isinstance(self.hidden, tuple) or not self.hidden:
             raise SteelyardError(f"hidden={self.hidden!r}: use a list of widths, e.g. [200,200]")
         for width in self.hidden:
-            checks.whole("hidden", width, 1)
+            checks.integer("hidden", width, 1)
         checks.number("dropout", self.dropout, 0.0, 1.0)
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:

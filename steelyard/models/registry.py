@@ -17,7 +17,7 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Registry
 from steelyard.core.spec import parse
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 Shape = tuple[int, ...]
 
@@ -33,11 +33,11 @@ class Architecture(ABC):
 
     Attributes:
         name: the key in text form.
-        card: what the command line says of it.
+        info: what the command line says of it.
     """
 
     name: str
-    card: Card
+    info: Info
 
     @abstractmethod
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
@@ -50,8 +50,8 @@ def build(spec: str | Architecture, input_shape: Shape, classes: int, seed: int)
     The same seed gives the same parameters, and torch's global random state stays as it was.
     """
     architecture: Architecture = parse(spec, MODELS) if isinstance(spec, str) else spec
-    checks.whole("classes", classes, 1)
-    checks.whole("seed", seed)
+    checks.integer("classes", classes, 1)
+    checks.integer("seed", seed)
     if not input_shape or min(input_shape) < 1:
         raise SteelyardError(f"input_shape={tuple(input_shape)}: use the shape of one sample, e.g. (1, 28, 28)")
     count_parameters(architecture, tuple(input_shape), classes)  # refuses what memory cannot hold

@@ -19,10 +19,10 @@ from torch import nn
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 
-_CARD = Card("residual network with projection shortcuts", "He et al., CVPR 2016")
+_CARD = Info("residual network with projection shortcuts", "He et al., CVPR 2016")
 
 
 @MODELS.register
@@ -43,15 +43,15 @@ class ResNet(Architecture):
     groups: int = 8
 
     name = "resnet"
-    card = _CARD
+    info = _CARD
 
     def __post_init__(self) -> None:
-        checks.whole("depth", self.depth, 8, 10_000)
+        checks.integer("depth", self.depth, 8, 10_000)
         if self.depth % 6 != 2:
             raise SteelyardError(f"depth={self.depth}: use 6n + 2, e.g. 20, 56 or 110")
         checks.one_of("norm", self.norm, "batch", "group")
-        checks.whole("width", self.width, 1)
-        checks.whole("groups", self.groups, 1)
+        checks.integer("width", self.width, 1)
+        checks.integer("groups", self.groups, 1)
         check_groups(self.groups, 16 * self.width)
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
@@ -83,8 +83,8 @@ def wrn56_4() -> ResNet:
 
 
 MODELS.alias("resnet20", _CARD, resnet20)
-MODELS.alias("wrn56_2", Card("resnet:depth=56 of twice the width", "Li et al. (FedLAW), ICML 2023"), wrn56_2)
-MODELS.alias("wrn56_4", Card("resnet:depth=56 of four times the width", "Li et al. (FedLAW), ICML 2023"), wrn56_4)
+MODELS.alias("wrn56_2", Info("resnet:depth=56 of twice the width", "Li et al. (FedLAW), ICML 2023"), wrn56_2)
+MODELS.alias("wrn56_4", Info("resnet:depth=56 of four times the width", "Li et al. (FedLAW), ICML 2023"), wrn56_4)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from steelyard.core import checks
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 from steelyard.models.resnet import Block, Mean, Norm, check_groups, convolution
 
-_CARD = Card("ResNet-18 with a 3x3 stem", "He et al., CVPR 2016")
+_CARD = Info("ResNet-18 with a 3x3 stem", "He et al., CVPR 2016")
 
 
 @MODELS.register
@@ -36,11 +36,11 @@ class ResNet18(Architecture):
     max_pool: bool = False
 
     name = "resnet18"
-    card = _CARD
+    info = _CARD
 
     def __post_init__(self) -> None:
         checks.one_of("norm", self.norm, "batch", "group", "fedcos")
-        checks.whole("groups", self.groups, 1)
+        checks.integer("groups", self.groups, 1)
         checks.one_of("max_pool", self.max_pool, False, True)
         check_groups(self.groups, 64)
 

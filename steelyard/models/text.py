@@ -9,7 +9,7 @@ from torch import nn
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.models.registry import MODELS, Architecture, Shape
 
 
@@ -35,14 +35,14 @@ class CharLSTM(Architecture):
     vocabulary: int | None = None
 
     name = "char_lstm"
-    card = Card("embedding and LSTM layers for the next character", "Caldas et al. (LEAF), 2018")
+    info = Info("embedding and LSTM layers for the next character", "Caldas et al. (LEAF), 2018")
 
     def __post_init__(self) -> None:
-        checks.whole("embedding", self.embedding, 1)
-        checks.whole("hidden", self.hidden, 1)
-        checks.whole("layers", self.layers, 1, 1000)
+        checks.integer("embedding", self.embedding, 1)
+        checks.integer("hidden", self.hidden, 1)
+        checks.integer("layers", self.layers, 1, 1000)
         if self.vocabulary is not None:
-            checks.whole("vocabulary", self.vocabulary, 1)
+            checks.integer("vocabulary", self.vocabulary, 1)
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
         """Embedding, LSTM, linear layer."""
@@ -72,11 +72,11 @@ class TextMean(Architecture):
     vocabulary: int = 20000
 
     name = "text_mean"
-    card = Card("mean of embeddings and one linear layer", "Joulin et al. (fastText), EACL 2017")
+    info = Info("mean of embeddings and one linear layer", "Joulin et al. (fastText), EACL 2017")
 
     def __post_init__(self) -> None:
-        checks.whole("embedding", self.embedding, 1)
-        checks.whole("vocabulary", self.vocabulary, 2)
+        checks.integer("embedding", self.embedding, 1)
+        checks.integer("vocabulary", self.vocabulary, 2)
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
         """Embeddings, mean, linear layer."""

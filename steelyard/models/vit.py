@@ -18,7 +18,7 @@ from torch import nn
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 
 
@@ -46,12 +46,12 @@ class ViT(Architecture):
     dropout: float = 0.1
 
     name = "vit"
-    card = Card("vision transformer on patches of 4x4", "Dosovitskiy et al., ICLR 2021")
+    info = Info("vision transformer on patches of 4x4", "Dosovitskiy et al., ICLR 2021")
 
     def __post_init__(self) -> None:
         for option in ("patch", "dim", "heads", "head_dim", "hidden"):
-            checks.whole(option, getattr(self, option), 1)
-        checks.whole("depth", self.depth, 1, 1000)
+            checks.integer(option, getattr(self, option), 1)
+        checks.integer("depth", self.depth, 1, 1000)
         checks.number("dropout", self.dropout, 0.0, 1.0)
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:

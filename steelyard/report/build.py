@@ -11,7 +11,7 @@ from typing import Any
 
 from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError, unknown
-from steelyard.experiments.run_groups import Run, unlike
+from steelyard.experiments.run_groups import Run, find_differences
 from steelyard.experiments.scores import best, last, rounds_to, seconds
 from steelyard.experiments.statistics import mean
 from steelyard.report import client_figures, round_figures
@@ -45,7 +45,7 @@ def gather(directories: Sequence[str | Path], target: float | None = None, out: 
     return Report(
         title=_title(series, facts),
         facts=tuple(facts.items()),
-        notes=(*notes, *_voids(series), *([] if going else unlike(runs))),
+        notes=(*notes, *_voids(series), *([] if going else find_differences(runs))),
         summary=_summary(series, wanted),
         figures=tuple(figures),
         configuration=tuple((one.name, _configuration(configs[one.first.path])) for one in series),
@@ -165,10 +165,10 @@ def _facts(series: Sequence[Series], configs: Sequence[dict[str, Any]]) -> dict[
         "algorithms": [one.name for one in series],
     }
     plain = {name: list(dict.fromkeys(str(v) for v in values if v is not None)) for name, values in found.items()}
-    return {name: _listed(values) for name, values in {**plain, "seeds": seeds}.items() if values}
+    return {name: _join_names(values) for name, values in {**plain, "seeds": seeds}.items() if values}
 
 
-def _listed(values: Sequence[str], most: int = 12) -> str:
+def _join_names(values: Sequence[str], most: int = 12) -> str:
     more = f" and {len(values) - most} more" if len(values) > most else ""
     return ", ".join(values[:most]) + more
 
@@ -204,7 +204,7 @@ def _environment(paths: Iterable[Path]) -> dict[str, str]:
             if name != "promise":
                 text = shlex.join(map(str, value)) if isinstance(value, list) else str(value)
                 found.setdefault(name, []).append(text)
-    made = {name: _listed(list(dict.fromkeys(values)), 3) for name, values in found.items()}
+    made = {name: _join_names(list(dict.fromkeys(values)), 3) for name, values in found.items()}
     return {**made, "page made by": f"steelyard {__version__}"}
 
 

@@ -116,7 +116,7 @@ def _panel(one: Series, name: str) -> tuple[Heat, list[Row], list[str]]:
             found = as_number(value)
             if found is not None:
                 cells[place[str(client)], column] = found
-    kept, notes = _kept((~np.isnan(cells)).sum(axis=1))
+    kept, notes = _choose_clients((~np.isnan(cells)).sum(axis=1))
     rows: list[Row] = []
     for row in kept:
         values = cells[row][~np.isnan(cells[row])]
@@ -129,7 +129,7 @@ def _panel(one: Series, name: str) -> tuple[Heat, list[Row], list[str]]:
     return Heat(one.name, tuple(ids[row] for row in kept), tuple(columns), _blocks(cells[kept], few)), rows, notes
 
 
-def _kept(rounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[str]]:
+def _choose_clients(rounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[str]]:
     """Which clients are shown, given how often each took part, and a note if that is not all."""
     if len(rounds) <= MOST_ROWS:
         return np.arange(len(rounds)), []
@@ -203,7 +203,7 @@ def partition(series: Sequence[Series]) -> Figure | None:
         if held is None or not held.get("counts") or repr(held) in panels:
             continue
         asked = Counter(str(client) for record in one.first.history for client in record.get("weights") or ())
-        kept, notes = _kept(np.array([asked[str(client)] for client in held["ids"]]))
+        kept, notes = _choose_clients(np.array([asked[str(client)] for client in held["ids"]]))
         said += [note for note in notes if note not in said]
         counts, ids = [held["counts"][row] for row in kept], tuple(str(held["ids"][row]) for row in kept)
         name = f"as {one.name} has it, seed {one.first.seed}" if panels else f"seed {one.first.seed}"

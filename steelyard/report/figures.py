@@ -153,7 +153,7 @@ class Figure:
         low = min(low, 0.0) if self.zero else low
         return low, high if high > low else low + 1.0
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON has it; numbers to six digits, those of heat maps to four."""
         curves = ("y", "low", "high")
         return {
@@ -168,7 +168,7 @@ class Figure:
                 for heat in self.heats
             ],
             **{part: [vars(one) for one in getattr(self, part)] for part in ("bars", "spans", "marks")},
-            "table": plain_table(self.table),
+            "table": table_to_dict(self.table),
         }
 
 
@@ -201,16 +201,16 @@ class Report:
         default_factory=lambda: {"inks": INKS, "dashes": DASHES, "markers": MARKERS, "palettes": PALETTES}
     )
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         parts = ("title", "facts", "notes", "configuration", "environment", "command", "going", "styles")
         made: dict[str, Any] = {name: getattr(self, name) for name in parts}
-        made["summary"] = plain_table(self.summary)
-        made["figures"] = [figure.plain() for figure in self.figures]
+        made["summary"] = table_to_dict(self.summary)
+        made["figures"] = [figure.to_dict() for figure in self.figures]
         return made
 
 
-def plain_table(table: Table) -> dict[str, Any]:
+def table_to_dict(table: Table) -> dict[str, Any]:
     """A table as JSON has it."""
     rows = [[shortened(value) if isinstance(value, float) else value for value in row] for row in table.rows]
     return {"heads": table.heads, "rows": rows, "digits": table.digits or [None] * len(table.heads)}
@@ -236,7 +236,7 @@ def look(style: int) -> tuple[str, str, str]:
     return INKS[style % len(INKS)], DASHES[style % len(DASHES)], MARKERS[style % len(MARKERS)]
 
 
-def shown_name(name: str, most: int = 32) -> str:
+def shorten_name(name: str, most: int = 32) -> str:
     """A name short enough to stand in a sentence: without its options if it is long."""
     if len(name) <= most:
         return name

@@ -48,7 +48,7 @@ def save(figure: Figure, path: str | Path) -> Path:
             raise SteelyardError(f"{path}: cannot be written: {error.strerror or error}") from None
         return path
     path = checked_path(path)
-    stamp = hashlib.sha256(json.dumps(figure.plain(), sort_keys=True).encode()).hexdigest()
+    stamp = hashlib.sha256(json.dumps(figure.to_dict(), sort_keys=True).encode()).hexdigest()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a name with signs the font lacks is drawn with boxes
         return write(drawing(figure), path, f"figure {figure.name} {stamp}")
@@ -112,25 +112,25 @@ def _lines(axes: Axes, figure: Figure) -> None:
         every = max(1, len(line.x) // 8)
         axes.plot(
             line.x, line.y, color=ink, linestyle=_DASHES[dash], linewidth=1.3, marker=_MARKERS[marker], markersize=3.2,
-            markevery=(line.style % every, every), label=_said(line.name),
+            markevery=(line.style % every, every), label=_shorten_label(line.name),
         )  # fmt: skip
     for mark in figure.marks:
         axes.plot([mark.x], [mark.y], "o", markersize=8, markerfacecolor="none", color=look(mark.style)[0])
     axes.margins(x=0.02)
-    axes.set_xlabel(_said(figure.x), parse_math=False)
-    axes.set_ylabel(_said(figure.y), parse_math=False)
+    axes.set_xlabel(_shorten_label(figure.x), parse_math=False)
+    axes.set_ylabel(_shorten_label(figure.y), parse_math=False)
 
 
 def _bars(axes: Axes, figure: Figure) -> None:
     places = np.arange(len(figure.categories))
-    names = ["\n".join(textwrap.wrap(_said(name), 30)[:2]) for name in figure.categories]
+    names = ["\n".join(textwrap.wrap(_shorten_label(name), 30)[:2]) for name in figure.categories]
     before = np.zeros(len(places))
     wide = 0.8 / max(1, len(figure.bars))
     for number, bars in enumerate(figure.bars):
         values = np.array([value or 0.0 for value in bars.values])
         options: dict[str, Any] = {
             "color": look(bars.style)[0], "hatch": _HATCHES[bars.style % len(_HATCHES)], "edgecolor": "#ffffff",
-            "linewidth": 0.4, "label": _said(bars.name),
+            "linewidth": 0.4, "label": _shorten_label(bars.name),
         }  # fmt: skip
         if figure.stacked:
             axes.barh(places, values, 0.62, left=before, **options)
@@ -140,11 +140,11 @@ def _bars(axes: Axes, figure: Figure) -> None:
     if figure.stacked:
         axes.set_yticks(places, names, parse_math=False)
         axes.invert_yaxis()
-        axes.set_xlabel(_said(figure.y), parse_math=False)
+        axes.set_xlabel(_shorten_label(figure.y), parse_math=False)
         return
     axes.set_xticks(places, names, rotation=0 if len(names) < 9 else 90, parse_math=False)
-    axes.set_xlabel(_said(figure.x), parse_math=False)
-    axes.set_ylabel(_said(figure.y), parse_math=False)
+    axes.set_xlabel(_shorten_label(figure.x), parse_math=False)
+    axes.set_ylabel(_shorten_label(figure.y), parse_math=False)
 
 
 def _heats(made: Drawing, figure: Figure, heights: list[float]) -> None:
@@ -156,15 +156,15 @@ def _heats(made: Drawing, figure: Figure, heights: list[float]) -> None:
     for one, heat in zip(axes, figure.heats, strict=True):
         cells = np.array([[np.nan if value is None else value for value in row] for row in heat.values], dtype=float)
         image = one.imshow(cells, cmap=shades, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
-        one.set_title(_said(heat.name, 90), loc="left", fontsize=8, pad=3, parse_math=False)
-        one.set_ylabel(_said(figure.y), parse_math=False)
+        one.set_title(_shorten_label(heat.name, 90), loc="left", fontsize=8, pad=3, parse_math=False)
+        one.set_ylabel(_shorten_label(figure.y), parse_math=False)
         rows, columns = panels.ticks(len(heat.rows), 10), _round_ticks(heat.columns)
-        one.set_yticks(rows, [_said(heat.rows[row], 16) for row in rows], parse_math=False)
-        one.set_xticks(columns, [_said(heat.columns[column], 10) for column in columns], parse_math=False)
-    axes[-1].set_xlabel(_said(figure.x), parse_math=False)
+        one.set_yticks(rows, [_shorten_label(heat.rows[row], 16) for row in rows], parse_math=False)
+        one.set_xticks(columns, [_shorten_label(heat.columns[column], 10) for column in columns], parse_math=False)
+    axes[-1].set_xlabel(_shorten_label(figure.x), parse_math=False)
     if figure.z:
         bar = made.colorbar(image, ax=list(axes), shrink=0.8, aspect=30, pad=0.01)
-        bar.set_label(_said(figure.z), parse_math=False)
+        bar.set_label(_shorten_label(figure.z), parse_math=False)
 
 
 def _round_ticks(names: tuple[str, ...]) -> list[int]:
@@ -175,7 +175,7 @@ def _round_ticks(names: tuple[str, ...]) -> list[int]:
     return [0, *range(places.step - 1, len(names), places.step)]
 
 
-def _said(text: str, most: int = 60) -> str:
+def _shorten_label(text: str, most: int = 60) -> str:
     """Short, on one line, without signs of control."""
     plain = re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", " ", text)
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"

@@ -48,7 +48,7 @@ def html(report: Report | None, live: bool = False, title: str = "") -> str:
         title: until there is a report.
     """
     script = "(() => {\n" + read_asset("plots.js") + read_asset("page.js") + "})();\n"
-    packed = "" if report is None else _packed(json.dumps(report.plain(), separators=(",", ":"), allow_nan=False))
+    packed = "" if report is None else _compress(json.dumps(report.to_dict(), separators=(",", ":"), allow_nan=False))
     parts = {
         "POLICY": escape(content_policy(script, live)),
         "VERSION": escape(__version__),
@@ -88,10 +88,10 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError:
         raise SteelyardError('a report needs plotly: pip install "steelyard[report]"') from None
-    return _packed(get_plotlyjs())
+    return _compress(get_plotlyjs())
 
 
-def _packed(text: str) -> str:
+def _compress(text: str) -> str:
     """The same text gives the same bytes: no date is written."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 

@@ -68,7 +68,7 @@ class Summary:
     @classmethod
     def of(cls, counts: Counts) -> Summary:
         """From samples per client and class, `[K, C]`."""
-        counts = _checked(counts)
+        counts = _check_counts(counts)
         sizes = counts.sum(axis=1)
         held = counts[sizes > 0]
         whole = held.sum(axis=0) / max(1, held.sum())
@@ -164,7 +164,7 @@ def partition_figure(counts: Counts, title: str = "", groups: Counts | None = No
         title: above it.
         groups: samples per client and group, `[K, G]`, to colour by; eight groups at most.
     """
-    counts = _checked(counts)
+    counts = _check_counts(counts)
     if groups is not None and (groups.shape[0] != len(counts) or groups.shape[1] > len(panels.COLOURS)):
         found = f"groups are {list(groups.shape)} for {len(counts)} clients"
         raise SteelyardError(f"{found}: give one row per client, of {len(panels.COLOURS)} groups at most")
@@ -218,7 +218,7 @@ def _words(figure: Figure, title: str, summary: Summary) -> None:
     figure.text(left, 0.07 / height, "\n".join(lines), va="bottom", fontsize=7.5, color=grey)
 
 
-def _checked(counts: Counts) -> Counts:
+def _check_counts(counts: Counts) -> Counts:
     if counts.ndim != 2 or 0 in counts.shape or counts.dtype.kind not in "iu" or counts.min() < 0:
         raise SteelyardError(f"counts are {counts.dtype} {list(counts.shape)}: give whole numbers [clients, classes]")
     return counts

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from steelyard.diagnostics.coherence import critical_point
 from steelyard.experiments.scores import rounds_to
 from steelyard.experiments.statistics import mean
-from steelyard.report.figures import Bars, Figure, Mark, Section, Span, Table, Value, by_round, shown_name
+from steelyard.report.figures import Bars, Figure, Mark, Section, Span, Table, Value, by_round, shorten_name
 from steelyard.report.series import Read, Series, as_number, critical_rounds, mean_of, number, stretches
 
 _BAND = "Lines are means over seeds, bands one standard deviation either way: where bands overlap, little is certain."
@@ -134,7 +134,7 @@ def with_periods(figure: Figure, series: Sequence[Series]) -> Figure:
     if not spans:
         return figure
     whose = list(dict.fromkeys(span.name for span in spans))
-    of = shown_name(whose[0]) if len(whose) == 1 else "the series of that colour"
+    of = shorten_name(whose[0]) if len(whose) == 1 else "the series of that colour"
     return replace(figure, spans=spans, caption=f"{figure.caption} Shaded: critical periods of {of}.")
 
 
@@ -196,7 +196,7 @@ def coherence(series: Sequence[Series]) -> Figure | None:
         if place is not None:
             at = place - 1
             marks.append(Mark(line.name, line.style, line.x[at], line.y[at], "critical point"))
-    said = ", ".join(f"round {mark.x} of {shown_name(mark.name)}" for mark in marks) or "no series comes so low"
+    said = ", ".join(f"round {mark.x} of {shorten_name(mark.name)}" for mark in marks) or "no series comes so low"
     figure = replace(figure, marks=tuple(marks), caption=f"{figure.caption} Here: {said}.")
     return with_periods(figure, series)
 

@@ -64,7 +64,7 @@ class Source:
             return {"state": f"Waiting: {error}"}
         except Exception as error:  # a page that hears nothing takes the server for ended
             return {"state": f"These runs cannot be shown ({type(error).__name__}: {error}): this page tries on."}
-        return {"state": _state(report), "report": report.plain()}
+        return {"state": _state(report), "report": report.to_dict()}
 
 
 def _state(report: Report) -> str:

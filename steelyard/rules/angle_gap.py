@@ -17,7 +17,7 @@ from steelyard.core.client_state import State
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.rules.detectors import Detector
 
 
@@ -30,11 +30,11 @@ class AngleGap(Detector):
     group: int = 2
 
     name = "angle_gap"
-    card = Card("open while a group of clients agrees, apart from the others")
+    info = Info("open while a group of clients agrees, apart from the others")
 
     def __post_init__(self) -> None:
         checks.number("gap", self.gap, 0.0, 2.0)
-        checks.whole("group", self.group, 1)
+        checks.integer("group", self.group, 1)
 
     @property
     def needs(self) -> Needs:
@@ -45,7 +45,7 @@ class AngleGap(Detector):
         """Compare the largest gap with the threshold; there is nothing to remember."""
         count = len(view.ids)
         equal = np.full((1, count), 1 / count)
-        cosines = np.sort(view.gram.whole().cosines_to_others(equal)[0])
+        cosines = np.sort(view.gram.merge_layers().cosines_to_others(equal)[0])
         gaps = np.diff(cosines)
         # The gap below the n-th largest cosine has n clients above it.
         candidates = gaps[: max(0, count - self.group)]

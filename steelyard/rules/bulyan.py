@@ -19,7 +19,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.coordinate import around_median
 from steelyard.rules.krum import scores
 
@@ -33,10 +33,10 @@ class Bulyan(Weighting):
 
     name = "bulyan"
     modifies = False
-    card = Card("Krum's selection, then a mean around the median", "El Mhamdi et al., ICML 2018")
+    info = Info("Krum's selection, then a mean around the median", "El Mhamdi et al., ICML 2018")
 
     def __post_init__(self) -> None:
-        checks.whole("f", self.f)
+        checks.integer("f", self.f)
 
     @property
     def needs(self) -> Needs:
@@ -51,7 +51,7 @@ class Bulyan(Weighting):
         weights = np.zeros((1, count))
         weights[0, selected] = 1.0
         mixture = replace(Mixture.convex(weights), reduce=around_median(count - 4 * f))
-        return mixture.noted(withstands=f, selected=[view.ids[k] for k in selected]), state
+        return mixture.add_report(withstands=f, selected=[view.ids[k] for k in selected]), state
 
 
 def select(sq_distances: Array, wanted: int, f: int) -> list[int]:

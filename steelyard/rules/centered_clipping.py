@@ -19,7 +19,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 
 
 @RULES.register
@@ -32,7 +32,7 @@ class CenteredClipping(Weighting):
 
     name = "centered_clipping"
     modifies = False
-    card = Card(
+    info = Info(
         "moves to the mean of clipped updates",
         "Karimireddy et al., ICML 2021",
         secagg="yes: each step is one secure sum of clipped updates",
@@ -41,7 +41,7 @@ class CenteredClipping(Weighting):
 
     def __post_init__(self) -> None:
         checks.number("tau", self.tau, 0.0, open_low=True)
-        checks.whole("steps", self.steps, 1)
+        checks.integer("steps", self.steps, 1)
 
     @property
     def needs(self) -> Needs:

@@ -13,7 +13,7 @@ from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.spec import parse
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.fedavg import FedAvg
 
 
@@ -25,7 +25,7 @@ class Chain(Weighting):
 
     name = "chain"
     modifies = True  # of an instance: whether its first rule does
-    card = Card("rules in a row, each starting from the one before")
+    info = Info("rules in a row, each starting from the one before")
 
     def __post_init__(self) -> None:
         if not self.rules:
@@ -68,7 +68,7 @@ class Chain(Weighting):
         """Folds the mixture through the rules; each sees only what it declared and owns its named state."""
         after: dict[str, Any] = {}
         for key, rule in zip(keys(self.rules), self.rules, strict=True):
-            prior, kept = rule.apply(prior, view.restricted(rule.needs), state.get(key, {}))
+            prior, kept = rule.apply(prior, view.restrict(rule.needs), state.get(key, {}))
             layers = rule.needs.per_layer
             if layers is not None and prior.layers is None:  # still warming up, or its gate is closed
                 prior = prior.in_layers(layers, view.layered(layers).layer_count)
@@ -94,7 +94,7 @@ def chain(*rules: Weighting | str) -> Weighting:
     return flat[0] if len(flat) == 1 else Chain(tuple(flat))
 
 
-def rooted(rule: Weighting) -> Chain:
+def with_default_source(rule: Weighting) -> Chain:
     """The rule as a chain that starts at a source: rules that modify start from weights by number of examples."""
     parts = rule.rules if isinstance(rule, Chain) else (rule,)
     return Chain((FedAvg(), *parts) if parts[0].modifies else parts)

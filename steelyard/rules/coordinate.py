@@ -19,7 +19,7 @@ from steelyard.core.mixture import Mixture, Reducer
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.krum import withstand
 
 
@@ -30,7 +30,7 @@ class Median(Weighting):
 
     name = "median"
     modifies = False
-    card = Card("the median of each coordinate", "Yin et al., ICML 2018")
+    info = Info("the median of each coordinate", "Yin et al., ICML 2018")
 
     @property
     def needs(self) -> Needs:
@@ -39,7 +39,7 @@ class Median(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Everything but the middle trimmed off."""
-        return by_coordinate(len(view.ids), trimmed((len(view.ids) - 1) // 2)), state
+        return by_coordinate(len(view.ids), make_trimmed_mean((len(view.ids) - 1) // 2)), state
 
 
 @RULES.register
@@ -51,10 +51,10 @@ class TrimmedMean(Weighting):
 
     name = "trimmed_mean"
     modifies = False
-    card = Card("the mean of each coordinate without its extremes", "Yin et al., ICML 2018")
+    info = Info("the mean of each coordinate without its extremes", "Yin et al., ICML 2018")
 
     def __post_init__(self) -> None:
-        checks.whole("f", self.f)
+        checks.integer("f", self.f)
 
     @property
     def needs(self) -> Needs:
@@ -64,7 +64,7 @@ class TrimmedMean(Weighting):
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """`f` on either side."""
         f = withstand(self.f, len(view.ids))
-        return by_coordinate(len(view.ids), trimmed(f)).noted(withstands=f), state
+        return by_coordinate(len(view.ids), make_trimmed_mean(f)).add_report(withstands=f), state
 
 
 def by_coordinate(count: int, reduce: Reducer) -> Mixture:
@@ -72,7 +72,7 @@ def by_coordinate(count: int, reduce: Reducer) -> Mixture:
     return replace(Mixture.convex(np.ones((1, count))), reduce=reduce)
 
 
-def trimmed(f: int) -> Reducer:
+def make_trimmed_mean(f: int) -> Reducer:
     """Mean of each coordinate without `f` values at either end."""
 
     def reduce(updates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,7 +87,7 @@ def around_median(keep: int) -> Reducer:
     """Mean of the `keep` values of each coordinate nearest to its median."""
 
     def reduce(updates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        middle, _ = trimmed((updates.shape[0] - 1) // 2)(updates)
+        middle, _ = make_trimmed_mean((updates.shape[0] - 1) // 2)(updates)
         order = (updates - middle).abs().sort(dim=0, stable=True).indices[:keep]
         return updates.gather(0, order).mean(dim=0), torch.bincount(order.flatten(), minlength=updates.shape[0])
 

@@ -23,7 +23,7 @@ class Curves:
         """One epoch."""
         self.points.append((loss, gamma, shares))
 
-    def thinned(self, ids: Sequence[ClientId]) -> dict[str, Any]:
+    def thin_out(self, ids: Sequence[ClientId]) -> dict[str, Any]:
         """`epoch`, `loss`, `gamma` and, by client, `lambda`: at most 25 epochs, first and last among them."""
         kept = np.unique(np.linspace(0, len(self.points) - 1, min(MOST, len(self.points))).round().astype(int))
         points = [self.points[at] for at in kept]

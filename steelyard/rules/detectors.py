@@ -30,11 +30,11 @@ from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES, Entry
 from steelyard.core.spec import parse
 from steelyard.core.view import View
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
-_CARD_EQ6 = Card("critical while FGN rises by more than delta", "PA3Fed, Eq. (6)", "yes: one secure sum of a number")
-_CARD_ALWAYS = Card("every round counts as critical", "PA3Fed, Fig. 7", "yes: it looks at nothing")
-_CARD_WINDOW = Card("CriticalFL's zero-padded window", "Yan et al., KDD 2023", "yes: one secure sum of a number")
+_INFO_EQ6 = Info("critical while FGN rises by more than delta", "PA3Fed, Eq. (6)", "yes: one secure sum of a number")
+_INFO_ALWAYS = Info("every round counts as critical", "PA3Fed, Fig. 7", "yes: it looks at nothing")
+_INFO_WINDOW = Info("CriticalFL's zero-padded window", "Yan et al., KDD 2023", "yes: one secure sum of a number")
 
 
 class Detector(ABC):
@@ -42,11 +42,11 @@ class Detector(ABC):
 
     Attributes:
         name: the key in text form and in the state.
-        card: what the command line says of it.
+        info: what the command line says of it.
     """
 
     name: str
-    card: Card
+    info: Info
 
     @property
     @abstractmethod
@@ -114,7 +114,7 @@ class Eq6(PeriodDetector):
     first: bool = True
 
     name = "eq6"
-    card = _CARD_EQ6
+    info = _INFO_EQ6
 
     def __post_init__(self) -> None:
         checks.number("delta", self.delta)
@@ -134,7 +134,7 @@ class Always(PeriodDetector):
     """Every round is critical: a rule without a period check (PA3Fed, Fig. 7). It asks nothing of clients."""
 
     name = "always"
-    card = _CARD_ALWAYS
+    info = _INFO_ALWAYS
     average = "weighted"
 
     @property
@@ -163,14 +163,14 @@ class CriticalFLWindow(PeriodDetector):
     every: int = 2
 
     name = "criticalfl_window"
-    card = _CARD_WINDOW
+    info = _INFO_WINDOW
 
     def __post_init__(self) -> None:
         checks.number("delta", self.delta)
         checks.one_of("average", self.average, "weighted", "mean", "median")
-        checks.whole("window", self.window, 1)
-        checks.whole("forced", self.forced)
-        checks.whole("every", self.every, 1)
+        checks.integer("window", self.window, 1)
+        checks.integer("forced", self.forced)
+        checks.integer("every", self.every, 1)
 
     def check(self, fgn: float, state: State) -> tuple[bool, State]:
         """The first round counts as critical; every `every` rounds the window is looked at again."""

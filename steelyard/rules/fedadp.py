@@ -33,7 +33,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 
 
 @RULES.register
@@ -47,7 +47,7 @@ class FedAdp(Weighting):
 
     name = "fedadp"
     modifies = True
-    card = Card(
+    info = Info(
         "weighs clients by the smoothed angle of their update to the mean",
         "Wu & Wang, IEEE TCCN 2021",
         secagg="yes, in two passes: the mean by secure sum, then each client computes its own weight",
@@ -74,13 +74,13 @@ class FedAdp(Weighting):
         before = gather(angles, view.ids, angle)
         seen = gather(rounds, view.ids, np.zeros((1, len(view.ids))))
         t = seen + 1 if self.clock == "client" else float(view.round)  # of no effect for a client seen first
-        smooth = smoothed(before, angle, t)
+        smooth = smooth_angles(before, angle, t)
         contribution = gompertz(smooth, self.alpha)
         shares = prior.shares * np.exp(contribution - contribution.max(axis=1, keepdims=True))
         after = {"angles": scatter(angles, view.ids, smooth)}
         if self.clock == "client":
             after["rounds"] = scatter(rounds, view.ids, seen + 1)
-        return prior.reweighted(shares, angles=dict(zip(view.ids, smooth.mean(axis=0).tolist(), strict=True))), after
+        return prior.reweight(shares, angles=dict(zip(view.ids, smooth.mean(axis=0).tolist(), strict=True))), after
 
 
 def angles_to_mean(gram: Gram, shares: Array) -> Array:
@@ -95,7 +95,7 @@ def angles_to_others(gram: Gram, shares: Array) -> Array:
     return angles
 
 
-def smoothed(before: Array, angle: Array, t: Array | float) -> Array:
+def smooth_angles(before: Array, angle: Array, t: Array | float) -> Array:
     """Equation (9): the mean of the angles so far, of which this one is number `t`."""
     return before + (angle - before) / t
 

@@ -16,7 +16,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 
 
 @RULES.register
@@ -32,7 +32,7 @@ class FedAvg(Weighting):
 
     name = "fedavg"
     modifies = False
-    card = Card(
+    info = Info(
         "weights by number of examples, or by any reported number",
         "McMahan et al., AISTATS 2017",
         secagg="yes: one secure sum of [n_k, n_k d_k]",
@@ -68,7 +68,7 @@ class Uniform(Weighting):
 
     name = "uniform"
     modifies = False
-    card = Card(
+    info = Info(
         "every client the same weight",
         secagg="yes: one secure sum of d_k",
         dp="yes: sensitivity C/K",

@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.client_state import State, gather, known, scatter
+from steelyard.core.client_state import State, gather, has_rows, scatter
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Granularity
@@ -52,7 +52,7 @@ from steelyard.core.needs import Needs
 from steelyard.core.presets import UNSET, fill
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.modifiers import Shrink
 from steelyard.rules.optim import adam, sgd, softmax
 from steelyard.rules.per_layer import PerLayer
@@ -69,7 +69,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
 }
 _EPS = 1e-8  # torch's floor under the norms of a cosine
 
-_CARD = Card(
+_CARD = Info(
     "optimises weights towards the mixture of client vectors",
     "Shi et al., CVPR 2025",
     secagg="yes in principle: each step needs two secure sums of vectors",
@@ -112,13 +112,13 @@ class FedAWA(Weighting):
 
     name = "fedawa"
     modifies = True
-    card = _CARD
+    info = _CARD
 
     def __post_init__(self) -> None:
         checks.one_of("preset", self.preset, *_PRESETS)
         defaults = {**_PRESETS[self.preset], "lr": 0.001 if self.optimizer == "adam" else 0.01}
         fill(self, defaults)
-        checks.whole("steps", self.steps, 1)
+        checks.integer("steps", self.steps, 1)
         checks.number("lr", self.lr, 0.0, open_low=True)
         checks.one_of("optimizer", self.optimizer, "adam", "sgd")
         checks.one_of("distance", self.distance, "cos", "euc", "none")
@@ -130,7 +130,7 @@ class FedAWA(Weighting):
         if self.travel is not None:
             checks.number("travel", self.travel, 0.0, open_low=True)
         if self.population_examples is not None:
-            checks.whole("population_examples", self.population_examples, 1)
+            checks.integer("population_examples", self.population_examples, 1)
             if self.init != "raw":
                 raise SteelyardError(
                     f"population_examples={self.population_examples}: only init=raw (preset=official) reads it, and "
@@ -166,7 +166,7 @@ class FedAWA(Weighting):
         after = {"logits": scatter(table, view.ids, logits)}
         if self.travel is not None:
             after["origin"] = scatter(origins, view.ids, origin)
-        mixture = prior.reweighted(softmax(logits) if self.weights == "after" else shares)
+        mixture = prior.reweight(softmax(logits) if self.weights == "after" else shares)
         if self.gamma != 1.0:
             mixture, _ = Shrink(self.gamma, stats=True).apply(mixture, view, {})
         return mixture, after
@@ -204,7 +204,7 @@ class FedAWA(Weighting):
 def _log_entry(prior: Array, table: Any, view: View) -> Array:
     """Logits of clients that have none yet: at the prior's odds to those that have."""
     logits: Array = np.log(np.maximum(prior, np.finfo(np.float64).tiny))
-    old = known(table, view.ids)
+    old = has_rows(table, view.ids)
     if old.any():
         logits = logits + (gather(table, view.ids, logits) - logits)[:, old].mean(axis=1, keepdims=True)
     return logits
@@ -224,7 +224,7 @@ fedawa_l.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         *(p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(FedAWA).parameters.values()),
     ]
 )
-RULES.alias("fedawa_l", Card("FedAWA layer by layer", _CARD.paper, _CARD.secagg, _CARD.dp), fedawa_l)
+RULES.alias("fedawa_l", Info("FedAWA layer by layer", _CARD.paper, _CARD.secagg, _CARD.dp), fedawa_l)
 
 
 @RULES.register
@@ -240,7 +240,7 @@ class FedAWACos(Weighting):
 
     name = "fedawa_cos"
     modifies = True
-    card = Card("weights from cosines to the mean update", "Shi et al., CVPR 2025", "yes, in two passes, as fedadp")
+    info = Info("weights from cosines to the mean update", "Shi et al., CVPR 2025", "yes, in two passes, as fedadp")
 
     def __post_init__(self) -> None:
         checks.one_of("normalize", self.normalize, "sum", "softmax")
@@ -254,7 +254,7 @@ class FedAWACos(Weighting):
         """The prior passes where no client points along the mean."""
         cosines = view.gram.cosines_to(prior.shares)
         if self.normalize == "softmax":
-            return prior.reweighted(softmax(cosines)), state
+            return prior.reweight(softmax(cosines)), state
         kept = np.maximum(cosines, 0.0)
         total = kept.sum(axis=1, keepdims=True)
-        return prior.reweighted(np.where(total > 0, kept, prior.shares)), state
+        return prior.reweight(np.where(total > 0, kept, prior.shares)), state

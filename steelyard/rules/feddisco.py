@@ -24,7 +24,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 
 
 @RULES.register
@@ -38,7 +38,7 @@ class FedDisco(Weighting):
 
     name = "feddisco"
     modifies = True
-    card = Card(
+    info = Info(
         "weighs clients down by the discrepancy of their labels",
         "Ye et al., ICML 2023",
         secagg="partly: label histograms are disclosed, or compared at the client",
@@ -61,7 +61,7 @@ class FedDisco(Weighting):
         weights = np.maximum(prior.shares - self.a * difference + self.b, 0.0)
         total = weights.sum(axis=1, keepdims=True)
         notes = {"discrepancy": dict(zip(view.ids, difference.tolist(), strict=True))}
-        return prior.reweighted(np.where(total > 0, weights, prior.shares), **notes), state
+        return prior.reweight(np.where(total > 0, weights, prior.shares), **notes), state
 
 
 def discrepancy(histograms: Array, metric: str) -> Array:

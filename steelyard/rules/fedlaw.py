@@ -50,7 +50,7 @@ from steelyard.core.presets import UNSET, fill
 from steelyard.core.registry import RULES
 from steelyard.core.round_report import coherence
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.curves import Curves
 from steelyard.rules.optim import Step, adam, sgd, softmax
 
@@ -98,17 +98,17 @@ class FedLAW(Weighting):
 
     name = "fedlaw"
     modifies = True
-    card = Card("learns weights and a shrinking factor on proxy data", _PAPER, _SECAGG)
+    info = Info("learns weights and a shrinking factor on proxy data", _PAPER, _SECAGG)
 
     def __post_init__(self) -> None:
         checks.one_of("preset", self.preset, *EPOCHS)
         checks.one_of("function", self.function, "exp", "quad")
         fill(self, {"epochs": EPOCHS[self.preset], "init": default_init(self.preset, self.function)})
-        checks.whole("epochs", self.epochs, 1)
+        checks.integer("epochs", self.epochs, 1)
         checks.number("lr", self.lr, 0.0, open_low=True)
         check_optimizer(self.optimizer, self.betas)
         checks.one_of("init", self.init, "prior", "uniform")
-        checks.whole("halve", self.halve)
+        checks.integer("halve", self.halve)
         checks.one_of("learn", self.learn, "both", "gamma", "lambda")
         if self.critical is not None:
             checks.number("critical", self.critical, -1.0, 1.0)
@@ -143,7 +143,7 @@ class FedLAW(Weighting):
         if self.critical is not None:
             state = {"passed": False, **state}
             if state["passed"] or coherence(view.whole_gram, prior.shares[0]) <= self.critical:
-                return prior.noted(law="past the critical point: the prior passes"), {**state, "passed": True}
+                return prior.add_report(law="past the critical point: the prior passes"), {**state, "passed": True}
         # Learn gamma, lambda or both.
         point = Point.at(prior.shares[0], self.function, self.init)
         learn_lambda = self.learn != "gamma"
@@ -162,8 +162,8 @@ class FedLAW(Weighting):
         )
         # Build the mixture.
         shares = point.shares if learn_lambda else prior.shares[0]
-        mixture, after = settled(prior, shares, point.gamma, self.floor, view, state)
-        return mixture.noted(trace=curves.thinned(view.ids)) if self.trace else mixture, after
+        mixture, after = finish_mixture(prior, shares, point.gamma, self.floor, view, state)
+        return mixture.add_report(trace=curves.thin_out(view.ids)) if self.trace else mixture, after
 
 
 def gws(**options: Any) -> FedLAW:
@@ -184,8 +184,8 @@ def _without(*names: str) -> inspect.Signature:
 
 gws.__signature__ = _without("learn", "critical", "init")  # type: ignore[attr-defined]
 law.__signature__ = _without("learn", "floor")  # type: ignore[attr-defined]
-RULES.alias("gws", Card("learns a shrinking factor on proxy data", _PAPER, _SECAGG), gws)
-RULES.alias("law", Card("learns weights on proxy data", _PAPER, _SECAGG), law)
+RULES.alias("gws", Info("learns a shrinking factor on proxy data", _PAPER, _SECAGG), gws)
+RULES.alias("law", Info("learns weights on proxy data", _PAPER, _SECAGG), law)
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def reachable(reach: float, floor: float | None) -> str:
     )
 
 
-def settled(
+def finish_mixture(
     prior: Mixture, shares: Array, gamma: float, floor: float | None, view: View, state: State
 ) -> tuple[Mixture, State]:
     """The mixture of what was learned, and the product of gammas so far."""
@@ -321,5 +321,5 @@ def settled(
         "gamma_product": before * used,
         "gamma_bounded": f"{gamma:.4f} learned, raised to {used:.4f}" if gamma < bound else None,
     }
-    mixture = prior.reweighted(shares[None], **notes)
-    return mixture.scaled(used), {**state, "gamma_product": before * used}
+    mixture = prior.reweight(shares[None], **notes)
+    return mixture.scale_by(used), {**state, "gamma_product": before * used}

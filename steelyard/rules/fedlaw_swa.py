@@ -33,7 +33,7 @@ from steelyard.core.needs import Needs
 from steelyard.core.presets import UNSET, fill
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.curves import Curves
 from steelyard.rules.fedlaw import (
     BETAS,
@@ -41,11 +41,11 @@ from steelyard.rules.fedlaw import (
     Point,
     check_optimizer,
     default_init,
+    finish_mixture,
     learned,
     optimizer,
     rate,
     reachable,
-    settled,
 )
 
 FIRST = 6  # the epoch after which the first snapshot is taken
@@ -96,7 +96,7 @@ class FedLAWSWA(Weighting):
 
     name = "fedlaw_swa"
     modifies = True
-    card = Card(
+    info = Info(
         "FedLAW in two stages, weights averaged over epochs",
         "Li et al., ICML 2023",
         "yes in principle: each step needs two secure sums of vectors",
@@ -109,13 +109,13 @@ class FedLAWSWA(Weighting):
         init = default_init(self.preset, self.function)
         fill(self, {"epochs": EPOCHS[self.preset], "order": _ORDERS[self.preset], "init": init})
         checks.one_of("init", self.init, "prior", "uniform")
-        checks.whole("epochs", self.epochs, self._stages)
+        checks.integer("epochs", self.epochs, self._stages)
         checks.number("lr", self.lr, 0.0, open_low=True)
         checks.number("swa_lr", self.swa_lr, 0.0, open_low=True)
         check_optimizer(self.optimizer, self.betas)
         checks.one_of("average", self.average, "logits", "weights")
         checks.one_of("order", self.order, *_ORDERS.values())
-        checks.whole("halve", self.halve)
+        checks.integer("halve", self.halve)
         checks.one_of("snapshots", self.snapshots, "required", "optional")
         if self.snapshots == "required" and self._stage_epochs <= FIRST:
             raise SteelyardError(
@@ -166,8 +166,8 @@ class FedLAWSWA(Weighting):
             stages.reverse()
         for stage in stages:
             point = stage(point, prior, view, curves)
-        mixture, after = settled(prior, point.shares, point.gamma, self.floor, view, state)
-        return mixture.noted(trace=curves.thinned(view.ids)) if self.trace else mixture, after
+        mixture, after = finish_mixture(prior, point.shares, point.gamma, self.floor, view, state)
+        return mixture.add_report(trace=curves.thin_out(view.ids)) if self.trace else mixture, after
 
     def _lambda(self, point: Point, prior: Mixture, view: View, curves: Curves) -> Point:
         taken: list[Array] = []

@@ -20,7 +20,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 
 
 @RULES.register
@@ -32,7 +32,7 @@ class FedNova(Weighting):
 
     name = "fednova"
     modifies = True
-    card = Card(
+    info = Info(
         "divides each update by its local work",
         "Wang et al., NeurIPS 2020",
         secagg="yes: clients divide their own update; tau_eff is a secure sum of a number",
@@ -51,7 +51,7 @@ class FedNova(Weighting):
         """`w_i = p_i tau_eff / a_i` on top of the unchanged global model."""
         normalizer = view.metric("normalizer")[None, :]
         if self.tau_eff == "none":
-            return prior.reweighted(prior.shares / normalizer), state
+            return prior.reweight(prior.shares / normalizer), state
         work = normalizer if self.tau_eff == "normalizer" else view.metric("num_steps")[None, :]
         tau = (prior.shares * work).sum(axis=1, keepdims=True)
-        return replace(prior, weights=prior.weights * tau / normalizer).noted(tau_eff=float(tau[0, 0])), state
+        return replace(prior, weights=prior.weights * tau / normalizer).add_report(tau_eff=float(tau[0, 0])), state

@@ -10,7 +10,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.chain import parse_rule
 from steelyard.rules.detectors import Detector, parse_detector
 
@@ -25,7 +25,7 @@ class Gate(Weighting):
 
     name = "gate"
     modifies = True
-    card = Card("the rule in critical periods, the prior outside", "", "as the rule inside", "as the rule inside")
+    info = Info("the rule in critical periods, the prior outside", "", "as the rule inside", "as the rule inside")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "detector", parse_detector(self.detector))
@@ -43,11 +43,11 @@ class Gate(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Asks the detector first."""
-        seen = view.restricted(self.detector.needs)
+        seen = view.restrict(self.detector.needs)
         critical, detected = self.detector.critical(seen, state.get(self.detector.name, {}))
         after: dict[str, Any] = {**state, self.detector.name: detected}
         mixture = prior
         if critical:
-            mixture, kept = self.rule.apply(prior, view.restricted(self.rule.needs), state.get(self.rule.name, {}))
+            mixture, kept = self.rule.apply(prior, view.restrict(self.rule.needs), state.get(self.rule.name, {}))
             after[self.rule.name] = kept
-        return mixture.noted(critical=critical), after
+        return mixture.add_report(critical=critical), after

@@ -19,7 +19,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 
 
 @RULES.register
@@ -32,14 +32,14 @@ class GeometricMedian(Weighting):
 
     name = "geometric_median"
     modifies = False
-    card = Card(
+    info = Info(
         "the point of least total distance",
         "Pillutla et al., IEEE TSP 2022",
         secagg="yes: each step is one secure sum, clients compute their own distance",
     )
 
     def __post_init__(self) -> None:
-        checks.whole("steps", self.steps, 1)
+        checks.integer("steps", self.steps, 1)
         checks.number("nu", self.nu, 0.0, open_low=True)
 
     @property

@@ -37,8 +37,8 @@ from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.rows import Selection
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
-from steelyard.rules.chain import parse_rule, rooted
+from steelyard.core.weighting import Info, Weighting
+from steelyard.rules.chain import parse_rule, with_default_source
 from steelyard.rules.modifiers import water_fill
 
 _MEMORY = 10  # rounds whose median norms are remembered
@@ -58,7 +58,7 @@ class Guard(Weighting):
 
     name = "guard"
     modifies = False  # sizes must be capped before they become a prior, so the whole chain goes inside
-    card = Card(
+    info = Info(
         "bounds what one client can do to any rule",
         "",
         "only if clients disclose their norms: then each clips and caps its own update",
@@ -74,7 +74,7 @@ class Guard(Weighting):
     @property
     def needs(self) -> Needs:
         """Norms, and what the rule needs."""
-        return Needs.of(gram=True) | rooted(self.rule).needs
+        return Needs.of(gram=True) | with_default_source(self.rule).needs
 
     @property
     def final(self) -> bool:
@@ -88,7 +88,7 @@ class Guard(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """G1 to G6, in order."""
-        rule = rooted(self.rule)
+        rule = with_default_source(self.rule)
         norms = view.whole_gram.norms[0] if rule.needs.gram else view.norms
 
         # G1: set clients aside whose update or report cannot be meant.
@@ -96,7 +96,7 @@ class Guard(Weighting):
         keep = [k for k, client in enumerate(view.ids) if client not in aside]
         if not keep:
             void = replace(prior, void="no progress: every update is zero or invalid")
-            return void.noted(set_aside=aside), state
+            return void.add_report(set_aside=aside), state
 
         # G2: clip the updates.
         memory: list[float] = [*state.get("norms", [])]
@@ -107,7 +107,7 @@ class Guard(Weighting):
         # G3: cap what clients report.
         accepted = view.only(keep)
         metrics = {name: self._cap_metric(name, values) for name, values in accepted.metrics.items()}
-        inner = replace(view.transformed(rows), ids=accepted.ids, metrics=metrics)
+        inner = replace(view.transform(rows), ids=accepted.ids, metrics=metrics)
 
         # G4 and G5: weigh, and cap the weights.
         mixture, rule_state, fallback = _weigh(rule, inner, state.get("rule", {}))
@@ -132,7 +132,7 @@ class Guard(Weighting):
         # A round of one or two clients says nothing about what is usual.
         if len(keep) >= FEWEST:
             memory = [*memory, typical][-_MEMORY:]
-        return bounded.noted(**notes), {"norms": memory, "rule": rule_state}
+        return bounded.add_report(**notes), {"norms": memory, "rule": rule_state}
 
     def _cap_metric(self, name: str, values: Array) -> Array:
         """Reported numbers within what the median makes plausible."""
@@ -211,7 +211,7 @@ def _weigh(rule: Weighting, view: View, state: State) -> tuple[Mixture, State, s
     """The rule's mixture and state, or weights by size and the reason why."""
     start = Mixture.convex(np.ones((1, len(view.ids))))
     with np.errstate(all="ignore"), suppress(NonFiniteLoss):
-        mixture, after = rule.apply(start, view.restricted(rule.needs), state)
+        mixture, after = rule.apply(start, view.restrict(rule.needs), state)
         if mixture.finite:
             return mixture, after, ""
     reports: Mapping[str, Array] = view.metrics

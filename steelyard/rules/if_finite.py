@@ -13,7 +13,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.chain import parse_rule
 
 
@@ -26,7 +26,7 @@ class IfFinite(Weighting):
 
     name = "if_finite"
     modifies = True
-    card = Card("the rule, unless it gives NaN or infinity", "", "as the rule inside", "as the rule inside")
+    info = Info("the rule, unless it gives NaN or infinity", "", "as the rule inside", "as the rule inside")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", parse_rule(self.rule))
@@ -47,4 +47,4 @@ class IfFinite(Weighting):
             mixture, kept = self.rule.apply(prior, view, state.get(self.rule.name, {}))
             if mixture.finite:
                 return mixture, ({self.rule.name: kept} if kept else {})
-        return prior.noted(fallback=f"{self.rule.name} gave non-finite weights"), state
+        return prior.add_report(fallback=f"{self.rule.name} gave non-finite weights"), state

@@ -23,7 +23,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 
 
 @RULES.register
@@ -40,13 +40,13 @@ class MultiKrum(Weighting):
 
     name = "multikrum"
     modifies = False
-    card = Card("the mean of the updates with the closest neighbours", "Blanchard et al., NeurIPS 2017")
+    info = Info("the mean of the updates with the closest neighbours", "Blanchard et al., NeurIPS 2017")
 
     def __post_init__(self) -> None:
-        checks.whole("f", self.f)
+        checks.integer("f", self.f)
         checks.one_of("neighbours", self.neighbours, "byzfl", "blanchard")
         if self.keep is not None:
-            checks.whole("keep", self.keep, 1)
+            checks.integer("keep", self.keep, 1)
 
     @property
     def needs(self) -> Needs:
@@ -60,7 +60,7 @@ class MultiKrum(Weighting):
         order = np.argsort(scores(view.gram.sq_distances(), f, self.neighbours), axis=1, kind="stable")
         weights = np.zeros(order.shape)
         np.put_along_axis(weights, order[:, : min(self.keep or count - f, count)], 1.0, axis=1)
-        return replace(Mixture.convex(weights), selects=True).noted(withstands=f), state
+        return replace(Mixture.convex(weights), selects=True).add_report(withstands=f), state
 
 
 def krum(f: int = 1, neighbours: str = "byzfl") -> Weighting:
@@ -68,7 +68,7 @@ def krum(f: int = 1, neighbours: str = "byzfl") -> Weighting:
     return MultiKrum(f, neighbours, keep=1)
 
 
-RULES.alias("krum", Card("the one update with the closest neighbours", "Blanchard et al., NeurIPS 2017"), krum)
+RULES.alias("krum", Info("the one update with the closest neighbours", "Blanchard et al., NeurIPS 2017"), krum)
 
 
 def withstand(f: int, clients: int) -> int:

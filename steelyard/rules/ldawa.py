@@ -25,7 +25,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 
 
 @RULES.register
@@ -38,7 +38,7 @@ class LDAWA(Weighting):
 
     name = "ldawa"
     modifies = True
-    card = Card(
+    info = Info(
         "scales each layer by its cosine to the last global one",
         "Rehman et al., ICCV 2023",
         secagg="yes: the reference is public, clients scale their own layers",
@@ -46,7 +46,7 @@ class LDAWA(Weighting):
     )
 
     def __post_init__(self) -> None:
-        checks.whole("warmup", self.warmup)
+        checks.integer("warmup", self.warmup)
         check_granularity(self.layers)
 
     @property

@@ -13,7 +13,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.chain import chain
 
 _AS_INPUT = "as the rules before it"
@@ -37,7 +37,7 @@ class Shrink(Weighting):
     name = "shrink"
     modifies = True
     scales = True
-    card = Card("multiplies the aggregated model by gamma", "Li et al., ICML 2023", _AS_INPUT, _AS_INPUT)
+    info = Info("multiplies the aggregated model by gamma", "Li et al., ICML 2023", _AS_INPUT, _AS_INPUT)
 
     def __post_init__(self) -> None:
         checks.number("gamma", self.gamma, 0.0, open_low=True)
@@ -50,10 +50,10 @@ class Shrink(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """The weights times `global_lr`, then base and weights times gamma."""
-        shrunk = prior.with_global_lr(self.global_lr).scaled(self.gamma)
+        shrunk = prior.with_global_lr(self.global_lr).scale_by(self.gamma)
         if self.stats:
             shrunk = replace(shrunk, stat_scale=prior.stat_scale * self.gamma)
-        return shrunk.noted(gamma=self.gamma), state
+        return shrunk.add_report(gamma=self.gamma), state
 
 
 @RULES.register
@@ -68,7 +68,7 @@ class Cap(Weighting):
 
     name = "cap"
     modifies = True
-    card = Card("no client above max_weight", "", _AS_INPUT, _AS_INPUT)
+    info = Info("no client above max_weight", "", _AS_INPUT, _AS_INPUT)
 
     def __post_init__(self) -> None:
         checks.number("max_weight", self.max_weight, 0.0, 1.0, open_low=True)
@@ -80,7 +80,7 @@ class Cap(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Water-filling on the shares."""
-        return prior.reweighted(water_fill(prior.shares, self.max_weight)), state
+        return prior.reweight(water_fill(prior.shares, self.max_weight)), state
 
 
 @RULES.register
@@ -92,7 +92,7 @@ class Ema(Weighting):
 
     name = "ema"
     modifies = True
-    card = Card("averages each client's share over rounds", "", _AS_INPUT, _AS_INPUT)
+    info = Info("averages each client's share over rounds", "", _AS_INPUT, _AS_INPUT)
 
     def __post_init__(self) -> None:
         checks.number("decay", self.decay, 0.0, 1.0)
@@ -108,7 +108,7 @@ class Ema(Weighting):
         shares = prior.shares
         before = gather(table, view.ids, shares)
         smooth = self.decay * before + (1 - self.decay) * shares
-        return prior.reweighted(smooth), {"shares": scatter(table, view.ids, smooth)}
+        return prior.reweight(smooth), {"shares": scatter(table, view.ids, smooth)}
 
 
 def shrink(rule: Weighting | str, gamma: float, global_lr: float = 1.0) -> Weighting:

@@ -16,7 +16,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.chain import parse_rule
 from steelyard.rules.krum import nearest, withstand
 
@@ -31,11 +31,11 @@ class NNM(Weighting):
 
     name = "nnm"
     modifies = True  # of an instance: whether its rule does
-    card = Card("replaces each update by the mean of its nearest", "Allouah et al., AISTATS 2023")
+    info = Info("replaces each update by the mean of its nearest", "Allouah et al., AISTATS 2023")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", parse_rule(self.rule))
-        checks.whole("f", self.f)
+        checks.integer("f", self.f)
         object.__setattr__(self, "modifies", self.rule.modifies)
 
     @property
@@ -54,6 +54,6 @@ class NNM(Weighting):
         f = withstand(self.f, count)
         mix = np.zeros((count, count))
         np.put_along_axis(mix, nearest(view.whole_gram.sq_distances()[0], count - f), 1 / (count - f), axis=1)
-        inner = view.transformed(mix).restricted(self.rule.needs)
+        inner = view.transform(mix).restrict(self.rule.needs)
         mixture, kept = self.rule.apply(prior, inner, state.get(self.rule.name, {}))
-        return mixture.of_rows(mix).noted(withstands=f), ({self.rule.name: kept} if kept else {})
+        return mixture.of_rows(mix).add_report(withstands=f), ({self.rule.name: kept} if kept else {})

@@ -38,7 +38,7 @@ from steelyard.core.needs import Needs
 from steelyard.core.presets import UNSET, fill
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.detectors import Detector, parse_detector
 
 _PRESETS = {
@@ -64,7 +64,7 @@ class PA3Fed(Weighting):
 
     name = "pa3fed"
     modifies = True
-    card = Card(
+    info = Info(
         "weighs clients by the change of their score, in critical periods",
         "PA3Fed, AAAI 2025",
         secagg="yes: clients scale their own update; the period needs one secure sum of a number",
@@ -113,7 +113,7 @@ class PA3Fed(Weighting):
         last = gather(earlier, view.ids, score)
 
         # The period check.
-        critical, detected = self._detector.critical(view.restricted(self._detector.needs), state.get("period", {}))
+        critical, detected = self._detector.critical(view.restrict(self._detector.needs), state.get("period", {}))
 
         # Equation (10). Shares are relative, so a common factor may be taken out before exp overflows.
         power = -self.beta * (last - score) if critical else np.zeros_like(score)
@@ -123,4 +123,4 @@ class PA3Fed(Weighting):
             "scores": {memory: scatter(earlier, view.ids, score)},
         }
         notes = {"critical": critical, "alpha": dict(zip(view.ids, alpha[0].tolist(), strict=True))}
-        return prior.reweighted(prior.shares * alpha, **notes), after
+        return prior.reweight(prior.shares * alpha, **notes), after

@@ -12,7 +12,7 @@ from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.view import View
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.chain import parse_rule
 
 
@@ -29,7 +29,7 @@ class PerLayer(Weighting):
 
     name = "per_layer"
     modifies = True  # of an instance: whether its rule does
-    card = Card("one set of weights for each layer", "", "as the rule inside", "as the rule inside")
+    info = Info("one set of weights for each layer", "", "as the rule inside", "as the rule inside")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", parse_rule(self.rule))
@@ -59,7 +59,7 @@ class PerLayer(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """The rule, over a view whose Gram has one block per layer."""
-        layered = view.layered(self.layers).restricted(self.rule.needs)
+        layered = view.layered(self.layers).restrict(self.rule.needs)
         inner: dict[str, Any] = state.get(self.rule.name, {})
         mixture, kept = self.rule.apply(prior, layered, inner)
         return mixture.in_layers(self.layers, layered.layer_count), ({self.rule.name: kept} if kept else {})

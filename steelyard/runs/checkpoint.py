@@ -143,8 +143,8 @@ class Checkpoints:
         """Removes this run's older checkpoints, and all its best models but the one that the link names."""
         best = self.path / "best"
         chosen = os.readlink(best) if best.is_symlink() else None
-        rounds = [path for path in self._named("round") if is_of_run(path, identity)]
-        models = [path for path in self._named("best") if path.name != chosen and is_of_run(path, identity)]
+        rounds = [path for path in self._list_directories("round") if is_of_run(path, identity)]
+        models = [path for path in self._list_directories("best") if path.name != chosen and is_of_run(path, identity)]
         for path in [*rounds[self.keep :], *models]:
             self._remove(path)
 
@@ -154,7 +154,7 @@ class Checkpoints:
         os.rename(path, hidden)  # replaces the empty directory
         shutil.rmtree(hidden)
 
-    def _named(self, kind: str) -> list[Path]:
+    def _list_directories(self, kind: str) -> list[Path]:
         """The directories called `round-` or `best-` and a number, newest first."""
         named = [path for path in self._entries() if NAMES.fullmatch(path.name) and path.name.startswith(f"{kind}-")]
         real = [path for path in named if path.is_dir() and not path.is_symlink()]
@@ -199,7 +199,7 @@ class Checkpoints:
         for leftover in self._entries():
             if leftover.name.startswith(".") and written_by_us(leftover):
                 leftover.unlink() if leftover.is_symlink() else shutil.rmtree(leftover)
-        for path in self._named("round"):
+        for path in self._list_directories("round"):
             if not written_by_us(path) and not (path / MANIFEST).is_file():
                 continue  # a directory of somebody else
             try:
@@ -234,7 +234,7 @@ class Checkpoints:
         if problem is None:
             return None
         # Better rounds after the checkpoint replaced the model, and will be gone through again.
-        later = [path.name for path in self._named("best") if round_of(path) > snapshot.round]
+        later = [path.name for path in self._list_directories("best") if round_of(path) > snapshot.round]
         if is_present(self.path / name) is False and any(
             self._problem_of(other, snapshot.identity) is None for other in later
         ):

@@ -27,7 +27,7 @@ class Writer:
         self.thread = threading.Thread(target=self._work, name="steelyard-checkpoints", daemon=True)
         self.thread.start()
 
-    def wanted(self) -> bool:
+    def is_due(self) -> bool:
         """Whether a snapshot should be taken now."""
         with self.changed:
             self._raise()

@@ -106,7 +106,7 @@ class History:
             import pandas as pd
         except ModuleNotFoundError:
             raise SteelyardError("to_pandas() needs pandas: pip install pandas") from None
-        return pd.DataFrame([_flat(record) for record in self.records]).set_index("round")
+        return pd.DataFrame([_flatten_record(record) for record in self.records]).set_index("round")
 
     def _repr_html_(self) -> str:
         own = () if self.monitor.metric in ("accuracy", "loss") else (self.monitor.metric,)
@@ -117,7 +117,7 @@ class History:
         return f"<b>{escape(self.name)}</b>, {len(self)} rounds<table><tr>{head}</tr>{body}</table>"
 
 
-def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_record(record: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in record.items() if not isinstance(value, (dict, list))}
     plain |= {f"weight.{client}": weight for client, weight in record.get("weights", {}).items()}
     plain |= {f"direction_cosine.{client}": cosine for client, cosine in record.get("direction_cosines", {}).items()}

@@ -101,7 +101,7 @@ def remove_lock(path: Path, handle: int) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
+def lock_directory(path: Path, what: str) -> Iterator[None]:
     """Has a directory to itself; one that was made for it and stayed empty is removed."""
     ours = not path.exists()
     handle = lock(path, what)

@@ -71,7 +71,7 @@ class Monitor:
                 "choose another directory (out, --out)"
             )
 
-    def stored(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for `config.json`."""
         return asdict(self)
 

@@ -16,7 +16,7 @@ from steelyard.core.client_state import ClientId
 Record = dict[str, Any]
 
 
-def plain(report: Mapping[str, Any], weights: Mapping[ClientId, float], by_layer: Array) -> Record:
+def make_record(report: Mapping[str, Any], weights: Mapping[ClientId, float], by_layer: Array) -> Record:
     """A report as one line of JSON: text keys, and null where a number is not one."""
     record: Record = {"round": report["round"], "weights": weights}
     if by_layer.shape[0] > 1:
@@ -28,7 +28,7 @@ def plain(report: Mapping[str, Any], weights: Mapping[ClientId, float], by_layer
 
 def _clean(value: Any) -> Any:
     if isinstance(value, float):
-        return finite(value)
+        return finite_or_none(value)
     if isinstance(value, Mapping):
         return {str(key): _clean(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -60,7 +60,7 @@ def _make_json_safe(value: Any) -> Any:
     elif isinstance(value, torch.Tensor):
         value = value.detach().cpu().tolist()
     if isinstance(value, float):
-        return finite(float(value))
+        return finite_or_none(float(value))
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -76,6 +76,6 @@ def _make_json_safe(value: Any) -> Any:
     raise TypeError(f"JSON has no {type(value).__name__}")
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """The number, or null where it is not one: JSON has no NaN."""
     return value if math.isfinite(value) else None

@@ -29,7 +29,7 @@ import torch
 from steelyard.core import checks
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.registry import OPTIMIZERS
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 Slots = Mapping[str, torch.Tensor]
 
@@ -42,7 +42,7 @@ class SGD(ServerOptimizer):
     lr: float = 1.0
 
     name = "sgd"
-    card = Card("theta + lr D")
+    info = Info("theta + lr D")
     slots = ()
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Momentum(ServerOptimizer):
     convention: str = "hsu"
 
     name = "momentum"
-    card = Card("server momentum (FedAvgM)", "Hsu et al., 2019")
+    info = Info("server momentum (FedAvgM)", "Hsu et al., 2019")
     slots = ("v",)
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class Adam(ServerOptimizer):
     tau: float = 1e-5
 
     name = "adam"
-    card = Card("FedAdam", "Reddi et al., ICLR 2021")
+    info = Info("FedAdam", "Reddi et al., ICLR 2021")
     slots = ("m", "v")
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ class Yogi(ServerOptimizer):
     tau: float = 1e-3
 
     name = "yogi"
-    card = Card("FedYogi", "Reddi et al., ICLR 2021")
+    info = Info("FedYogi", "Reddi et al., ICLR 2021")
     slots = ("m", "v")
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class Adagrad(ServerOptimizer):
     tau: float = 1e-3
 
     name = "adagrad"
-    card = Card("FedAdagrad", "Reddi et al., ICLR 2021")
+    info = Info("FedAdagrad", "Reddi et al., ICLR 2021")
     slots = ("v",)
 
     def __post_init__(self) -> None:

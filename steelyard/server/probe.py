@@ -66,9 +66,9 @@ class Probe:
         balanced: bool = False,
         seed: int = 0,
     ) -> None:
-        checks.whole("batch_size", batch_size, 1)
+        checks.integer("batch_size", batch_size, 1)
         checks.one_of("bn", bn, "proxy", "average", "frozen")
-        checks.whole("seed", seed)
+        checks.integer("seed", seed)
         self.model, self.batch_size, self.shuffle, self.bn, self.seed = model, batch_size, shuffle, bn, seed
         self.inputs, self.targets = torch.as_tensor(inputs), torch.as_tensor(targets)
         if len(self.inputs) != len(self.targets) or len(self.inputs) == 0:
@@ -132,7 +132,7 @@ class ProbeSession:
             np.random.Philox(np.random.SeedSequence(entropy=probe.seed, spawn_key=(_STREAM, number)))
         )
         self.network = probe.network or _moulded(probe, layout)
-        self.stored = self.network.stored(probe.inputs)
+        self.stored = self.network.prepare_inputs(probe.inputs)
         self.targets = self.network.cast(probe.targets)
         turned = self.network.channels_last  # then the network's own vector is not in the clients' order
         self.params = torch.empty_like(self.network.params[0]) if turned else self.network.params[0]
@@ -147,10 +147,10 @@ class ProbeSession:
         """Takes over statistics and counters, by name."""
         own = dict(self.network.module.named_buffers())
         with torch.no_grad():
-            for name in buffers.keys() & self.held().keys():
+            for name in buffers.keys() & self.copy_buffers().keys():
                 own[name].copy_(buffers[name])
 
-    def held(self) -> dict[str, torch.Tensor]:
+    def copy_buffers(self) -> dict[str, torch.Tensor]:
         """Statistics and counters as they are now."""
         own, layout = dict(self.network.module.named_buffers()), self.network.layout
         return {leaf.name: own[leaf.name].detach().clone() for leaf in (*layout.stats, *layout.counts)}
@@ -221,7 +221,7 @@ class ProbeSession:
         """The running statistics after these passes, if they are the ones to keep."""
         if self.probe.bn != "proxy":
             return None
-        found = self.held()
+        found = self.copy_buffers()
         if self.flat:
             kept = dict(self.probe.model.named_buffers())
             with torch.no_grad():

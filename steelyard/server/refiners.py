@@ -31,14 +31,14 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.core import checks
 from steelyard.core.client_state import State
 from steelyard.core.errors import SteelyardError
 from steelyard.core.presets import UNSET, fill
-from steelyard.core.refiner import AtRefine, Refiner
+from steelyard.core.refiner import RefineContext, Refiner
 from steelyard.core.registry import REFINERS
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 _SGD = {"optimizer": "sgd", "lr": 0.08, "momentum": 0.9, "weight_decay": 5e-4, "persistent": True}
 _ADAM = {"optimizer": "adam", "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "persistent": False}
@@ -77,18 +77,18 @@ class Trained(Refiner):
         checks.one_of("preset", self.preset, *_PRESETS)
         epochs = self.paper_epochs if self.preset == "paper" else 20
         fill(self, _PRESETS[self.preset] | {"epochs": epochs})
-        checks.whole("epochs", self.epochs, 1)
+        checks.integer("epochs", self.epochs, 1)
         checks.one_of("persistent", self.persistent, True, False)
         _ = self._local  # checks its options
 
     @property
-    def _local(self) -> Local:
-        return Local(
+    def _local(self) -> LocalTraining:
+        return LocalTraining(
             lr=self.lr, optimizer=self.optimizer, momentum=self.momentum, weight_decay=self.weight_decay, betas=_BETAS
         )
 
     def train(
-        self, at: AtRefine, state: State, objective: Objective | None, swa: tuple[int, int] | None = None
+        self, at: RefineContext, state: State, objective: Objective | None, swa: tuple[int, int] | None = None
     ) -> State:
         """Trains the model in the session; with `swa` it ends at the mean of its models from a step on."""
         local, x = self._local, at.session.params[None]  # [1, d]
@@ -118,9 +118,9 @@ class ServerFT(Trained):
 
     name = "server_ft"
     paper_epochs = 2
-    card = Card("fine-tunes on proxy data", "Li et al. (FedLAW), ICML 2023")
+    info = Info("fine-tunes on proxy data", "Li et al. (FedLAW), ICML 2023")
 
-    def refine(self, at: AtRefine, state: State) -> State:
+    def refine(self, at: RefineContext, state: State) -> State:
         """Epochs of the proxy loss."""
         return self.train(at, state, None)
 
@@ -140,14 +140,14 @@ class FedDF(Trained):
 
     name = "feddf"
     paper_epochs = 100
-    card = Card("distils the clients into the average", "Lin et al., NeurIPS 2020")
+    info = Info("distils the clients into the average", "Lin et al., NeurIPS 2020")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.one_of("average", self.average, "logits", "probabilities", "losses")
         checks.number("temperature", self.temperature, 0.0, open_low=True)
 
-    def refine(self, at: AtRefine, state: State) -> State:
+    def refine(self, at: RefineContext, state: State) -> State:
         """Teachers first, all at once: they do not change; then the student."""
         with _student_kept(at):
             logits = torch.stack([at.session.outputs() for _ in _clients(at)]) / self.temperature  # [K, n, C]
@@ -182,24 +182,24 @@ class FedBE(Trained):
 
     name = "fedbe"
     paper_epochs = 100
-    card = Card("distils clients, average and sampled models into the average", "Chen & Chao, ICLR 2021")
+    info = Info("distils clients, average and sampled models into the average", "Chen & Chao, ICLR 2021")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.whole("samples", self.samples, 0, 10_000)
+        checks.integer("samples", self.samples, 0, 10_000)
         checks.one_of("mode", self.mode, "gaussian", "dirichlet")
         checks.number("scale", self.scale, 0.0)
         checks.number("alpha", self.alpha, 0.0, open_low=True)
         checks.one_of("average", self.average, "logits", "probabilities")
         checks.number("sharpen", self.sharpen, 0.0, open_low=True)
-        checks.whole("swa_start", self.swa_start)
-        checks.whole("swa_every", self.swa_every, 1)
+        checks.integer("swa_start", self.swa_start)
+        checks.integer("swa_every", self.swa_every, 1)
 
-    def refine(self, at: AtRefine, state: State) -> State:
+    def refine(self, at: RefineContext, state: State) -> State:
         """The ensemble's outputs, then the student."""
         with _student_kept(at):
             logits = [at.session.outputs()]
-            buffers = at.session.held()
+            buffers = at.session.copy_buffers()
             logits += [at.session.outputs() for _ in _clients(at)]
             at.session.adopt(buffers)
             for _ in range(self.samples):
@@ -208,7 +208,7 @@ class FedBE(Trained):
         objective = distillation(torch.stack(logits), self.average, 1.0, self.sharpen)
         return self.train(at, state, objective, (self.swa_start, self.swa_every) if self.swa_start else None)
 
-    def _sample(self, at: AtRefine) -> None:
+    def _sample(self, at: RefineContext) -> None:
         """A model around the clients', into the network."""
         if self.mode == "dirichlet":
             at.trial.mix(at.session.rng.dirichlet(np.full(len(at.shares), self.alpha)), 1.0)
@@ -227,18 +227,18 @@ class FedBE(Trained):
 class _student_kept:  # noqa: N801 - reads like a statement
     """Puts the student back after teachers went through the network."""
 
-    def __init__(self, at: AtRefine) -> None:
+    def __init__(self, at: RefineContext) -> None:
         self.at = at
 
     def __enter__(self) -> None:
-        self.params, self.buffers = self.at.session.params.clone(), self.at.session.held()
+        self.params, self.buffers = self.at.session.params.clone(), self.at.session.copy_buffers()
 
     def __exit__(self, *_: object) -> None:
         self.at.session.params.copy_(self.params)
         self.at.session.adopt(self.buffers)
 
 
-def _clients(at: AtRefine) -> Iterator[None]:
+def _clients(at: RefineContext) -> Iterator[None]:
     """The clients' models, one after the other, in the network."""
     for row in range(len(at.store.ids)):
         at.client(row)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steelyard.algorithm import Algorithm
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.core.checks import LARGEST
 from steelyard.core.errors import SteelyardError, nearest_name, shorten
 from steelyard.core.spec import parse
@@ -136,7 +136,7 @@ class Config(_Section):
             f"data.name = {self.data.name!r}": lambda: parse(self.data.name, SOURCES),
             f"data.partition = {self.data.partition!r}": lambda: parse(self.data.partition, PARTITIONS),
             f"target = {self.target!r}": lambda: check_target(self.target, self.monitor),
-            "local": lambda: Local(**self.local.model_dump()),
+            "local": lambda: LocalTraining(**self.local.model_dump()),
             "participation": lambda: Participation(**self.participation.model_dump()),
             "proxy": lambda: Proxy(**self.proxy.model_dump()),
         }
@@ -146,7 +146,7 @@ class Config(_Section):
             except SteelyardError as error:
                 raise SteelyardError(f"{place}: {error}") from None
 
-    def stored(self) -> dict[str, Any]:
+    def to_stored(self) -> dict[str, Any]:
         """As plain data for `config.json`, without what changes no number.
 
         Keys that older runs do not have are left out where they say nothing new, so that such runs compare as before.
@@ -179,8 +179,8 @@ def read(path: Path | None, settings: Sequence[str] = ()) -> Config:
     """A configuration from a TOML file (or the defaults) with `key=value` settings on top."""
     raw = {} if path is None else read_toml(path)
     for setting in settings:
-        put(raw, setting)
-    return validated(raw, "configuration" if path is None else str(path))
+        set_key(raw, setting)
+    return validate_config(raw, "configuration" if path is None else str(path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SteelyardError(f"{path}: not TOML that can be read: {error}") from None
 
 
-def validated(raw: Mapping[str, Any], source: str) -> Config:
+def validate_config(raw: Mapping[str, Any], source: str) -> Config:
     """A configuration from plain data; the first mistake is named with its place, its value and the cure."""
     try:
         config = Config.model_validate(_tuples(raw))
@@ -210,7 +210,7 @@ def validated(raw: Mapping[str, Any], source: str) -> Config:
     return config
 
 
-def put(raw: dict[str, Any], setting: str) -> None:
+def set_key(raw: dict[str, Any], setting: str) -> None:
     """Puts one `a.b=value` into a configuration; a value is read as TOML if it can be, else as text."""
     key, separator, text = setting.partition("=")
     names = key.strip().split(".")

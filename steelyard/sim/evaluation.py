@@ -13,7 +13,7 @@ from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError, unknown
 from steelyard.data import Federation
 from steelyard.runs.monitor import Monitor
-from steelyard.runs.record import Record, finite
+from steelyard.runs.record import Record, finite_or_none
 
 
 def check_task(federation: Federation, loss: Loss) -> None:
@@ -85,8 +85,8 @@ def is_due(number: int, every: int, last: bool) -> bool:
 def record_clients(record: Record, ids: Sequence[ClientId], results: torch.Tensor) -> None:
     """Put the accuracy on each client's own data on record, or the loss where the task has no accuracy."""
     rows = [(str(name), row) for name, row in zip(ids, results.tolist(), strict=True) if row[2]]
-    accuracies = {name: finite(right / count) for name, (_, right, count) in rows}
+    accuracies = {name: finite_or_none(right / count) for name, (_, right, count) in rows}
     if any(value is not None for value in accuracies.values()):
         record["client_accuracy"] = accuracies
     else:
-        record["client_loss"] = {name: finite(loss / count) for name, (loss, _, count) in rows}
+        record["client_loss"] = {name: finite_or_none(loss / count) for name, (loss, _, count) in rows}

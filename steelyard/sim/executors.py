@@ -26,7 +26,7 @@ from steelyard import threads
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.buffers import Buffers
 from steelyard.sim.group import train_group
-from steelyard.sim.work import Seat, Work
+from steelyard.sim.work import ClientSlot, SimulationContext
 
 TRAIN, TEST, CLIENTS = range(3)
 _STAGES = {TRAIN: "training", TEST: "evaluation on the test set", CLIENTS: "evaluation on clients' data"}
@@ -50,17 +50,19 @@ class Task(NamedTuple):
         stage, round, *numbers = array("q", data)
         return Task(stage, round, tuple(numbers))
 
-    def do(self, work: Work, buffers: Buffers) -> None:
+    def do(self, work: SimulationContext, buffers: Buffers) -> None:
         """Does it, in this process."""
         if self.stage == TRAIN:
             n = self.numbers
-            train_group(work, buffers, self.round, [Seat(*seat) for seat in zip(n[::3], n[1::3], n[2::3], strict=True)])
+            train_group(
+                work, buffers, self.round, [ClientSlot(*seat) for seat in zip(n[::3], n[1::3], n[2::3], strict=True)]
+            )
         elif self.stage == TEST:
             work.evaluate_test(buffers, self.numbers[0])
         else:
             work.evaluate_clients(buffers, *self.numbers)
 
-    def where(self, work: Work) -> str:
+    def where(self, work: SimulationContext) -> str:
         """For messages: stage, round and clients."""
         ids = work.federation.ids
         clients = self.numbers[::3] if self.stage == TRAIN else range(*self.numbers) if self.stage == CLIENTS else ()
@@ -131,7 +133,7 @@ class Serial:
 
     workers = 1
 
-    def __init__(self, work: Work, buffers: Buffers) -> None:
+    def __init__(self, work: SimulationContext, buffers: Buffers) -> None:
         self.work, self.buffers = work, buffers
 
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> None:
@@ -160,13 +162,13 @@ class Forked:
     A worker that dies is replaced and its task done again: a task only writes to places of its own.
     """
 
-    def __init__(self, work: Work, buffers: Buffers, workers: int) -> None:
+    def __init__(self, work: SimulationContext, buffers: Buffers, workers: int) -> None:
         self.work, self.buffers, self.workers = work, buffers, workers
         self.crew: list[_Worker] = []
         for _ in range(workers):
-            self.crew.append(self._hire())
+            self.crew.append(self._start_worker())
 
-    def _hire(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         with _hiring:
             return self._fork()
 
@@ -175,7 +177,7 @@ class Forked:
         # Pipes of colleagues are closed in the child, so that each worker sees the end of its own when we are gone.
         others = [colleague.pipe for colleague in self.crew] + [ours]
         process = get_context("fork").Process(
-            target=_labour, args=(self.work, self.buffers, theirs, others, os.getpid()), daemon=True
+            target=_run_worker, args=(self.work, self.buffers, theirs, others, os.getpid()), daemon=True
         )
         with warnings.catch_warnings():  # forking beside threads is safe here: a child only computes, on one thread
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -221,7 +223,7 @@ class Forked:
                 f"{task.where(self.work)}: {_DEATHS} workers died here (exit code {process.exitcode}); if memory ran "
                 "out, use fewer workers; to see the error, use executor=serial"
             )
-        self.crew[number] = self._hire()
+        self.crew[number] = self._start_worker()
         todo.extendleft(reversed([(task, deaths + 1), *given[number]]))
         given[number].clear()
 
@@ -235,7 +237,9 @@ class Forked:
         self.crew = []
 
 
-def _labour(work: Work, buffers: Buffers, pipe: Connection, others: Sequence[Connection], parent: int) -> None:
+def _run_worker(
+    work: SimulationContext, buffers: Buffers, pipe: Connection, others: Sequence[Connection], parent: int
+) -> None:
     """The life of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -16,10 +16,10 @@ from steelyard.client.flat import FlatModel
 from steelyard.client.train import Batches, Training, train
 from steelyard.core.errors import NOT_FINITE
 from steelyard.core.rng import number
-from steelyard.core.sums import finite
-from steelyard.core.term import AtClient, ClientTerm
+from steelyard.core.sums import are_finite
+from steelyard.core.term import ClientContext, ClientTerm
 from steelyard.sim.buffers import Buffers
-from steelyard.sim.work import Seat, Work
+from steelyard.sim.work import ClientSlot, SimulationContext
 
 FINE, EMPTY, BROKEN = range(3)
 REASONS = {EMPTY: "has no examples", BROKEN: NOT_FINITE}
@@ -32,7 +32,7 @@ class _Trainee(NamedTuple):
     batches: Batches
 
 
-def train_group(work: Work, buffers: Buffers, round: int, seats: Sequence[Seat]) -> None:
+def train_group(work: SimulationContext, buffers: Buffers, round: int, seats: Sequence[ClientSlot]) -> None:
     """Trains a group and writes updates, vectors and reports to their places."""
     trainees = []
     for seat in seats:
@@ -48,7 +48,7 @@ def train_group(work: Work, buffers: Buffers, round: int, seats: Sequence[Seat])
 class _Group:
     """One piece of work; clients are sorted by number of steps, most first."""
 
-    def __init__(self, work: Work, buffers: Buffers, round: int, trainees: Sequence[_Trainee]) -> None:
+    def __init__(self, work: SimulationContext, buffers: Buffers, round: int, trainees: Sequence[_Trainee]) -> None:
         self.work, self.buffers, self.round, self.trainees = work, buffers, round, trainees
         self.clients = [one.client for one in trainees]
         self.lr = work.local.rate(round, work.rounds)
@@ -130,7 +130,7 @@ class _Group:
         held = {slot: self.buffers.tables[f"local.{slot}"][self.clients].to(like.device) for slot in local.slots}
         return held, self.buffers.steps_taken[self.clients].unsqueeze(1)
 
-    def _terms(self) -> list[tuple[ClientTerm, AtClient]]:
+    def _terms(self) -> list[tuple[ClientTerm, ClientContext]]:
         """Each term with what it sees; the clients' own vectors are copies."""
         work, buffers, starts = self.work, self.buffers, self.starts
         relative = torch.tensor([work.sizes[client] / work.mean_size for client in self.clients], dtype=starts.dtype)
@@ -141,7 +141,7 @@ class _Group:
             sent |= {name: buffers.sent[name] for name in term.needs.broadcast}
             own = {name: self._turned(rows.to(starts.device)) for name, rows in own.items()}
             sent = {name: work.model.turned(vector.to(starts.device)) for name, vector in sent.items()}
-            seen.append((term, AtClient(starts, self.lr, own, sent, relative.unsqueeze(1).to(starts.device))))
+            seen.append((term, ClientContext(starts, self.lr, own, sent, relative.unsqueeze(1).to(starts.device))))
         return seen
 
     def _measured_before(self, i: int) -> tuple[float, float]:
@@ -150,7 +150,7 @@ class _Group:
             return 0.0, 0.0
         start = self.received[min(i, len(self.received) - 1)]
         self.work.model.load(start, self.buffers.stats, self.buffers.counts)
-        return self.work.measured(self.clients[i])
+        return self.work.evaluate_client(self.clients[i])
 
     def _hand_in(self) -> None:
         """Writes updates, statistics and what clients keep to their places; says who is not finite."""
@@ -162,12 +162,12 @@ class _Group:
         }
         own |= {f"local.{slot}": list(rows) for slot, rows in self.held.items()} if self.work.local.persistent else {}
         for i, one in enumerate(self.trainees):
-            fine = all(finite(rows[i]) for rows in own.values())
+            fine = all(are_finite(rows[i]) for rows in own.values())
             if one.row < 0:
-                fine = fine and finite(self.params[i])
+                fine = fine and are_finite(self.params[i])
             else:  # what is not finite in the parameters is not finite in the update
                 torch.sub(self._usual(self.params[i]).cpu(), buffers.theta, out=buffers.matrix[one.row])
-                fine = fine and finite(buffers.matrix[one.row]) and finite(model.stats)
+                fine = fine and are_finite(buffers.matrix[one.row]) and are_finite(model.stats)
                 buffers.row_stats[one.row].copy_(model.stats)
                 buffers.row_counts[one.row].copy_(model.counts())
             for name, rows in own.items():
@@ -181,7 +181,7 @@ class _Group:
         if {"loss", "accuracy"} & set(metrics):
             if self.model is not self.work.model:
                 self.work.model.load(self.params[i], self.buffers.stats, self.buffers.counts)
-            after = self.work.measured(one.client)
+            after = self.work.evaluate_client(one.client)
         known = {
             "num_examples": float(self.work.sizes[one.client]),
             "num_steps": float(one.batches.steps),

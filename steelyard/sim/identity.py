@@ -21,7 +21,7 @@ from steelyard.runs.directory import read_cohorts
 from steelyard.runs.fingerprint import code_of, fingerprint
 from steelyard.sim.participation import Participation
 from steelyard.sim.simulator import Simulation
-from steelyard.sim.work import Work
+from steelyard.sim.work import SimulationContext
 
 _DEFINITIONS = {
     "layers": "model: other layers",
@@ -30,7 +30,7 @@ _DEFINITIONS = {
 }  # hashes that runs from before they were written down lack, and what it means if they differ
 
 
-def described(work: Work, participation: Participation, proxy: Proxy) -> dict[str, Any]:
+def describe_run(work: SimulationContext, participation: Participation, proxy: Proxy) -> dict[str, Any]:
     """What a run is, as plain data: two runs with the same description have the same bits."""
     local = dataclasses.asdict(work.local) | {"schedule": to_text(work.local.schedule)}
     # Options that old runs lack are written only where they are used, so that old runs can be resumed.
@@ -133,7 +133,7 @@ def check_done(path: Path, simulation: Simulation) -> None:
             f"{path}: {done} rounds are done, rounds={simulation.work.rounds} asks for fewer: give rounds={done} or "
             "more, or choose another directory (out, --out)"
         )
-    asked = zip((read_cohorts(path) or ())[:done], named(simulation), strict=False)
+    asked = zip((read_cohorts(path) or ())[:done], name_cohorts(simulation), strict=False)
     differs = next((number for number, (then, now) in enumerate(asked, 1) if then != now), None)
     if differs is not None:
         raise SteelyardError(
@@ -142,7 +142,7 @@ def check_done(path: Path, simulation: Simulation) -> None:
         )
 
 
-def named(simulation: Simulation) -> list[list[ClientId]]:
+def name_cohorts(simulation: Simulation) -> list[list[ClientId]]:
     """The cohorts by client id."""
     ids = simulation.work.federation.ids
     return [[ids[client] for client in cohort] for cohort in simulation.cohorts]

@@ -15,7 +15,7 @@ from torch import nn
 from steelyard.algorithm import Algorithm
 from steelyard.client.losses import Loss, name_of_loss
 from steelyard.core.errors import SteelyardError
-from steelyard.core.evidence import in_need
+from steelyard.core.evidence import part_needing_proxy_data
 from steelyard.data import Dataset, Federation, load
 from steelyard.data.proxy import Proxy
 from steelyard.models import build
@@ -113,7 +113,7 @@ def with_proxy(
     federation: Federation, proxy: Proxy, algorithm: Algorithm, seed: int
 ) -> tuple[Federation, Dataset | None, str | None]:
     """The federation less the test samples that become proxy data, the proxy data, and a warning if it is short."""
-    wanting = in_need(algorithm.rule, algorithm.refine)
+    wanting = part_needing_proxy_data(algorithm.rule, algorithm.refine)
     if not proxy.given:
         if wanting:
             raise SteelyardError(

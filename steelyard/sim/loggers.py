@@ -50,7 +50,7 @@ class Logger(Callback, ABC):
     def start(self, simulation: Simulation) -> None:
         """Here and no earlier: workers are forked by now, and inherit no open connection."""
         self.quiet = False
-        self._try(lambda: self.open(simulation, described(simulation)))
+        self._try(lambda: self.open(simulation, flatten_config(simulation)))
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
         """Writes what the record has."""
@@ -199,12 +199,12 @@ def numbers(record: Mapping[str, Any], own: Sequence[str] = ()) -> dict[str, flo
     return plain | {f"timings/{stage}": seconds for stage, seconds in record.get("timings", {}).items()}
 
 
-def described(run: Simulation) -> dict[str, Any]:
+def flatten_config(run: Simulation) -> dict[str, Any]:
     """The configuration as one flat table."""
     work = run.work
     parts: dict[str, Any] = {"local": work.local, "participation": run.participation}
     options = {
-        f"{part}.{field.name}": _plain(getattr(options, field.name))
+        f"{part}.{field.name}": _to_plain(getattr(options, field.name))
         for part, options in parts.items()
         for field in dataclasses.fields(options)
     }
@@ -219,7 +219,7 @@ def described(run: Simulation) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return to_text(value) if dataclasses.is_dataclass(value) and hasattr(value, "name") else value
 
 

@@ -10,7 +10,7 @@ import torch
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.round_report import GEOMETRY
-from steelyard.runs.record import Record, finite
+from steelyard.runs.record import Record, finite_or_none
 
 TestMetric = Callable[[torch.Tensor, torch.Tensor], float]
 
@@ -68,6 +68,6 @@ def add_test_metrics(
             value: Any = metric(outputs.clone(), targets.clone())
             if isinstance(value, str):
                 raise TypeError(f"it returned the text {value!r}, not a number")
-            record[name] = finite(float(value))
+            record[name] = finite_or_none(float(value))
         except Exception as error:
             raise SteelyardError(f"{place}: {type(error).__name__}: {error}") from error

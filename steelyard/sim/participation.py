@@ -42,13 +42,13 @@ class Participation:
     def __post_init__(self) -> None:
         checks.number("share", self.share, 0.0, 1.0, open_low=True)
         if self.count is not None:
-            checks.whole("count", self.count, 1)
+            checks.integer("count", self.count, 1)
         checks.number("dropout", self.dropout, 0.0, 1.0)
         checks.number("spread", self.spread, 0.0, 50.0)  # of a logarithm: speeds are finite
         if self.deadline is not None:
             checks.number("deadline", self.deadline, 0.0, open_low=True)
-        checks.whole("quorum", self.quorum, 1)
-        checks.whole("patience", self.patience, 1)
+        checks.integer("quorum", self.quorum, 1)
+        checks.integer("patience", self.patience, 1)
 
     def size(self, clients: int) -> int:
         """How many clients are asked: `int(share * clients)`, as the authors do, but at least one."""
@@ -70,7 +70,7 @@ class Participation:
             for t in range(1, rounds + 1)
         ]
 
-    def absent(
+    def draw_absent(
         self, seed: int, round: int, cohort: Sequence[int], ids: Sequence[ClientId], work: Sequence[float]
     ) -> tuple[list[int], list[int], float]:
         """Of a cohort: who drops out, who is late, and the round's simulated duration.

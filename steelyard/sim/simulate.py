@@ -15,7 +15,7 @@ from torch import nn
 from steelyard.algorithm import Algorithm
 from steelyard.client.augment import Augmentation
 from steelyard.client.flat import FlatModel, Loss
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.client.losses import resolve_loss, try_network
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError, unknown
@@ -29,12 +29,12 @@ from steelyard.server.probe import Probe
 from steelyard.sim.callbacks import Callback, Until, warn
 from steelyard.sim.evaluation import can_count_right, check_task, choose_monitor, keep_one_output
 from steelyard.sim.executors import one_thread
-from steelyard.sim.identity import check_done, check_same, described, identity, named
+from steelyard.sim.identity import check_done, check_same, describe_run, identity, name_cohorts
 from steelyard.sim.inputs import device_of, federated, module_of, with_proxy
 from steelyard.sim.own_metrics import TestMetric, resolve_test_metrics
 from steelyard.sim.participation import Participation
 from steelyard.sim.simulator import Options, Simulation
-from steelyard.sim.work import Work
+from steelyard.sim.work import SimulationContext
 
 _MOST_ROUNDS = 1_000_000  # cohorts of all rounds are drawn before the first
 _MOST_WORKERS = 1024
@@ -53,7 +53,7 @@ def simulate(
     partition: str = "dirichlet:alpha=0.3",
     data_dir: str | Path | None = None,
     test: Any = None,
-    local: Local | Mapping[str, Any] | None = None,
+    local: LocalTraining | Mapping[str, Any] | None = None,
     participation: Participation | Mapping[str, Any] | None = None,
     loss: str | Loss = "cross_entropy",
     metrics: Sequence[str] = (),
@@ -116,17 +116,17 @@ def simulate(
     """
     if not isinstance(algorithm, Algorithm):
         algorithm = Algorithm(algorithm)
-    rounds, keep = _plain(rounds), _plain(keep)
+    rounds, keep = _to_python(rounds), _to_python(keep)
     numbers = (workers, evaluate_every, evaluate_clients, checkpoint_every, checkpoint_pace)
-    options = Options(executor, *map(_plain, numbers))
-    training: Local = _options("local", Local, local)
+    options = Options(executor, *map(_to_python, numbers))
+    training: LocalTraining = _options("local", LocalTraining, local)
     asked: Participation = _options("participation", Participation, participation)
     server_data: Proxy = _options("proxy", Proxy, proxy)
     own_metrics = resolve_test_metrics(test_metrics)
-    monitored = Monitor.of(monitor, mode, _plain(target))
+    monitored = Monitor.of(monitor, mode, _to_python(target))
     _check(algorithm, training, rounds, options, keep)
     with RunDirectory(Path(out), keep) if out is not None else nullcontext() as directory:  # first: it may be taken
-        federation = federated(data, clients, partition, data_dir, test, seed).arranged()
+        federation = federated(data, clients, partition, data_dir, test, seed).group_by_client()
         federation, samples, warning = with_proxy(federation, server_data, algorithm, seed)
         if own_metrics and federation.test is None:
             raise SteelyardError("test_metrics: there is no test set to measure on: give test=, or data=(train, test)")
@@ -145,10 +145,10 @@ def simulate(
         probe = None if samples is None else Probe.within(flat, samples, server_data, seed)
         reported = _reported(algorithm, metrics, federation, has_accuracy)
         output = keep_one_output(outputs, len(samples_tried)) if own_metrics else None
-        work = Work(algorithm, federation, flat, training, rounds, seed, reported, probe, output=output)
+        work = SimulationContext(algorithm, federation, flat, training, rounds, seed, reported, probe, output=output)
         population = len(federation.ids)
         drawn = asked.draw(seed, population, rounds) if cohorts is None else _numbers(cohorts, rounds, population)
-        about = described(work, asked, server_data)
+        about = describe_run(work, asked, server_data)
         watching = [*callbacks, Until(monitored)] if target is not None else callbacks
         if warning is not None:
             warn(callbacks, warning)
@@ -156,7 +156,7 @@ def simulate(
             work, asked, options, drawn, directory, watching, identity(about), monitored, own_metrics
         )
         if directory is not None:
-            evaluation = {"monitor": monitored.stored(), "test_metrics": list(own_metrics)}
+            evaluation = {"monitor": monitored.to_dict(), "test_metrics": list(own_metrics)}
             _enter(directory, simulation, {**(config or {}), **evaluation, "resolved": about}, resume, overwrite)
         if not monitored.is_done(simulation.records):  # it may be done already
             simulation.run()
@@ -164,7 +164,7 @@ def simulate(
         return History(str(algorithm), simulation.records, simulation.server.model(), path, monitored)
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     """A number of numpy's as one of Python's: it is written down."""
     return value.item() if isinstance(value, np.generic) else value
 
@@ -191,13 +191,13 @@ def _enter(
         for warning in simulation.resume():
             warn(simulation.callbacks, warning)
         check_done(directory.path, simulation)
-        directory.begin(config, named(simulation), _held(simulation))  # it may have been prolonged
+        directory.begin(config, name_cohorts(simulation), _describe_clients(simulation))  # it may have been prolonged
         return
     directory.prepare(overwrite)
-    directory.begin(config, named(simulation), _held(simulation))
+    directory.begin(config, name_cohorts(simulation), _describe_clients(simulation))
 
 
-def _held(simulation: Simulation) -> dict[str, Any]:
+def _describe_clients(simulation: Simulation) -> dict[str, Any]:
     """Who holds what: ids and sizes, and counts by class and by group where there are any."""
     data = simulation.work.federation
     held: dict[str, Any] = {"ids": list(data.ids), "sizes": data.sizes.tolist()}
@@ -227,17 +227,17 @@ def _reported(
     return tuple(sorted(wanted))
 
 
-def _check(algorithm: Algorithm, local: Local, rounds: int, options: Options, keep: int) -> None:
-    checks.whole("rounds", rounds, 1, _MOST_ROUNDS)
+def _check(algorithm: Algorithm, local: LocalTraining, rounds: int, options: Options, keep: int) -> None:
+    checks.integer("rounds", rounds, 1, _MOST_ROUNDS)
     if options.executor not in ("auto", "serial", "process"):
         raise SteelyardError(f"executor={options.executor!r}: use auto, serial or process")
     if options.workers is not None:
-        checks.whole("workers", options.workers, 1, _MOST_WORKERS)
-    checks.whole("evaluate_every", options.evaluate_every)
-    checks.whole("evaluate_clients", options.evaluate_clients)
-    checks.whole("checkpoint_every", options.checkpoint_every, 1)
+        checks.integer("workers", options.workers, 1, _MOST_WORKERS)
+    checks.integer("evaluate_every", options.evaluate_every)
+    checks.integer("evaluate_clients", options.evaluate_clients)
+    checks.integer("checkpoint_every", options.checkpoint_every, 1)
     checks.number("checkpoint_pace", options.checkpoint_pace, 0.0, 1.0, open_low=True)
-    checks.whole("keep", keep, 1)
+    checks.integer("keep", keep, 1)
     local.check_terms(algorithm.client)
 
 

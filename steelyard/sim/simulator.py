@@ -25,7 +25,7 @@ from steelyard.core.rng import stream
 from steelyard.runs.checkpoint_writer import Writer
 from steelyard.runs.directory import RunDirectory
 from steelyard.runs.monitor import Monitor
-from steelyard.runs.record import Record, finite, make_written, plain
+from steelyard.runs.record import Record, finite_or_none, make_record, make_written
 from steelyard.runs.snapshot import Snapshot
 from steelyard.sim.buffers import SHARD, Buffers
 from steelyard.sim.callbacks import Callback, warn
@@ -34,8 +34,8 @@ from steelyard.sim.executors import CLIENTS, TEST, TRAIN, Executor, Forked, Seri
 from steelyard.sim.group import FINE, REASONS
 from steelyard.sim.own_metrics import TestMetric, add_test_metrics
 from steelyard.sim.participation import Participation
-from steelyard.sim.server import Server
-from steelyard.sim.work import Seat, Work
+from steelyard.sim.server import SimulationServer
+from steelyard.sim.work import ClientSlot, SimulationContext
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Simulation:
 
     def __init__(
         self,
-        work: Work,
+        work: SimulationContext,
         participation: Participation,
         options: Options,
         cohorts: Sequence[Sequence[int]],
@@ -86,7 +86,7 @@ class Simulation:
         self.clients = len(work.federation.ids)
         rows = max(map(len, cohorts), default=1)
         self.buffers: Buffers = work.buffers(self.clients if participation.train_all else rows, rows)
-        self.server = Server(work, self.buffers)
+        self.server = SimulationServer(work, self.buffers)
         self.records: list[Record] = []
         self.voids = 0
         self.best: float | None = None  # the monitor's score: more is better
@@ -209,7 +209,7 @@ class Simulation:
         work, ids = self.work, self.work.federation.ids
         cohort = list(self.cohorts[number - 1])
         steps = [float(work.num_steps(client)) for client in cohort]
-        dropped, late, duration = self.participation.absent(work.seed, number, cohort, ids, steps)
+        dropped, late, duration = self.participation.draw_absent(work.seed, number, cohort, ids, steps)
         gone = {*dropped, *late}
         seats = self._seats([client for client in cohort if client not in gone], gone)
         self._mutate(number, sum(seat.row >= 0 for seat in seats))
@@ -233,13 +233,13 @@ class Simulation:
         }
         return record
 
-    def _seats(self, present: Sequence[int], gone: set[int]) -> list[Seat]:
+    def _seats(self, present: Sequence[int], gone: set[int]) -> list[ClientSlot]:
         """Places and rows of all who train, both in the order of ids, whatever order clients come in."""
         ids, cohort = self.work.federation.ids, set(present)
         trained = [c for c in range(self.clients) if c not in gone] if self.participation.train_all else present
         order = sorted(trained, key=lambda client: sort_key(ids[client]))
         rows = {client: row for row, client in enumerate(client for client in order if client in cohort)}
-        return [Seat(client, place, rows.get(client, -1)) for place, client in enumerate(order)]
+        return [ClientSlot(client, place, rows.get(client, -1)) for place, client in enumerate(order)]
 
     def _mutate(self, number: int, rows: int) -> None:
         """What clients start from, if not from the global model."""
@@ -259,14 +259,14 @@ class Simulation:
 
         executor.run(tasks, step if self.callbacks else None)
 
-    def _aggregate(self, number: int, seats: Sequence[Seat]) -> Record:
+    def _aggregate(self, number: int, seats: Sequence[ClientSlot]) -> Record:
         """The core's round; a round without a quorum is void, and too many of them in a row end the run."""
         cohort = [seat for seat in seats if seat.row >= 0]
         valid = [seat for seat in cohort if int(self.buffers.status[seat.place]) == FINE]
         if len(valid) < self.participation.quorum:
             record = self._void(number, cohort, valid)
         else:
-            record = plain(*self.server.aggregate(number, seats))
+            record = make_record(*self.server.aggregate(number, seats))
         self.voids = self.voids + 1 if record["void"] else 0
         if self.voids >= min(self.participation.patience, self.work.rounds):
             saved = "" if self.directory is None else f"; the last checkpoint is in {self.directory.checkpoints.path}"
@@ -276,7 +276,7 @@ class Simulation:
             )
         return record
 
-    def _void(self, number: int, cohort: Sequence[Seat], valid: Sequence[Seat]) -> Record:
+    def _void(self, number: int, cohort: Sequence[ClientSlot], valid: Sequence[ClientSlot]) -> Record:
         """The record of a round that was not aggregated."""
         ids = self.work.federation.ids
         refused = {
@@ -300,7 +300,7 @@ class Simulation:
         on_clients = is_due(number, options.evaluate_clients, last)
         if not on_test and not on_clients:
             return
-        self.buffers.shown.copy_(self.server.shown())
+        self.buffers.shown.copy_(self.server.params_to_evaluate())
         tasks = [Task(TEST, number, (shard,)) for shard in range(-(-len(test or ()) // SHARD) if on_test else 0)]
         if on_clients:
             pieces = max(1, self.clients // 64)
@@ -312,7 +312,7 @@ class Simulation:
         if not on_test:
             return
         loss, right, count = self.buffers.test_results.sum(dim=0).tolist()
-        record["loss"], record["accuracy"] = finite(loss / count), finite(right / count)
+        record["loss"], record["accuracy"] = finite_or_none(loss / count), finite_or_none(right / count)
         if self.buffers.test_outputs is not None:
             targets = self.work.test[1].cpu()
             with torch.no_grad():
@@ -336,7 +336,7 @@ class Simulation:
         self.directory.append(written)
         if is_best:
             self.best_model = Snapshot(record["round"], self.server.model(), None, self.identity)
-        if record["round"] % self.options.checkpoint_every == 0 and writer.wanted():
+        if record["round"] % self.options.checkpoint_every == 0 and writer.is_due():
             self._checkpoint(writer)
 
     def _checkpoint(self, writer: Writer) -> None:

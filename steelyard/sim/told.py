@@ -14,7 +14,7 @@ CHANGING = ("accuracy", "accuracy_before", "grad_norm", "loss", "loss_before")
 """What differs from round to round; sizes and labels do not, and would make every line longer."""
 
 
-def told(table: Mapping[str, Mapping[ClientId, Any]], ids: Sequence[ClientId]) -> dict[str, Any]:
+def report_metrics(table: Mapping[str, Mapping[ClientId, Any]], ids: Sequence[ClientId]) -> dict[str, Any]:
     """`reported` by metric and client, to six digits, and FGN where clients report `grad_norm`.
 
     `fgn` is PA3Fed's Eq. (5), weighted by sizes, where clients report those too; `fgn_mean` is CriticalFL's plain mean.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from steelyard.core.client_state import ClientId, sort_key
 from steelyard.core.errors import BAD_BASE, NOT_FINITE, SteelyardError
 from steelyard.core.layout import FLAT, Kind, Layout, Leaf, Params
-from steelyard.core.sums import ALIGNMENT, finite
+from steelyard.core.sums import ALIGNMENT, are_finite
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class MemoryStore:
         stats = torch.empty(len(fit) + 1, layout.stat_dim, dtype=torch.float64)
         _flatten(layout.params, _leaves(base), matrix[-1])
         _flatten(layout.stats, _leaves(base), stats[-1])
-        if not (finite(matrix[-1]) and finite(stats[-1])):
+        if not (are_finite(matrix[-1]) and are_finite(stats[-1])):
             raise SteelyardError(BAD_BASE)
         floats = [leaf for leaf in layout.counts if leaf.dtype.is_floating_point]
         kept: list[ClientId] = []
@@ -70,7 +70,7 @@ class MemoryStore:
             _flatten(layout.params, leaves[client], row)
             _flatten(layout.stats, leaves[client], stat)
             row.sub_(matrix[-1])
-            if finite(row) and finite(stat) and all(finite(leaves[client][leaf.name]) for leaf in floats):
+            if are_finite(row) and are_finite(stat) and all(are_finite(leaves[client][leaf.name]) for leaf in floats):
                 kept.append(client)
             else:
                 quarantined[client] = NOT_FINITE

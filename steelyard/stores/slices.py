@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from steelyard.core.client_state import ClientId, sort_key
 from steelyard.core.errors import BAD_BASE, NOT_FINITE, SteelyardError
 from steelyard.core.layout import Kind, Layout, Leaf
-from steelyard.core.sums import finite
+from steelyard.core.sums import are_finite
 
 
 class Source(Protocol):
@@ -82,12 +82,12 @@ class SliceStore(Generic[S]):
                 quarantined[client] = reason
         store = SliceStore(layout, source, given, tuple(fit), quarantined, fit)
         statistics, own = store.stats()
-        if not finite(own):
+        if not are_finite(own):
             raise SteelyardError(BAD_BASE)
         bad = ~torch.isfinite(statistics).all(dim=1)
         for leaf in layout.counts:
             if leaf.dtype.is_floating_point:
-                bad |= torch.tensor([not finite(store._count(client, leaf)) for client in fit], dtype=torch.bool)
+                bad |= torch.tensor([not are_finite(store._count(client, leaf)) for client in fit], dtype=torch.bool)
         wrong = torch.nonzero(bad).flatten().tolist()
         return store.without({store.ids[row]: NOT_FINITE for row in wrong})
 

@@ -134,7 +134,7 @@ def test_explain_every_rule(rule):
 def test_explain_every_other_part(registry):
     for entry in registry:
         output = steelyard_command("explain", entry.name).output
-        assert entry.card.title in " ".join(output.split())
+        assert entry.info.title in " ".join(output.split())
         assert all(f"{option}=" in output for option in entry.options)
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from steelyard.cli.app import app
 from steelyard.core.errors import SteelyardError
 from steelyard.runs.directory import read_log
-from steelyard.sim.config import read, validated
+from steelyard.sim.config import read, validate_config
 from tests.waiting import PATIENCE, wait_until
 
 STEELYARD = [sys.executable, "-c", "from steelyard.cli import main; main()"]
@@ -132,7 +132,7 @@ def test_values_are_read_as_toml_or_text():
     assert config.local.betas == (0.5, 0.9)
     assert config.workers is None
     assert config.weighting == "fedadp:alpha=4"
-    assert validated(config.model_dump(mode="json"), "again") == config
+    assert validate_config(config.model_dump(mode="json"), "again") == config
     with pytest.raises(SteelyardError, match="'rounds' is a value, not a section"):
         read(None, ["rounds=3", "rounds.x=4"])
 

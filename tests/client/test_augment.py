@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from steelyard.client.augment import CropFlip, parse_augmentation
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.core.errors import SteelyardError
-from steelyard.sim.config import validated
+from steelyard.sim.config import validate_config
 from tests.sim.runs import clients, net, same, simulate
 
 IMAGES = (2, 6, 6)
@@ -73,13 +73,13 @@ def test_bad_options_are_named(wrong):
     with pytest.raises(
         SteelyardError, match=r"padding=-1|flip=2|fill='red'|did you mean 'crop_flip'|augment=3 is a int"
     ):
-        Local(augment=wrong)
+        LocalTraining(augment=wrong)
 
 
 @pytest.mark.parametrize("nothing", [None, "none"])
 def test_none_is_none(nothing):
     assert parse_augmentation(nothing) is None
-    assert validated({"local": {"augment": nothing}}, "test").local.augment in (None, "none")
+    assert validate_config({"local": {"augment": nothing}}, "test").local.augment in (None, "none")
 
 
 def test_only_images_are_augmented():

@@ -8,14 +8,14 @@ import pytest
 
 from steelyard.core.errors import SteelyardError
 from steelyard.data import load
-from steelyard.data.damage import bounded, reading
+from steelyard.data.damage import read_bounded, reading
 from tests.datasets import files, test_fuzz
 
 
 def test_a_stream_has_a_limit():
-    assert bounded(io.BytesIO(b"x" * 10), 10, "file") == b"x" * 10
+    assert read_bounded(io.BytesIO(b"x" * 10), 10, "file") == b"x" * 10
     with pytest.raises(SteelyardError, match="file unpacks to more than 10 bytes"):
-        bounded(io.BytesIO(b"x" * 11), 10, "file")
+        read_bounded(io.BytesIO(b"x" * 11), 10, "file")
 
 
 def test_any_error_becomes_one_line_that_names_the_file():

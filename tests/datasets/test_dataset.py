@@ -146,7 +146,7 @@ def test_partitioned():
 @pytest.mark.parametrize("index", [[[7, 2], [], [11, 0, 5]], [[1, 2], [2, 1]]], ids=["disjoint", "shared"])
 def test_arranging_keeps_every_client_as_it_was(index):
     fed = federation(index)
-    arranged = fed.arranged()
+    arranged = fed.group_by_client()
     assert len(arranged.train) == sum(map(len, index))
     assert np.concatenate(arranged.index).tolist() == list(range(len(arranged.train)))
     for old, new in zip(fed.index, arranged.index, strict=True):
@@ -157,7 +157,7 @@ def test_arranging_keeps_every_client_as_it_was(index):
 
 def test_arranging_never_grows_the_data():
     fed = federation([list(range(12)), [0]])
-    assert fed.arranged() is fed
+    assert fed.group_by_client() is fed
 
 
 def test_the_fingerprint_sees_every_change_that_matters():

@@ -111,8 +111,10 @@ def test_a_small_file_that_unpacks_to_a_large_one(name, tmp_path, monkeypatch):
         texts.put(tmp_path / file, b"\n" * (8 << 20))
         assert (tmp_path / file).stat().st_size < 1 << 12
     unpacked = []
-    plain = lines._unpacked
-    monkeypatch.setattr(lines, "_unpacked", lambda path: (unpacked.append(part) or part for part in plain(path)))
+    plain = lines._decompress_chunks
+    monkeypatch.setattr(
+        lines, "_decompress_chunks", lambda path: (unpacked.append(part) or part for part in plain(path))
+    )
     with pytest.raises(SteelyardError, match=f"holds more than {1 << 18} bytes"):
         load(name, tmp_path)
     assert sum(map(len, unpacked)) <= (1 << 18) + (1 << 16)  # it stops there

@@ -21,14 +21,14 @@ class Diary(Silent):
     def __init__(self):
         self.lines = []
 
-    def started(self, job):
+    def on_start(self, job):
         self.lines.append(("started", job.name))
 
-    def progress(self, job, record):
+    def on_progress(self, job, record):
         self.lines.append((record["round"], job.name))
         assert set(record) == {"round", "accuracy", "loss"}
 
-    def finished(self, outcome):
+    def on_finish(self, outcome):
         self.lines.append(("reused" if outcome.reused else "failed" if outcome.error else "finished", outcome.job.name))
 
 
@@ -58,7 +58,7 @@ def fake(path, config, rounds):
         "data": data,
         "model": {"parameters": 650},
     }
-    (path / "config.json").write_text(json.dumps({"config": config.stored(), "resolved": resolved}))
+    (path / "config.json").write_text(json.dumps({"config": config.to_stored(), "resolved": resolved}))
     (path / "rounds.jsonl").write_text(
         "".join(json.dumps({"round": n, "accuracy": 0.1 * n, "loss": 1.0}) + "\n" for n in range(1, rounds + 1))
     )

@@ -14,7 +14,7 @@ import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.experiments import jobs as module
 from steelyard.experiments import worker_process
-from steelyard.experiments.jobs import finished, run_jobs
+from steelyard.experiments.jobs import is_finished, run_jobs
 from steelyard.runs.directory import read_config, read_log
 from tests.experiments.jobs import Diary, Here, fake, job
 from tests.waiting import wait_until
@@ -85,8 +85,8 @@ def test_what_is_finished_is_reused_and_can_be_prolonged(tmp_path):
     log = first[0].path / "rounds.jsonl"
     before = log.stat().st_mtime_ns
     diary, longer = Diary(), job("fedawa", rounds=3)
-    assert finished(job("fedavg"), tmp_path)
-    assert not finished(longer, tmp_path)
+    assert is_finished(job("fedavg"), tmp_path)
+    assert not is_finished(longer, tmp_path)
     again = run_jobs([job("fedavg"), longer], tmp_path, watch=diary)
     assert [outcome.reused for outcome in again] == [True, False]
     assert diary.lines == [
@@ -112,7 +112,7 @@ def test_another_configuration_is_refused_before_anything_starts(tmp_path):
     assert "--out" in str(caught.value)
     assert diary.lines == []
     with pytest.raises(SteelyardError, match="holds another run"):
-        finished(mine, tmp_path)
+        is_finished(mine, tmp_path)
     (outcome,) = run_jobs([mine], tmp_path, overwrite=True)
     assert read_config(outcome.path)["config"]["local"]["lr"] == 0.1
     assert len(outcome.history) == 2
@@ -139,7 +139,7 @@ def test_finished_means_all_rounds_or_the_target(tmp_path):
     with open(tmp_path / "damaged" / "rounds.jsonl", "ab") as file:
         file.write(b"\0\0\n")
     jobs = (whole, early, short, damaged, job(name="none"))
-    assert [finished(one, tmp_path) for one in jobs] == [True, True, False, False, False]
+    assert [is_finished(one, tmp_path) for one in jobs] == [True, True, False, False, False]
     (reused,) = run_jobs([early], tmp_path)
     assert reused.reused
     assert reused.history.rounds_to(0.3) == 3
@@ -210,8 +210,8 @@ def test_names_are_distinct_and_side_by_side(tmp_path):
 class Killer(Diary):
     """Sends a signal to the process of the job named `long` after its first round."""
 
-    def progress(self, job, record):
-        super().progress(job, record)
+    def on_progress(self, job, record):
+        super().on_progress(job, record)
         if job.name == "long" and record["round"] == 1:
             for pid in self.pids():
                 os.kill(pid, signal.SIGKILL)
@@ -227,7 +227,7 @@ def test_a_killed_process_is_a_failed_job(tmp_path):
 
 
 class Interrupt(Diary):
-    def progress(self, job, record):
+    def on_progress(self, job, record):
         self.pids = descendants(os.getpid())
         raise KeyboardInterrupt
 

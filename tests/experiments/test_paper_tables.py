@@ -5,7 +5,7 @@ import pytest
 from steelyard.algorithm import parse_refiner
 from steelyard.core.errors import SteelyardError
 from steelyard.experiments import cost
-from steelyard.experiments.paper_table import METRICS, Number, names, parsed, read, tables
+from steelyard.experiments.paper_table import METRICS, Number, names, parse_table, read, tables
 from steelyard.sim.config import merge_sections
 
 SOME = {  # read in the papers by hand, apart from the files
@@ -66,19 +66,19 @@ def test_rows_of_a_column_differ_only_in_their_algorithm(table):
 
 def test_cells_are_chosen_by_pattern():
     table = read("fedadp-table1")
-    assert [cell.name for cell in table.chosen(["mnist-1class-5iid/*"]).cells] == [
+    assert [cell.name for cell in table.select_cells(["mnist-1class-5iid/*"]).cells] == [
         "mnist-1class-5iid/fedavg",
         "mnist-1class-5iid/uniform",
         "mnist-1class-5iid/fedadp",
     ]
-    assert table.chosen([]).cells == table.cells
+    assert table.select_cells([]).cells == table.cells
     with pytest.raises(SteelyardError, match="--cells 'svhn/\\*': fedadp-table1 has no such cell; it has mnist-1class"):
-        table.chosen(["svhn/*"])
+        table.select_cells(["svhn/*"])
 
 
 def test_settings_go_on_top_of_every_cell_and_leave_the_table_alone():
     table = read("fedadp-table1")
-    changed = table.changed(["rounds=5", "local.lr=0.5"])
+    changed = table.apply_settings(["rounds=5", "local.lr=0.5"])
     assert {cell.config(1).rounds for cell in changed.cells} == {5}
     assert {cell.config(1).local.lr for cell in changed.cells} == {0.5}
     assert {cell.config(1).rounds for cell in table.cells} == {300}
@@ -88,7 +88,7 @@ def test_the_paper_has_another_network_for_tiny_imagenet():
     (network,) = [text for text in read("fedawa-table1").deviations if "Another network" in text]
     for cells, setting in (("cifar*", "model=resnet20"), ("tiny-*", "model=resnet18:max_pool=true")):
         assert f"--cells '{cells}' --set {setting}" in network
-        for cell in read("fedawa-table1").chosen([cells]).changed([setting]).cells:
+        for cell in read("fedawa-table1").select_cells([cells]).apply_settings([setting]).cells:
             assert cell.config(8).model == setting.removeprefix("model=")
     assert "parameters" not in network
 
@@ -132,16 +132,16 @@ def test_fedcos_tables_are_uniform_without_a_control():
 def test_a_control_has_no_numbers():
     control = {"id": "u", "label": "U", "control": True, "set": {"weighting": "uniform"}}
     rows = [*a_table()["row"], control]
-    (_, cell) = parsed("t", a_table(row=rows)).cells
+    (_, cell) = parse_table("t", a_table(row=rows)).cells
     assert (cell.is_control, cell.row, str(cell.number), cell.paper_text) == (True, "U (control)", "-", "")
     with pytest.raises(SteelyardError, match="row 'u' is a control and has numbers"):
-        parsed("t", a_table(row=rows, numbers={"a": [1.0], "u": [2.0]}))
+        parse_table("t", a_table(row=rows, numbers={"a": [1.0], "u": [2.0]}))
 
 
 @pytest.mark.parametrize("row", ["feddf", "fedbe", "server-ft"])
 def test_baselines_on_proxy_data_train_at_the_clients_learning_rate(row):
     """The authors build the server's SGD by the line that builds the clients': 0.01 and 5e-5 for CIFAR-100."""
-    cells = read("fedlaw-table3").chosen([f"*/{row}"]).cells
+    cells = read("fedlaw-table3").select_cells([f"*/{row}"]).cells
     assert len(cells) == 12
     for cell in cells:
         refiner, local = parse_refiner(cell.raw["refine"]), cell.config(8).local
@@ -169,7 +169,7 @@ def test_baselines_on_proxy_data_train_at_the_clients_learning_rate(row):
     ],
 )
 def test_another_network_or_data_set_than_the_papers_is_told(table, settings, said):
-    assert {cell.difference for cell in read(table).changed(settings).cells} == said
+    assert {cell.difference for cell in read(table).apply_settings(settings).cells} == said
 
 
 def test_who_says_how_many_rounds():
@@ -194,7 +194,7 @@ def test_fedawas_table_says_which_feddyn_and_how_much_proxy_data():
     said = " ".join(read("fedawa-table1").deviations)
     assert "FedDyn in its own authors' form" in said
     assert "200 proxy images" in said
-    for cell in read("fedawa-table1").chosen(["*/fedlaw"]).cells:
+    for cell in read("fedawa-table1").select_cells(["*/fedlaw"]).cells:
         classes = {"cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}[cell.paper_data]
         assert cell.raw["proxy"]["per_class"] * classes == 200
 
@@ -216,7 +216,7 @@ def test_a_row_with_too_few_numbers_is_refused():
         "numbers": {"a": [1.0]},
     }
     with pytest.raises(SteelyardError, match="row 'a' has 1 numbers for 2 columns"):
-        parsed("t", raw)
+        parse_table("t", raw)
 
 
 def test_the_second_configuration_wins_section_by_section():
@@ -226,17 +226,17 @@ def test_the_second_configuration_wins_section_by_section():
 
 
 def test_costs_grow_with_rounds_and_with_the_network():
-    table = read("fedlaw-table1").chosen(["alpha-1/gamma-100"])
+    table = read("fedlaw-table1").select_cells(["alpha-1/gamma-100"])
     small = cost.seconds(table.cells[0].config(8))
-    longer = cost.seconds(table.changed(["rounds=400"]).cells[0].config(8))
-    deeper = cost.seconds(table.changed(["model=resnet20"]).cells[0].config(8))
+    longer = cost.seconds(table.apply_settings(["rounds=400"]).cells[0].config(8))
+    deeper = cost.seconds(table.apply_settings(["model=resnet20"]).cells[0].config(8))
     assert longer == pytest.approx(2 * small)
     assert deeper == pytest.approx(small * 81.6 / 9.1, rel=0.05)  # operations per sample
 
 
 def test_cost_counts_what_clients_train_on():
     """10 nodes x 600 samples x 3 passes of 8.5 million operations, and 10 000 test images."""
-    cell = read("fedadp-table1").chosen(["mnist-1class-5iid/fedavg"]).changed(["rounds=1"]).cells[0]
+    cell = read("fedadp-table1").select_cells(["mnist-1class-5iid/fedavg"]).apply_settings(["rounds=1"]).cells[0]
     operations = 8.534e6 * (3 * 6000 + 10_000)
     cores = __import__("os").sched_getaffinity(0)
     assert cost.seconds(cell.config(1)) == pytest.approx(
@@ -247,7 +247,7 @@ def test_cost_counts_what_clients_train_on():
 def test_cost_counts_passes_over_proxy_data():
     """FedLAW's 100 passes over 100 samples, on one core, beside training on 42 000 samples three times."""
     plain, learned = (
-        cost.seconds(read("fedlaw-table3").chosen([f"fashion-mnist-0.1-mlp/{row}"]).cells[0].config(8))
+        cost.seconds(read("fedlaw-table3").select_cells([f"fashion-mnist-0.1-mlp/{row}"]).cells[0].config(8))
         for row in ("fedavg", "fedlaw")
     )
     cores = len(__import__("os").sched_getaffinity(0))
@@ -262,7 +262,7 @@ def test_a_row_may_differ_more_in_some_columns():
 
 
 def test_an_unknown_data_set_has_no_estimate():
-    assert cost.seconds(read("fedadp-table1").changed(["data.name=svhn"]).cells[0].config(1)) is None
+    assert cost.seconds(read("fedadp-table1").apply_settings(["data.name=svhn"]).cells[0].config(1)) is None
     assert cost.duration(None) == "?"
 
 

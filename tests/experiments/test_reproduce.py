@@ -10,7 +10,7 @@ import pytest
 from steelyard.core.errors import SteelyardError
 from steelyard.experiments import paper_table as table
 from steelyard.experiments.jobs import Outcome
-from steelyard.experiments.paper_table import parsed
+from steelyard.experiments.paper_table import parse_table
 from steelyard.experiments.reproduce import beyond, by_seed, comma_separated, gap, jobs, markdown, ours, results
 from steelyard.experiments.scores import METRICS
 from steelyard.experiments.subset import subset
@@ -38,7 +38,7 @@ def made(metric="rounds", numbers=(10,), rounds=20):
     if metric != "rounds":
         for column in raw["column"]:
             del column["target"]
-    return parsed("test", raw)
+    return parse_table("test", raw)
 
 
 def outcome(job, accuracies, error=None, path=Path("x")):
@@ -122,7 +122,7 @@ def test_the_page_holds_what_is_needed_to_judge_it():
 
 
 def test_fewer_rounds_are_marked():
-    plan = made("final", numbers=(69.0,), rounds=20).changed(["rounds=5"])
+    plan = made("final", numbers=(69.0,), rounds=20).apply_settings(["rounds=5"])
     text = markdown(plan, found(plan, [0.7], [0.8]), ["steelyard", "--out", "runs/mine", "x", "--out=y"], ENVIRONMENT)
     assert "**Reduced: 5 rounds instead of the paper's 20.**" in text
     assert "| +6.00 | reduced |" in text
@@ -145,7 +145,7 @@ def controlled(metric="final", rounds=20):
         "column": [{"id": "c", "label": "C", "set": {}, "target": 0.5}],
         "numbers": {"a": [69.0]},
     }
-    return parsed("test", raw)
+    return parse_table("test", raw)
 
 
 @pytest.mark.parametrize("metric", ["final", "rounds"])
@@ -165,20 +165,20 @@ def test_a_control_has_no_number_and_no_gap(metric, curve):
 
 
 def test_a_short_control_is_marked_as_both():
-    plan = controlled(rounds=20).changed(["rounds=5"])
+    plan = controlled(rounds=20).apply_settings(["rounds=5"])
     text = markdown(plan, found(plan, [0.7], [0.7]), ["steelyard"], ENVIRONMENT)
     assert "| control, reduced |" in text
 
 
 def test_rounds_are_of_whoever_named_them():
-    plan = controlled(rounds=300).changed(["rounds=5"])
+    plan = controlled(rounds=300).apply_settings(["rounds=5"])
     text = markdown(plan, found(plan, [0.7], [0.7]), ["steelyard"], ENVIRONMENT)
     assert "**Reduced: 5 rounds instead of the authors' code's 300.**" in text
     assert "the paper's 300" not in text
 
 
 def test_another_network_has_no_gap():
-    plan = controlled().changed(["model=lenet"])
+    plan = controlled().apply_settings(["model=lenet"])
     result, control = found(plan, [0.9], [0.9])
     assert (gap(result), beyond(result)) == ("", False)
     text = markdown(plan, [result, control], ["steelyard"], ENVIRONMENT)
@@ -186,7 +186,7 @@ def test_another_network_has_no_gap():
     assert "| 69 | 90.00 | 90.00 |  | another network: lenet (paper: mlp) |" in text
     rows = list(csv.DictReader(io.StringIO(comma_separated([result]))))
     assert rows[0]["remark"] == "another network: lenet (paper: mlp)"
-    (result, _) = found(controlled().changed(["model=mlp:hidden=[200,200]"]), [0.9], [0.9])
+    (result, _) = found(controlled().apply_settings(["model=mlp:hidden=[200,200]"]), [0.9], [0.9])
     assert gap(result) == "+21.00"  # the same network in other words
 
 
@@ -209,17 +209,17 @@ def test_modules_speak_of_the_same_metrics():
 
 
 def test_a_target_of_the_users_is_what_is_scored():
-    plan = made().changed(["target=0.2"])
+    plan = made().apply_settings(["target=0.2"])
     (result,) = found(plan, [0.1, 0.2, 0.6], [0.1, 0.5])
     assert result.values == {1: 2, 2: 2}
     with pytest.raises(SteelyardError, match="this table counts rounds to a target"):
-        made().changed(["target=none"])
-    (result,) = found(made("final", numbers=(69.0,)).changed(["target=0.9"]), [0.7], [0.8])
+        made().apply_settings(["target=none"])
+    (result,) = found(made("final", numbers=(69.0,)).apply_settings(["target=0.9"]), [0.7], [0.8])
     assert (ours(result), gap(result)) == ("75.00 ± 7.07", "+6.00")
 
 
 def test_what_was_changed_is_said_before_the_deviations():
-    plan = made("final", numbers=(69.0,)).changed(["model=resnet20", "data.dir=elsewhere", "local.lr=0.5"])
+    plan = made("final", numbers=(69.0,)).apply_settings(["model=resnet20", "data.dir=elsewhere", "local.lr=0.5"])
     text = markdown(plan, found(plan, [0.7], [0.8]), ["steelyard"], ENVIRONMENT)
     first = "- **Changed on the command line**, whatever is said below: `model=resnet20`, `local.lr=0.5`."
     assert f"Known deviations:\n\n{first}\n- Another network." in text

@@ -6,18 +6,18 @@ import pytest
 from torch import nn
 
 import steelyard
-from steelyard.experiments.run_groups import groups, label, of_algorithm, read_runs, unlike
+from steelyard.experiments.run_groups import find_differences, groups, is_of_algorithm, label, read_runs
 from steelyard.runs.directory import CONFIG, ROUNDS
 
 
 @pytest.mark.parametrize("axis", ["case", "weighting", "client", "server", "broadcast", "refine", "local.lr"])
 def test_every_part_of_an_algorithm_is_a_row(axis):
-    assert of_algorithm(axis)
+    assert is_of_algorithm(axis)
 
 
 @pytest.mark.parametrize("axis", ["data.partition", "participation.share", "proxy.per_class", "model"])
 def test_settings_are_columns(axis):
-    assert not of_algorithm(axis)
+    assert not is_of_algorithm(axis)
 
 
 def test_a_single_algorithm_is_named_with_all_its_parts(tmp_path):
@@ -43,7 +43,7 @@ def test_seeds_of_runs_with_proxy_data_are_grouped(tmp_path):
         ("fedavg", ["0", "1"]),
         ("fedlaw:epochs=1,learn=gamma", ["0", "1"]),
     ]
-    assert notes == unlike(runs) == []
+    assert notes == find_differences(runs) == []
 
 
 def test_other_proxy_data_is_told(tmp_path):
@@ -53,7 +53,7 @@ def test_other_proxy_data_is_told(tmp_path):
     stored = json.loads(path.read_text())
     stored["resolved"]["proxy"]["fingerprint"] = "other"
     path.write_text(json.dumps(stored))
-    (said,) = unlike(read_runs([tmp_path])[0])
+    (said,) = find_differences(read_runs([tmp_path])[0])
     assert "did not start alike (other proxy data)" in said
 
 

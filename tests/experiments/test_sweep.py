@@ -153,7 +153,7 @@ def test_rows_are_written_as_runs_finish(tmp_path, here):
     counts = []
 
     class Counting(Diary):
-        def finished(self, outcome):
+        def on_finish(self, outcome):
             counts.append(len((tmp_path / "results.csv").read_text().splitlines()))
 
     run_sweep(plan({**SWEEP, "base": {**TINY, "rounds": 1}}), tmp_path, watch=Counting(), parallel=1)

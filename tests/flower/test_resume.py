@@ -14,7 +14,7 @@ import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import TERMS
 from steelyard.core.term import ClientTerm
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.experiments.run_groups import read_runs
 from steelyard.flower import Steelyard
 from steelyard.report.build import find, gather
@@ -63,7 +63,7 @@ class Drift(ClientTerm):
     """A term of one's own that sends another model than it shows, and keeps nothing at clients."""
 
     name = "drift"
-    card = Card("drift", "")
+    info = Info("drift", "")
     server_slots = ("v",)
     moves_model = True
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.flower.records import num_bytes, to_record
-from steelyard.flower.streaming_grid import Courier, Spool, budget, content_bytes
+from steelyard.flower.streaming_grid import Spool, StreamingGrid, budget, content_bytes
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 
@@ -209,7 +209,7 @@ def test_waiting_for_many_nodes_takes_few_calls():
     grid, calls = LocalGrid(runs.app(), runs.COUNT), []
     grid.push_messages = lambda messages: [str(number) for number in range(40)]
     grid.pull_messages = lambda names: calls.append(len(names)) or []
-    courier = Courier(grid, 1.0, lambda reply, is_training: None, lambda: 0)
+    courier = StreamingGrid(grid, 1.0, lambda reply, is_training: None, lambda: 0)
     assert courier.send_and_receive([None], timeout=1.0) == []
     assert len(calls) <= 3 * 40
 

@@ -10,7 +10,7 @@ import pytest
 from steelyard.core.errors import SteelyardError
 from steelyard.report import client_figures
 from steelyard.report.build import find, gather
-from steelyard.report.figures import DASHES, INKS, Heat, Table, look, shown_name
+from steelyard.report.figures import DASHES, INKS, Heat, Table, look, shorten_name
 from steelyard.report.page import html, write
 from steelyard.report.series import stretches
 from steelyard.runs.directory import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
@@ -304,8 +304,8 @@ def test_series_are_told_apart_without_colour():
     assert len({look(style)[:2] for style in range(42)}) == 42
     assert len({look(style)[1] for style in range(len(DASHES))}) == len(DASHES)
     assert "#f0e442" not in INKS
-    assert shown_name("pa3fed:score=neg_loss,detector=criticalfl_window") == "pa3fed"
-    assert len(shown_name("x" * 300)) == 32
+    assert shorten_name("pa3fed:score=neg_loss,detector=criticalfl_window") == "pa3fed"
+    assert len(shorten_name("x" * 300)) == 32
 
 
 def test_numbers_that_are_none_leave_no_trace_in_the_page(tmp_path):
@@ -314,7 +314,7 @@ def test_numbers_that_are_none_leave_no_trace_in_the_page(tmp_path):
     report = gather([run])
     names = [figure.name for figure in report.figures]
     assert not {"loss", "coherence", "cosines", "mean_cosines"} & set(names)
-    assert "NaN" not in json.dumps(report.plain(), allow_nan=False)
+    assert "NaN" not in json.dumps(report.to_dict(), allow_nan=False)
 
 
 def test_heat_limits_are_common_and_diverging_ones_centred(report):

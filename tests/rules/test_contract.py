@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 import steelyard
 from steelyard.core.spec import to_text
 from steelyard.core.view import View
-from steelyard.rules.chain import rooted
+from steelyard.rules.chain import with_default_source
 from steelyard.stores.memory import MemoryStore
 from steelyard.stores.safetensors import SafetensorsStore
 from tests.rounds import Quadratic, cohort, equal, every_rule, model, reports
@@ -27,7 +27,9 @@ def run(rule, base, clients, **options):
 
 def aggregate(rule, base, clients, **options):
     """Rules that look at proxy data get some that fits any model."""
-    return steelyard.aggregate(rule, base, clients, probe=Quadratic() if rooted(rule).needs.probe else None, **options)
+    return steelyard.aggregate(
+        rule, base, clients, probe=Quadratic() if with_default_source(rule).needs.probe else None, **options
+    )
 
 
 @every
@@ -106,7 +108,7 @@ def test_any_scale_of_updates(rule, scale):
 def test_needs_are_sufficient_and_necessary(rule, monkeypatch):
     """The rule reads all that it declares over two rounds, and nothing else (a view raises on undeclared touches)."""
     base, clients = cohort()
-    root = rooted(rule)
+    root = with_default_source(rule)
     metrics, grams, probes = set(), set(), []
     read_metric, read_gram, read_probe = View.metric, View._gram, View.probe
 

@@ -11,7 +11,7 @@ import steelyard
 from steelyard.core.gram import Gram
 from steelyard.core.mixture import Mixture
 from steelyard.core.view import View
-from steelyard.rules.chain import rooted
+from steelyard.rules.chain import with_default_source
 
 
 class Counted(np.ndarray):
@@ -44,7 +44,7 @@ def count_operations(rule, count):
     view = View(
         ids=tuple(range(count)),
         round=1,
-        needs=rooted(rule).needs,
+        needs=with_default_source(rule).needs,
         metrics={"num_examples": np.full(count, 10.0)},
         grams=lambda layers: gram,
         layer_counts=lambda layers: 1,
@@ -52,7 +52,7 @@ def count_operations(rule, count):
         lengths=lambda: gram.norms[0],
     )
     Counted.operations = 0
-    rooted(rule).apply(Mixture.convex(np.ones((1, count))), view, {})
+    with_default_source(rule).apply(Mixture.convex(np.ones((1, count))), view, {})
     return Counted.operations
 
 

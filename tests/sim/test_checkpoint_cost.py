@@ -39,7 +39,7 @@ def test_writing_takes_no_more_than_its_share_of_the_time(pace, tmp_path, monkey
     try:
         for number in range(1, 501):
             now += 10.0
-            if writer.wanted():
+            if writer.is_due():
                 writer.offer(Snapshot(number, {}, {}, "id"))
                 writer.flush()
                 saved += 1
