@@ -52,13 +52,13 @@ def __getattr__(name: str) -> Any:
             raise
         raise SteelyardError("steelyard.flower needs Flower: pip install 'steelyard[flower]'") from error
     if name in _HOMES:
-        made = getattr(home, name)
+        value = getattr(home, name)
     elif name in home.strategies():
-        made = home.strategy(name)
+        value = home.strategy(name)
     else:
         raise AttributeError(f"steelyard.flower has no {name!r}; its strategies: {', '.join(home.strategies())}")
-    globals()[name] = made
-    return made
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -15,18 +15,18 @@ BEFORE, ROUNDS = f"{OURS}.before", f"{OURS}.rounds"  # beside OURS in the client
 def recall(state: RecordDict, accepted: int | None) -> tuple[ArrayRecord | None, bool]:
     """What was kept in the round that counted last, and whether that is lost. Without a round, the newest counts."""
     rounds: Mapping[str, Any] = state.config_records.get(ROUNDS, {})
-    wanted = rounds.get(OURS, 0) if accepted is None else accepted
-    for name in (OURS, BEFORE) if wanted else ():
-        if rounds.get(name) == wanted:
+    round_number = rounds.get(OURS, 0) if accepted is None else accepted
+    for name in (OURS, BEFORE) if round_number else ():
+        if rounds.get(name) == round_number:
             return state.array_records[name], False
-    return None, wanted > 0
+    return None, round_number > 0
 
 
 def remember(
-    state: RecordDict, number: int, now: ArrayRecord, accepted: int | None, before: ArrayRecord | None
+    state: RecordDict, number: int, current: ArrayRecord, accepted: int | None, before: ArrayRecord | None
 ) -> None:
     """Keeps both, with their rounds; what it had is of no use where no round is ever named."""
-    had = before if accepted else None
-    state[OURS] = now
-    state[BEFORE] = had or ArrayRecord()
-    state[ROUNDS] = ConfigRecord({OURS: number, BEFORE: (accepted or 0) if had else 0})
+    previous = before if accepted else None
+    state[OURS] = current
+    state[BEFORE] = previous or ArrayRecord()
+    state[ROUNDS] = ConfigRecord({OURS: number, BEFORE: (accepted or 0) if previous else 0})

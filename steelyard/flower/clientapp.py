@@ -70,20 +70,20 @@ class TrainInstructions:
 
 def read_instructions(message: Message) -> TrainInstructions:
     """Reads a message. One from a server without Steelyard asks for FedAvg."""
-    told: Mapping[str, Any] = message.content.config_records.get(OURS, {})
-    sent = message.content.array_records.get(f"{OURS}.sent")
+    server_config: Mapping[str, Any] = message.content.config_records.get(OURS, {})
+    vectors_record = message.content.array_records.get(f"{OURS}.sent")
     config: Mapping[str, Any] = next(iter(message.content.config_records.values()), {})
     return TrainInstructions(
-        round=int(told.get("round", config.get("server-round", 1))),
-        rounds=int(told.get("rounds", 0)),
-        seed=int(told.get("seed", 0)),
-        client=str(told.get("client", "")),
-        metrics=tuple(told.get("metrics", ("num_examples",))),
-        vectors={} if sent is None else to_state_dict(sent),
-        mean_examples=told.get("mean-examples"),
-        id_key=str(told.get("id-key", "partition-id")),
-        examples_key=str(told.get("examples-key", "num-examples")),
-        accepted=told.get("accepted"),
+        round=int(server_config.get("round", config.get("server-round", 1))),
+        rounds=int(server_config.get("rounds", 0)),
+        seed=int(server_config.get("seed", 0)),
+        client=str(server_config.get("client", "")),
+        metrics=tuple(server_config.get("metrics", ("num_examples",))),
+        vectors={} if vectors_record is None else to_state_dict(vectors_record),
+        mean_examples=server_config.get("mean-examples"),
+        id_key=str(server_config.get("id-key", "partition-id")),
+        examples_key=str(server_config.get("examples-key", "num-examples")),
+        accepted=server_config.get("accepted"),
     )
 
 
@@ -128,10 +128,10 @@ def client(
         with one_thread():
             job = _Job(model_fn(context), _data(test_fn or data_fn, context, want), want, options, loss, 0)
             received = _received(message.content, arrays)[1]
-            found = job.evaluate(received)
+            result = job.evaluate(received)
             if test_metrics and job.data.targets.numel():
-                found |= _compute_metrics(test_metrics, model_fn(context), job.data, received)
-        return Message(RecordDict({"metrics": MetricRecord(found)}), reply_to=message)
+                result |= _compute_metrics(test_metrics, model_fn(context), job.data, received)
+        return Message(RecordDict({"metrics": MetricRecord(result)}), reply_to=message)
 
     return app
 
@@ -210,8 +210,8 @@ class _Job:
         """Trains, keeps what the client keeps, and makes the reply."""
         work, buffers = self.work, self.buffers
         self._take(received)
-        kept, lost = recall(context.state, self.want.accepted) if buffers.tables else (None, False)
-        self._recall(kept)
+        client_record, lost = recall(context.state, self.want.accepted) if buffers.tables else (None, False)
+        self._recall(client_record)
         before = {name: table[0].clone() for name, table in buffers.tables.items()}
         train_group(work, buffers, self.want.round, [ClientSlot(0, 0, 0)])
         params = work.model.usual((work.dense or work.model).params[0]).detach()
@@ -219,13 +219,13 @@ class _Job:
         empty = int(work.sizes[0]) == 0
         reply = RecordDict({key: received if empty else to_record(model)})
         reply["metrics"] = MetricRecord(self._metrics())
-        said: dict[str, Any] = {**_configured(self.want, context), "client": self.want.client}
-        reply[OURS] = ConfigRecord({**said, "restarted": True} if lost else said)
+        reply_config: dict[str, Any] = {**_configured(self.want, context), "client": self.want.client}
+        reply[OURS] = ConfigRecord({**reply_config, "restarted": True} if lost else reply_config)
         if buffers.tables:
-            remember(context.state, self.want.round, self._make_client_record(), self.want.accepted, kept)
-        told = [term.key(slot) for term in work.algorithm.client for slot in term.told_slots]
-        if told:
-            reply[TOLD] = to_record({name: buffers.staged[name][0] - before[name] for name in told})
+            remember(context.state, self.want.round, self._make_client_record(), self.want.accepted, client_record)
+        slot_keys = [term.key(slot) for term in work.algorithm.client for slot in term.told_slots]
+        if slot_keys:
+            reply[TOLD] = to_record({name: buffers.staged[name][0] - before[name] for name in slot_keys})
         return reply
 
     def evaluate(self, received: ArrayRecord) -> dict[str, Any]:
@@ -248,29 +248,29 @@ class _Job:
         buffers.stats.copy_(stats)
         buffers.counts.copy_(counts)
 
-    def _recall(self, kept: ArrayRecord | None) -> None:
+    def _recall(self, client_record: ArrayRecord | None) -> None:
         """Vectors that the server sent, and those that the client kept."""
         for name, vector in self.buffers.sent.items():
             if name not in self.want.vectors:
                 raise SteelyardError(f"client={self.want.client}: the server sent no {name!r}: let steelyard drive it")
             vector.copy_(self.want.vectors[name])
-        for name, tensor in to_state_dict(kept).items() if kept is not None else ():
+        for name, tensor in to_state_dict(client_record).items() if client_record is not None else ():
             if name in self.buffers.tables:
                 self.buffers.tables[name][0].copy_(tensor)
             elif name == "steps_taken":
                 self.buffers.steps_taken.copy_(tensor)
 
     def _make_client_record(self) -> ArrayRecord:
-        kept = {name: rows[0] for name, rows in self.buffers.staged.items()}
-        return to_record(kept | {"steps_taken": self.buffers.steps_taken + self.buffers.steps})
+        vectors = {name: rows[0] for name, rows in self.buffers.staged.items()}
+        return to_record(vectors | {"steps_taken": self.buffers.steps_taken + self.buffers.steps})
 
     def _metrics(self) -> dict[str, Any]:
         row = self.buffers.reports[0].tolist()
-        named = dict(zip(self.work.metrics, row, strict=True)) if int(self.work.sizes[0]) else {}
-        made: dict[str, Any] = {name.replace("_", "-"): value for name, value in named.items()}
-        if "label-hist" in made:
-            made["label-hist"] = self.buffers.histograms[0].tolist()
-        return {**made, "num-examples": int(self.work.sizes[0]), self.want.examples_key: int(self.work.sizes[0])}
+        values = dict(zip(self.work.metrics, row, strict=True)) if int(self.work.sizes[0]) else {}
+        metrics: dict[str, Any] = {name.replace("_", "-"): value for name, value in values.items()}
+        if "label-hist" in metrics:
+            metrics["label-hist"] = self.buffers.histograms[0].tolist()
+        return {**metrics, "num-examples": int(self.work.sizes[0]), self.want.examples_key: int(self.work.sizes[0])}
 
 
 def reporting(message: Message, context: Context, call_next: Call) -> Message:
@@ -283,20 +283,22 @@ def reporting(message: Message, context: Context, call_next: Call) -> Message:
     reply = call_next(message, context)
     if not message.metadata.message_type.startswith("train") or not reply.has_content():
         return reply
-    found = {name.replace("-", "_") for record in reply.content.metric_records.values() for name in record}
-    found |= {"num_examples"} if want.examples_key.replace("-", "_") in found else set()
-    missing = [name for name in want.metrics if name not in found]
+    metric_names = {name.replace("-", "_") for record in reply.content.metric_records.values() for name in record}
+    metric_names |= {"num_examples"} if want.examples_key.replace("-", "_") in metric_names else set()
+    missing = [name for name in want.metrics if name not in metric_names]
     if missing:
-        named = "; ".join(f"{name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}" for name in missing)
-        raise SteelyardError(f"the server's rule needs {named}: put what is missing into the MetricRecord of the reply")
-    said: Mapping[str, Any] = reply.content.config_records.get(OURS, {})
-    if want.client and said.get("client") != want.client and want.round == 1:
+        descriptions = "; ".join(f"{name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}" for name in missing)
+        raise SteelyardError(
+            f"the server's rule needs {descriptions}: put what is missing into the MetricRecord of the reply"
+        )
+    reply_config: Mapping[str, Any] = reply.content.config_records.get(OURS, {})
+    if want.client and reply_config.get("client") != want.client and want.round == 1:
         log(
             WARNING,
             "the server asks for client=%s: your training code has to add it, and say so (steelyard.flower.asked)",
             want.client,
         )
-    reply.content[OURS] = ConfigRecord({**_configured(want, context), **said})
+    reply.content[OURS] = ConfigRecord({**_configured(want, context), **reply_config})
     return reply
 
 
@@ -327,9 +329,9 @@ def partitioned(
             )
         count, at = clients or int(config["num-partitions"]), int(config["partition-id"])
         train = load(data, data_dir)[0] if isinstance(data, str) else Dataset.of(data, "data")
-        whole = Federation.partitioned(train, None, partition, count, seed)
+        federation = Federation.partitioned(train, None, partition, count, seed)
         if not 0 <= at < count:
             raise SteelyardError(f"partition-id={at}: use one of 0 to {count - 1}")
-        return whole.train.take(whole.index[at])
+        return federation.train.take(federation.index[at])
 
     return data_fn

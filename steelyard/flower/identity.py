@@ -44,10 +44,10 @@ class ClientIds:
         """Return the client id of a node, or the node's own id while none is known."""
         return self.known.get(node, node)
 
-    def restore(self, known: Mapping[int, ClientId]) -> None:
+    def restore(self, ids: Mapping[int, ClientId]) -> None:
         """Take over the bindings of the run that is resumed."""
-        self.known = dict(known)
-        self._holders = {str(client): node for node, client in known.items()}
+        self.known = dict(ids)
+        self._holders = {str(client): node for node, client in ids.items()}
 
     def see(self, nodes: Iterable[int]) -> None:
         """Note which nodes are connected."""

@@ -61,11 +61,11 @@ def mean(
         return MetricMeans(_call_users_function(fold, list(ordered.values()), weight))
     # Reports that can be right, by client.
     rows: dict[ClientId, Row] = {}
-    refused: dict[ClientId, str] = {}
+    reasons: dict[ClientId, str] = {}
     for client, content in ordered.items():
         row, reason = call_or_refuse(_read_metrics, content, weight)
         if row is None:
-            refused[client] = reason
+            reasons[client] = reason
         else:
             rows[client] = row
     # Accuracies are shares, or percentages where most clients report those.
@@ -73,14 +73,14 @@ def mean(
     for client, row in list(rows.items()):
         if not _is_accuracy_valid(row.get("accuracy", 0.0), ceiling):
             value = escape_text(repr(row["accuracy"]), 40)
-            refused[client] = f"invalid accuracy={value}: report a number from 0 to {ceiling:g}"
+            reasons[client] = f"invalid accuracy={value}: report a number from 0 to {ceiling:g}"
             del rows[client]
     if not rows:
-        return MetricMeans(None, {}, refused)
+        return MetricMeans(None, {}, reasons)
     # No client counts for more than a few others.
-    most = cap * statistics.median_low(row[weight] for row in rows.values())
+    largest_weight = cap * statistics.median_low(row[weight] for row in rows.values())
     for row in rows.values():
-        row[weight] = min(row[weight], most)
+        row[weight] = min(row[weight], largest_weight)
     # Metrics that most report, in the form in which most report them.
     metrics, medians = MetricRecord(), {}
     counts = Counter(name for row in rows.values() for name in row)
@@ -97,7 +97,7 @@ def mean(
         metrics[name] = aggregate_metricrecords([RecordDict({"metrics": pair}) for pair in pairs], weight)[name]
         if length == _NUMBER:
             medians[name] = float(statistics.median(row[name] for row in same))
-    return MetricMeans(metrics, medians, refused)
+    return MetricMeans(metrics, medians, reasons)
 
 
 _NUMBER = -1  # in place of a list's length

@@ -75,48 +75,50 @@ class RoundReplies:
 
     def warn(self, number: int, phase: str = "") -> None:
         """Logs who failed, and why."""
-        for who, reason in self.failed.items():
-            log(WARNING, "round %d%s, client %s: %s", number, phase, who, reason)
+        for client, reason in self.failed.items():
+            log(WARNING, "round %d%s, client %s: %s", number, phase, client, reason)
         for stray in self.strays:
             log(WARNING, "round %d%s, %s", number, phase, stray)
 
 
 def match_replies(
-    sent: Sequence[Message], replies: Iterable[Message], names: ClientIds, timeout: float
+    messages: Sequence[Message], replies: Iterable[Message], names: ClientIds, timeout: float
 ) -> RoundReplies:
     """Matches replies with the messages they answer; results do not depend on the order they come in.
 
     Where somebody else sent them, as a subclass may, those who answered were asked.
     """
     replies = list(replies)
-    asked = {message.metadata.dst_node_id: message.metadata.message_id for message in sent}
-    asked = asked or {one.metadata.src_node_id: one.metadata.reply_to_message_id for one in reversed(replies)}
-    by_message = {name: node for node, name in asked.items() if name}
-    found: dict[int, Message] = {}
-    made = RoundReplies(asked=len(asked))
+    expected = {message.metadata.dst_node_id: message.metadata.message_id for message in messages}
+    expected = expected or {
+        answer.metadata.src_node_id: answer.metadata.reply_to_message_id for answer in reversed(replies)
+    }
+    by_message = {name: node for node, name in expected.items() if name}
+    reply_by_node: dict[int, Message] = {}
+    round_replies = RoundReplies(asked=len(expected))
     for reply in replies:
         to, source = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
-        node = by_message.get(to) if to and by_message else source if source in asked else None
+        node = by_message.get(to) if to and by_message else source if source in expected else None
         if node is None:
-            made.strays.append(f"node {source}: answers no question of this round (late?)")
+            round_replies.strays.append(f"node {source}: answers no question of this round (late?)")
         elif reply.has_content() and source != node:
-            made.strays.append(f"node {source}: answers a question that node {node} was asked")
-        elif node in found:
-            made.strays.append(f"node {node}: answered twice; the first reply counts")
+            round_replies.strays.append(f"node {source}: answers a question that node {node} was asked")
+        elif node in reply_by_node:
+            round_replies.strays.append(f"node {node}: answered twice; the first reply counts")
         else:
-            found[node] = reply
-    for node in sorted(asked):
-        if node not in found or _expired(found[node]):
-            made.failed[str(names.of(node))] = f"node {node} did not answer within {timeout:g} s"
-            made.late.append(names.of(node))
-        elif found[node].has_error():
-            error = found[node].error
-            said = f"{CODES.get(error.code, 'error')} (code {error.code})"
+            reply_by_node[node] = reply
+    for node in sorted(expected):
+        if node not in reply_by_node or _expired(reply_by_node[node]):
+            round_replies.failed[str(names.of(node))] = f"node {node} did not answer within {timeout:g} s"
+            round_replies.late.append(names.of(node))
+        elif reply_by_node[node].has_error():
+            error = reply_by_node[node].error
+            description = f"{CODES.get(error.code, 'error')} (code {error.code})"
             reason = escape_text(error.reason or "no reason given", MOST_CHARACTERS)
-            made.failed[str(names.of(node))] = f"node {node}: {said}: {reason}"
+            round_replies.failed[str(names.of(node))] = f"node {node}: {description}: {reason}"
         else:
-            made.contents[node] = found[node].content
-    return made
+            round_replies.contents[node] = reply_by_node[node].content
+    return round_replies
 
 
 def _expired(reply: Message) -> bool:
@@ -164,8 +166,8 @@ class Inbox:
 
     def warn(self, number: int, names: ClientIds, first: bool) -> None:
         """Logs who was refused, and why; in the first round also who has no name of its own."""
-        for who, reason in self.replies.refused.items():
-            log(WARNING, "round %d, client %s: %s", number, who, reason)
+        for client, reason in self.replies.refused.items():
+            log(WARNING, "round %d, client %s: %s", number, client, reason)
         if names.unnamed and first:
             log(WARNING, UNNAMED, len(names.unnamed), names.key)
 
@@ -175,25 +177,29 @@ def split_refused(
 ) -> tuple[dict[ClientId, RecordDict], dict[ClientId, str]]:
     """Return the replies that were not refused when they came, and the reasons for the others."""
     accepted: dict[ClientId, RecordDict] = {}
-    refused: dict[ClientId, str] = {}
+    reasons: dict[ClientId, str] = {}
     for client, content in contents.items():
         _, reason = call_or_refuse(spool.check, content)
         if reason:
-            refused[client] = reason
+            reasons[client] = reason
         else:
             accepted[client] = content
-    return accepted, refused
+    return accepted, reasons
 
 
 def sort_out(
-    answers: RoundReplies, names: ClientIds, wanted: ReplyRequirements, spool: Spool, metrics: Collection[str] = ()
+    answers: RoundReplies,
+    names: ClientIds,
+    requirements: ReplyRequirements,
+    spool: Spool,
+    metrics: Collection[str] = (),
 ) -> Inbox:
     """Read ids, models and reports off the replies of a round.
 
     Args:
         answers: the replies, by node.
         names: the nodes' client ids; ids that are new are added.
-        wanted: what a reply has to hold.
+        requirements: what a reply has to hold.
         spool: where the arrays are that are not in memory, and why it refused replies.
         metrics: names of metrics to read beside the known ones: what the rule needs.
 
@@ -201,9 +207,9 @@ def sort_out(
         The replies that can be used, and the reason for each client whose reply cannot.
     """
     models: dict[ClientId, Source] = {}
-    told: dict[ClientId, Source] = {}
-    refused: dict[ClientId, str] = {}
-    box = Inbox(Replies(models, {}, told, refused), {}, {}, [], [])
+    term_vectors: dict[ClientId, Source] = {}
+    reasons: dict[ClientId, str] = {}
+    box = Inbox(Replies(models, {}, term_vectors, reasons), {}, {}, [], [])
     strangers: dict[str, str] = {}  # nodes without an id of their own, with the reason
     for node, content in answers.contents.items():
         # Who is it?
@@ -213,43 +219,43 @@ def sort_out(
             continue
         box.nodes[client] = node
         # What does it say?
-        _, reason = call_or_refuse(_read_reply, client, content, wanted, spool, box, models, told)
+        _, reason = call_or_refuse(_read_reply, client, content, requirements, spool, box, models, term_vectors)
         if reason:
-            refused[client] = reason
+            reasons[client] = reason
             box.contents.pop(client, None)
     # A label must not be another client's id.
     for label, reason in strangers.items():
-        refused[f"refused: {label}" if label in box.nodes else label] = reason
-    fractions = wanted.examples.replace("-", "_") != "num_examples"
-    table = _table(box.contents, wanted.examples, {*MEANING, *metrics})
-    box.replies = Replies(models, table, told, refused, fractions, answers.asked)
+        reasons[f"refused: {label}" if label in box.nodes else label] = reason
+    fractions = requirements.examples.replace("-", "_") != "num_examples"
+    table = _table(box.contents, requirements.examples, {*MEANING, *metrics})
+    box.replies = Replies(models, table, term_vectors, reasons, fractions, answers.asked)
     return box
 
 
 def _read_reply(
     client: ClientId,
     content: RecordDict,
-    wanted: ReplyRequirements,
+    requirements: ReplyRequirements,
     spool: Spool,
     box: Inbox,
     models: dict[ClientId, Source],
-    told: dict[ClientId, Source],
+    term_vectors: dict[ClientId, Source],
 ) -> None:
     """Read one client's reply into the inbox; raise an error with the reason if it cannot be used."""
-    said: Mapping[str, Any] = content.config_records.get(OURS, {})
-    if said.get("restarted") is True:
+    reply_config: Mapping[str, Any] = content.config_records.get(OURS, {})
+    if reply_config.get("restarted") is True:
         box.restarted.append(client)
-    is_unconfirmed = bool(wanted.client) and said.get("client") != wanted.client
+    is_unconfirmed = bool(requirements.client) and reply_config.get("client") != requirements.client
     if is_unconfirmed:
         box.unconfirmed.append(client)
     spool.check(content)
-    model = _model(content, wanted.arrays, spool)
+    model = _model(content, requirements.arrays, spool)
     changes = _find_term_vectors(content, spool)
-    if is_unconfirmed and wanted.strict:
-        raise SteelyardError(UNCONFIRMED.format(wanted.client))
+    if is_unconfirmed and requirements.strict:
+        raise SteelyardError(UNCONFIRMED.format(requirements.client))
     models[client] = model
     if changes is not None:
-        told[client] = changes
+        term_vectors[client] = changes
     box.contents[client] = content
 
 
@@ -259,8 +265,8 @@ def _model(content: RecordDict, key: str, spool: Spool) -> Source:
         return aside
     name = array_name(content, key)
     if name is None:
-        held = escape_text(", ".join(str(name) for name in content) or "nothing", _SHOWN)
-        raise SteelyardError(f"its reply has no ArrayRecord {key!r}: it has {held}")
+        record_names = escape_text(", ".join(str(name) for name in content) or "nothing", _SHOWN)
+        raise SteelyardError(f"its reply has no ArrayRecord {key!r}: it has {record_names}")
     record = content.array_records[name]
     spool.check_model(record)
     return RecordSource(record)
@@ -275,10 +281,10 @@ def _table(contents: dict[ClientId, RecordDict], examples: str, names: Collectio
     """What clients reported, under our names: Flower's have dashes, and the number of examples may have any."""
     table: Table = {}
     for client, content in contents.items():
-        said = {name: value for record in content.metric_records.values() for name, value in record.items()}
-        ours = {name.replace("-", "_"): value for name, value in said.items()}
-        if examples in said:
-            ours["num_examples"] = said[examples]
-        for name in sorted(ours.keys() & names):
-            table.setdefault(name, {})[client] = ours[name]
+        metrics = {name: value for record in content.metric_records.values() for name, value in record.items()}
+        values = {name.replace("-", "_"): value for name, value in metrics.items()}
+        if examples in metrics:
+            values["num_examples"] = metrics[examples]
+        for name in sorted(values.keys() & names):
+            table.setdefault(name, {})[client] = values[name]
     return table

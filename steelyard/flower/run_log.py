@@ -70,10 +70,13 @@ class RunLog:
         if self.path is None:
             return None
         # Not the initial model: one that is drawn anew at every start is not used when a run goes on.
-        fixed = {name: described[name] for name in ("algorithm", "seed")} | {
+        fixed_parts = {name: described[name] for name in ("algorithm", "seed")} | {
             "parameters": described["model"]["parameters"]
         }
-        self.identity, self.rounds = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest(), rounds
+        self.identity, self.rounds = (
+            hashlib.sha256(json.dumps(fixed_parts, sort_keys=True).encode()).hexdigest(),
+            rounds,
+        )
         self.directory = RunDirectory(self.path, self.keep)
         if self.apart is not None:
             self.directory.checkpoints = Checkpoints(self.apart, self.keep)
@@ -85,33 +88,33 @@ class RunLog:
                     f"{self.path}: holds a run: go on with it (resume=True), or choose another directory"
                 )
             before = read_config(self.path).get("resolved", {})
-            self._check_same({**before, "parameters": before.get("model", {}).get("parameters")}, fixed)
+            self._check_same({**before, "parameters": before.get("model", {}).get("parameters")}, fixed_parts)
             snapshot = self._read_checkpoint(self.directory.checkpoints)
             snapshot = None if snapshot is None else self._in_order(snapshot, initial)
             self.cohorts = self._read_cohorts(self.path / COHORTS)
-        done = 0 if snapshot is None else snapshot.round
-        self.cohorts = self.cohorts[:done]
+        num_rounds = 0 if snapshot is None else snapshot.round
+        self.cohorts = self.cohorts[:num_rounds]
         config = {"resolved": {**described, "rounds": rounds}, "monitor": self.monitor.to_dict()}
         self.directory.begin(config, self.cohorts, None)
         self.best = None
-        for record in self.directory.open_log(done, None if snapshot is None else snapshot.log):
+        for record in self.directory.open_log(num_rounds, None if snapshot is None else snapshot.log):
             self._improves(record)
         return snapshot
 
     def _read_checkpoint(self, checkpoints: Checkpoints) -> Snapshot | None:
         """The newest checkpoint that verifies; warns of what is damaged."""
-        snapshot, refused = checkpoints.newest(self.identity)
+        snapshot, problems = checkpoints.newest(self.identity)
         damage = None if snapshot is None else checkpoints.verify_best(snapshot, None)
-        for problem in [*refused, *([] if damage is None else [damage])]:
+        for problem in [*problems, *([] if damage is None else [damage])]:
             log(WARNING, "Damaged checkpoint in %s: %s", checkpoints.path, problem)
         return snapshot
 
-    def _check_same(self, before: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-        changed = [name for name, value in fixed.items() if before.get(name) != json.loads(json.dumps(value))]
+    def _check_same(self, before: Mapping[str, Any], fixed_parts: Mapping[str, Any]) -> None:
+        changed = [name for name, value in fixed_parts.items() if before.get(name) != json.loads(json.dumps(value))]
         if changed:
-            said = "; ".join(f"{name}: {before.get(name)!r} then, {fixed[name]!r} now" for name in changed)
+            differences = "; ".join(f"{name}: {before.get(name)!r} then, {fixed_parts[name]!r} now" for name in changed)
             self.close()
-            raise SteelyardError(f"{self.path}: the run in it is another one ({said}): choose another directory")
+            raise SteelyardError(f"{self.path}: the run in it is another one ({differences}): choose another directory")
 
     def _in_order(self, snapshot: Snapshot, initial: StateDict) -> Snapshot:
         """Checkpoints list tensors in an order of their own, and some clients go by position."""
@@ -127,11 +130,11 @@ class RunLog:
 
     def _read_cohorts(self, path: Path) -> list[list[ClientId]]:
         try:
-            found: list[list[ClientId]] = json.loads(path.read_bytes())
+            cohorts: list[list[ClientId]] = json.loads(path.read_bytes())
         except (OSError, ValueError):
             self.close()
             raise SteelyardError(f"{path}: missing or damaged: bring it back, or choose another directory") from None
-        return found
+        return cohorts
 
     def note(self, record: Record, cohort: list[ClientId]) -> None:
         """A round that is aggregated; evaluations may follow."""
@@ -145,39 +148,39 @@ class RunLog:
         if self.directory is None or before == (len(self.sizes), len(self.labels)):
             return
         ids = sorted(self.sizes, key=sort_key)
-        told = {"ids": ids, "sizes": [self.sizes[client] for client in ids]}
+        clients = {"ids": ids, "sizes": [self.sizes[client] for client in ids]}
         if self.labels.keys() >= self.sizes.keys():
-            told["counts"] = [self.labels[client] for client in ids]
-        self.directory.write_clients(told)
+            clients["counts"] = [self.labels[client] for client in ids]
+        self.directory.write_clients(clients)
 
-    def judging(self, evaluate: Evaluate | None, done: int) -> Evaluate | None:
+    def judging(self, evaluate: Evaluate | None, first_round: int) -> Evaluate | None:
         """The server's evaluation, with rounds counted from the run's first, on record."""
         if evaluate is None:
             return None
 
         def judge(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            found = evaluate(number + done, arrays)
-            self.add_evaluation(found)
-            return found
+            metrics = evaluate(number + first_round, arrays)
+            self.add_evaluation(metrics)
+            return metrics
 
         return judge
 
-    def add_evaluation(self, found: MetricRecord | None, by: str = "") -> None:
+    def add_evaluation(self, metrics: MetricRecord | None, by: str = "") -> None:
         """Adds what an evaluation found: the server's own under the metrics' names, the clients' under theirs."""
-        if found is None or self.record is None:
+        if metrics is None or self.record is None:
             return
-        plain: Record = {name.replace("-", "_"): _to_plain(value) for name, value in found.items()}
+        plain: Record = {name.replace("-", "_"): _to_plain(value) for name, value in metrics.items()}
         if not by:
-            taken = {*self.record, *_PLACES} - {*_SCORES, self.monitor.metric}
+            reserved = {*self.record, *_PLACES} - {*_SCORES, self.monitor.metric}
             lists = {name for name in (*_SCORES, self.monitor.metric) if isinstance(plain.get(name), list)}
-            apart = {name: value for name, value in plain.items() if name in taken | lists}
-            own = {name: value for name, value in plain.items() if name not in apart}
+            separate = {name: value for name, value in plain.items() if name in reserved | lists}
+            own = {name: value for name, value in plain.items() if name not in separate}
             self.record |= own
             # The server's own evaluation counts, not the clients'.
             medians = self.record.get("evaluation", {}).get("median", {})
             for name in own.keys() & medians.keys():
                 del medians[name]
-            by, plain = "server_evaluation", apart
+            by, plain = "server_evaluation", separate
         if plain:
             self.record[by] = plain
 
@@ -197,8 +200,8 @@ class RunLog:
                 record.setdefault(name, value)
         for name in _SCORES:
             record.setdefault(name, None)
-        total, known = time.perf_counter() - self.began, sum(record["timings"].values())
-        record["timings"] |= {"evaluate": round(max(0.0, total - known), 6), "total": round(total, 6)}
+        total, measured = time.perf_counter() - self.began, sum(record["timings"].values())
+        record["timings"] |= {"evaluate": round(max(0.0, total - measured), 6), "total": round(total, 6)}
         self.directory.append(record)
         self.cohorts.append(self.cohort)
         number = record["round"]
@@ -206,12 +209,12 @@ class RunLog:
         better = self._improves(record)
         due = number % self.every == 0 or number == self.rounds
         if better or due:
-            model, kept = state()
+            model, run_state = state()
             if better:
                 self.directory.checkpoints.save(Snapshot(number, model, None, self.identity))
             if due:
                 self.directory.checkpoints.save(
-                    Snapshot(number, model, kept, self.identity, self.directory.digest), self.directory.log
+                    Snapshot(number, model, run_state, self.identity, self.directory.digest), self.directory.log
                 )
 
     def _improves(self, record: Record) -> bool:
@@ -234,7 +237,7 @@ class RunLog:
 
 
 def _to_plain(value: Any) -> Any:
-    return [finite_or_none(float(one)) for one in value] if isinstance(value, list) else finite_or_none(float(value))
+    return [finite_or_none(float(item)) for item in value] if isinstance(value, list) else finite_or_none(float(value))
 
 
 def describe_run(

@@ -37,8 +37,8 @@ _OURS = list(inspect.signature(Steelyard.__init__).parameters.values())[2:]  # w
 def strategies() -> dict[str, tuple[str, Entry]]:
     """Class names, with the place of the part in an algorithm and its entry; what wraps other parts has none."""
     return {
-        _NAMES.get(entry.name, entry.make.__name__): (place, entry)
-        for place, registry in _PLACES
+        _NAMES.get(entry.name, entry.make.__name__): (kind, entry)
+        for kind, registry in _PLACES
         for entry in registry
         if not entry.wraps and not is_detector(entry)
     }
@@ -46,22 +46,22 @@ def strategies() -> dict[str, tuple[str, Entry]]:
 
 def strategy(name: str) -> type[Steelyard]:
     """The strategy of this name: Flower's ten arguments, then the part's options and ours by keyword."""
-    place, entry = strategies()[name]
-    plain = [] if place == "weighting" else [_keyword("weighting", "uniform" if entry.name in _UNIFORM else "fedavg")]
+    kind, entry = strategies()[name]
+    plain = [] if kind == "weighting" else [_keyword("weighting", "uniform" if entry.name in _UNIFORM else "fedavg")]
     options = [*plain, *(_keyword(key, p.default) for key, p in entry.options.items())]
-    taken = {parameter.name for parameter in options}
-    ours = [parameter for parameter in _OURS if parameter.name not in taken]
-    ten, keywords = ours[:10], [*options, *ours[10:]]
+    taken_names = {parameter.name for parameter in options}
+    strategy_options = [parameter for parameter in _OURS if parameter.name not in taken_names]
+    ten, keywords = strategy_options[:10], [*options, *strategy_options[10:]]
 
     def init(self: Steelyard, *args: Any, **kwargs: Any) -> None:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = dict(bound.arguments)
-        part = entry.make(**{key: given.pop(key) for key in entry.options})
-        parts: dict[str, Any] = {place: part}
+        arguments = dict(bound.arguments)
+        part = entry.make(**{key: arguments.pop(key) for key in entry.options})
+        parts: dict[str, Any] = {kind: part}
         if plain:
-            parts["weighting"] = given.pop("weighting")
-        Steelyard.__init__(self, Algorithm(**parts), **given)
+            parts["weighting"] = arguments.pop("weighting")
+        Steelyard.__init__(self, Algorithm(**parts), **arguments)
 
     signature = inspect.Signature([*ten, *keywords])
     described = f"{entry.info.title[:1].upper()}{entry.info.title[1:]} ({entry.info.paper or 'steelyard'}), on Flower."

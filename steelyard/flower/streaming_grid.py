@@ -117,9 +117,9 @@ class Spool:
         if reason is not None:
             raise SteelyardError(reason)
 
-    def find(self, content: RecordDict, what: str = MODEL) -> Checkpoint | None:
+    def find(self, content: RecordDict, name: str = MODEL) -> Checkpoint | None:
         """What was put aside of a reply, if it was."""
-        path = self.aside.get((id(content), what))
+        path = self.aside.get((id(content), name))
         return None if path is None else Checkpoint(str(path))
 
     def _take(self, content: RecordDict, key: str | None) -> None:
@@ -129,9 +129,9 @@ class Spool:
         # What has to stay in memory.
         beside = content_bytes(content, but=(name, vectors))
         if beside > self.most_beside:
-            what = "" if name is None else " beside the model"
+            suffix = "" if name is None else " beside the model"
             raise SteelyardError(
-                f"its reply holds {beside} bytes{what}, at most {self.most_beside} are allowed: send less, or raise "
+                f"its reply holds {beside} bytes{suffix}, at most {self.most_beside} are allowed: send less, or raise "
                 "memory="
             )
         # The model, and vectors of its size.
@@ -141,10 +141,10 @@ class Spool:
             self._check_vectors(content.array_records[vectors])
         self.held += beside
         if name is not None:
-            left = self.limit - self.own * num_bytes(content.array_records[name])
-            self._hold(content, name, MODEL, left)
+            room = self.limit - self.own * num_bytes(content.array_records[name])
+            self._hold(content, name, MODEL, room)
             if vectors is not None:
-                self._hold(content, vectors, TOLD, left)
+                self._hold(content, vectors, TOLD, room)
 
     def check_model(self, record: ArrayRecord) -> None:
         """Raise an error with the reason if this is not a model of the layout that is expected."""
@@ -162,16 +162,16 @@ class Spool:
             return
         for name in set(record) - self.vectors:
             del record[name]
-        most = self.told * (self.layout.dim * _MOST_ITEM + _MOST_ENVELOPE)
+        limit = self.told * (self.layout.dim * _MOST_ITEM + _MOST_ENVELOPE)
         size = record_bytes(record)
-        if size > most:
-            raise SteelyardError(f"its record {TOLD!r} holds {size} bytes, at most {most} are expected")
+        if size > limit:
+            raise SteelyardError(f"its record {TOLD!r} holds {size} bytes, at most {limit} are expected")
 
-    def _hold(self, content: RecordDict, name: str, what: str, left: int) -> None:
+    def _hold(self, content: RecordDict, name: str, suffix: str, room: int) -> None:
         """Keep a record in memory if there is room, else write it to a file."""
         record = content.array_records[name]
         size = num_bytes(record)
-        if self.held + size <= left:
+        if self.held + size <= room:
             self.held += size
             return
         state = to_state_dict(record)
@@ -179,10 +179,10 @@ class Spool:
             path = self._path()
             save_file(state, path)
         except (OSError, SafetensorError) as error:
-            place = self.folder or self.home or "replies beyond memory="
+            location = self.folder or self.home or "replies beyond memory="
             cure = "set TMPDIR to where there is" if self.home is None else "raise memory="
-            raise ServerFault(f"{place}: {getattr(error, 'strerror', error)}: make room, or {cure}") from error
-        self.aside[id(content), what] = path
+            raise ServerFault(f"{location}: {getattr(error, 'strerror', error)}: make room, or {cure}") from error
+        self.aside[id(content), suffix] = path
         del content[name]
 
     def _path(self) -> Path:
@@ -235,11 +235,11 @@ def _shorten(error: Error) -> None:
         vars(error)["_reason"] = reason[:_MOST_REASON]
 
 
-def _empty(content: RecordDict, most: int) -> None:
+def _empty(content: RecordDict, limit: int) -> None:
     """Drop the arrays of a refused reply, and the rest too if it is large: it may hold the client's id."""
     for name in list(content.array_records):
         del content[name]
-    if content_bytes(content) > most:
+    if content_bytes(content) > limit:
         content.clear()
 
 
@@ -268,10 +268,10 @@ class StreamingGrid:
         end = time.monotonic() + (self._timeout if timeout is None else timeout)
         replies: list[Message] = []
         while waiting:
-            left, calls = sorted(waiting), 0
-            while left:  # no more at a time than there is room for
+            remaining, calls = sorted(waiting), 0
+            while remaining:  # no more at a time than there is room for
                 count = max(1, self._room())
-                part, left = left[:count], left[count:]
+                part, remaining = remaining[:count], remaining[count:]
                 calls += 1
                 for reply in self._grid.pull_messages(part):
                     self._receive(reply, _are_for_training(pushed))

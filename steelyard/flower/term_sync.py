@@ -55,10 +55,10 @@ class TermSync:
             raise SteelyardError(f"the clients {UNCONFIRMED.format(client)}")
         if without and not self.wanted.strict and not self.warned:
             self.warned = True
-            said = f"{len(without)} of {len(box.nodes)} clients {UNCONFIRMED.format(client)}"
-            log(WARNING, "round %d: %s. Without it, this is plain averaging", number, said)
-        for one in box.restarted:
-            log(WARNING, LOST, number, one, CURE if self.keeps else "")
+            problem = f"{len(without)} of {len(box.nodes)} clients {UNCONFIRMED.format(client)}"
+            log(WARNING, "round %d: %s. Without it, this is plain averaging", number, problem)
+        for restarted_client in box.restarted:
+            log(WARNING, LOST, number, restarted_client, CURE if self.keeps else "")
         return {"unconfirmed": without, "restarted": box.restarted}
 
     def settle(self, number: int, clients: Iterable[ClientId], box: Inbox) -> None:

@@ -142,9 +142,9 @@ class Checkpoints:
     def _prune(self, identity: str) -> None:
         """Removes this run's older checkpoints, and all its best models but the one that the link names."""
         best = self.path / "best"
-        chosen = os.readlink(best) if best.is_symlink() else None
+        best_name = os.readlink(best) if best.is_symlink() else None
         rounds = [path for path in self._list_directories("round") if is_of_run(path, identity)]
-        models = [path for path in self._list_directories("best") if path.name != chosen and is_of_run(path, identity)]
+        models = [path for path in self._list_directories("best") if path.name != best_name and is_of_run(path, identity)]
         for path in [*rounds[self.keep :], *models]:
             self._remove(path)
 
@@ -156,8 +156,8 @@ class Checkpoints:
 
     def _list_directories(self, kind: str) -> list[Path]:
         """The directories called `round-` or `best-` and a number, newest first."""
-        named = [path for path in self._entries() if NAMES.fullmatch(path.name) and path.name.startswith(f"{kind}-")]
-        real = [path for path in named if path.is_dir() and not path.is_symlink()]
+        candidates = [path for path in self._entries() if NAMES.fullmatch(path.name) and path.name.startswith(f"{kind}-")]
+        real = [path for path in candidates if path.is_dir() and not path.is_symlink()]
         return sorted(real, key=round_of, reverse=True)
 
     def _entries(self) -> list[Path]:
@@ -195,7 +195,7 @@ class Checkpoints:
 
         Damaged ones are set aside under another name, half-written ones removed.
         """
-        refused = []
+        problems = []
         for leftover in self._entries():
             if leftover.name.startswith(".") and written_by_us(leftover):
                 leftover.unlink() if leftover.is_symlink() else shutil.rmtree(leftover)
@@ -205,7 +205,7 @@ class Checkpoints:
             try:
                 snapshot = verified(path)
             except (OSError, SteelyardError) as error:
-                refused.append(f"{path.name}: {error}")
+                problems.append(f"{path.name}: {error}")
                 self._set_aside(path)
                 continue
             if identity is not None and snapshot.identity != identity:
@@ -213,8 +213,8 @@ class Checkpoints:
                     f"{path}: belongs to another run (configuration, data or model differ): "
                     "resume with the configuration in the run's config.json"
                 )
-            return snapshot, refused
-        return None, refused
+            return snapshot, problems
+        return None, problems
 
     def verify_best(self, snapshot: Snapshot, number: int | None) -> str | None:
         """Verifies the best model of a run that goes on from a checkpoint; returns what is wrong with it.
@@ -236,7 +236,7 @@ class Checkpoints:
         # Better rounds after the checkpoint replaced the model, and will be gone through again.
         later = [path.name for path in self._list_directories("best") if round_of(path) > snapshot.round]
         if is_present(self.path / name) is False and any(
-            self._problem_of(other, snapshot.identity) is None for other in later
+            self._problem_of(later_name, snapshot.identity) is None for later_name in later
         ):
             return None
         # Set the damaged model aside; the link may not lead to it, nor to nothing.
@@ -255,12 +255,12 @@ class Checkpoints:
     def _problem_of(self, name: str, identity: str) -> str | None:
         """Why a best model cannot be used; None if it can."""
         try:
-            stored = verified(self.path / name)
+            snapshot = verified(self.path / name)
         except FileNotFoundError:
             return "it is missing"
         except (OSError, SteelyardError) as error:
             return str(error)
-        return None if stored.identity == identity else "it belongs to another run"
+        return None if snapshot.identity == identity else "it belongs to another run"
 
     def _set_aside(self, path: Path) -> None:
         """Renames a damaged checkpoint, unless it holds files of others."""

@@ -186,13 +186,13 @@ def read_config(path: Path) -> dict[str, Any]:
     resolved = config.get("resolved") if isinstance(config, dict) else None
     if not isinstance(resolved, dict) or not resolved.keys() >= _RESOLVED:
         raise SteelyardError(f"{path / CONFIG}: does not say what was run: {cure}")
-    asked = config.get("config", {})
-    if not isinstance(asked, dict):
+    requested = config.get("config", {})
+    if not isinstance(requested, dict):
         raise SteelyardError(f"{path / CONFIG}: config is not a table of options: {cure}")
-    for place, value, checks in (("resolved", resolved, _ABOUT), ("config", asked, _ASKED)):
+    for section, value, checks in (("resolved", resolved, _ABOUT), ("config", requested, _ASKED)):
         wrong = _wrong_key(value, checks)
         if wrong is not None:
-            raise SteelyardError(f"{path / CONFIG}: {place}.{wrong} is {_brief(value[wrong])}: {cure}")
+            raise SteelyardError(f"{path / CONFIG}: {section}.{wrong} is {_brief(value[wrong])}: {cure}")
     try:
         json.dumps(config, ensure_ascii=False).encode()
     except UnicodeEncodeError:

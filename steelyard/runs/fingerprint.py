@@ -58,16 +58,16 @@ def _is_of_library(value: Any) -> bool:
     return top in _LIBRARIES or top in sys.stdlib_module_names
 
 
-def _parts(value: Any, seen: dict[int, int]) -> Iterator[str | bytes]:
+def _parts(value: Any, numbers: dict[int, int]) -> Iterator[str | bytes]:
     """All that tells a value from others, piece by piece; an object that comes up again is its number."""
     # Plain values are their text.
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
         yield f"{type(value).__name__} {value!r}"
         return
-    if id(value) in seen:
-        yield f"again {seen[id(value)]}"
+    if id(value) in numbers:
+        yield f"again {numbers[id(value)]}"
         return
-    seen[id(value)] = len(seen)
+    numbers[id(value)] = len(numbers)
     # Arrays are their bytes.
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -80,41 +80,41 @@ def _parts(value: Any, seen: dict[int, int]) -> Iterator[str | bytes]:
     elif isinstance(value, Mapping):
         yield f"map {len(value)}"
         for key, item in value.items():
-            yield from _parts(key, seen)
-            yield from _parts(item, seen)
+            yield from _parts(key, numbers)
+            yield from _parts(item, numbers)
     elif isinstance(value, (list, tuple)):
         yield f"list {len(value)}"
         for item in value:
-            yield from _parts(item, seen)
+            yield from _parts(item, numbers)
     elif isinstance(value, (set, frozenset)):
         yield f"set {sorted(map(repr, value))}"
     # Functions are their code, and what it refers to.
     elif isinstance(value, functools.partial):
         yield "partial"
-        yield from _parts((value.func, value.args, value.keywords), seen)
+        yield from _parts((value.func, value.args, value.keywords), numbers)
     elif isinstance(value, types.MethodType):
         yield "method"
-        yield from _parts((value.__self__, value.__func__), seen)
+        yield from _parts((value.__self__, value.__func__), numbers)
     elif isinstance(value, types.FunctionType):
         yield f"function {_name(value)}"
         if not _is_of_library(value):
-            yield from _function_parts(value, seen)
+            yield from _function_parts(value, numbers)
     elif isinstance(value, type):
         yield f"class {_name(value)}"
         if not _is_of_library(value):
-            yield from _class_parts(value, seen)
+            yield from _class_parts(value, numbers)
     elif isinstance(value, types.ModuleType) or not hasattr(value, "__dict__"):
         yield f"{type(value).__name__} {_name(value)}"
     # Other objects are their class and their attributes.
     else:
-        yield from _parts(type(value), seen)
+        yield from _parts(type(value), numbers)
         for name, item in sorted(vars(value).items()):
             if name not in _TRANSIENT and not (name.endswith("_hooks") and not item):
                 yield f"attribute {name}"
-                yield from _parts(item, seen)
+                yield from _parts(item, numbers)
 
 
-def _class_parts(kind: type, seen: dict[int, int] | None) -> Iterator[str | bytes]:
+def _class_parts(kind: type, numbers: dict[int, int] | None) -> Iterator[str | bytes]:
     """The functions of a class and of those it is made from; without `seen`, not what they refer to."""
     for base in kind.__mro__:
         if _is_of_library(base):
@@ -124,25 +124,25 @@ def _class_parts(kind: type, seen: dict[int, int] | None) -> Iterator[str | byte
             function = item.__func__ if isinstance(item, (staticmethod, classmethod)) else item
             if isinstance(function, types.FunctionType):
                 yield f"function {name}"
-                yield from _code_parts(function.__code__) if seen is None else _function_parts(function, seen)
-            elif seen is not None and not name.startswith("__"):
+                yield from _code_parts(function.__code__) if numbers is None else _function_parts(function, numbers)
+            elif numbers is not None and not name.startswith("__"):
                 yield f"value {name}"
-                yield from _parts(item, seen)
+                yield from _parts(item, numbers)
 
 
-def _function_parts(function: types.FunctionType, seen: dict[int, int]) -> Iterator[str | bytes]:
+def _function_parts(function: types.FunctionType, numbers: dict[int, int]) -> Iterator[str | bytes]:
     """Code, defaults, what it closes over, and the globals that it reads."""
     yield from _code_parts(function.__code__)
-    yield from _parts((function.__defaults__, function.__kwdefaults__), seen)
+    yield from _parts((function.__defaults__, function.__kwdefaults__), numbers)
     for cell in function.__closure__ or ():
         try:
-            yield from _parts(cell.cell_contents, seen)
+            yield from _parts(cell.cell_contents, numbers)
         except ValueError:  # not filled yet
             yield "empty"
     for name in sorted(_names_in(function.__code__)):
         if name in function.__globals__:
             yield f"global {name}"
-            yield from _parts(function.__globals__[name], seen)
+            yield from _parts(function.__globals__[name], numbers)
 
 
 def _code_parts(code: types.CodeType) -> Iterator[str | bytes]:

@@ -110,10 +110,10 @@ class History:
 
     def _repr_html_(self) -> str:
         own = () if self.monitor.metric in ("accuracy", "loss") else (self.monitor.metric,)
-        shown = ("round", *own, "accuracy", "loss", "coherence", "effective_clients")
-        head = "".join(f"<th>{escape(name)}</th>" for name in shown)
+        columns = ("round", *own, "accuracy", "loss", "coherence", "effective_clients")
+        head = "".join(f"<th>{escape(name)}</th>" for name in columns)
         rows = self.records if len(self.records) <= 12 else [*self.records[:3], *self.records[-9:]]
-        body = "".join("<tr>" + "".join(f"<td>{_cell(r.get(name))}</td>" for name in shown) + "</tr>" for r in rows)
+        body = "".join("<tr>" + "".join(f"<td>{_cell(r.get(name))}</td>" for name in columns) + "</tr>" for r in rows)
         return f"<b>{escape(self.name)}</b>, {len(self)} rounds<table><tr>{head}</tr>{body}</table>"
 
 

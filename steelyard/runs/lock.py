@@ -50,18 +50,26 @@ def close_private(handle: int) -> None:
             os.close(handle)
 
 
-def lock(path: Path, what: str) -> int:
-    """Makes a directory and locks it until the handle is released; `what` is what messages call it."""
+def lock(path: Path, kind: str) -> int:
+    """Create a directory if it is missing, and lock it until the handle is released.
+
+    Args:
+        path: the directory.
+        kind: what messages call it: a run, a sweep.
+
+    Returns:
+        The handle, for `close_private`.
+    """
     import fcntl  # not on Windows, where the rest of the package works
 
     try:
         path.mkdir(parents=True, exist_ok=True)
-        _check_lock_file(path / LOCK, what)
+        _check_lock_file(path / LOCK, kind)
         handle = open_private(path / LOCK, os.O_RDWR)
     except OSError as error:
         reason = error.strerror or error
         raise SteelyardError(
-            f"{path}: cannot be a {what} directory: {reason}: choose another directory (out, --out)"
+            f"{path}: cannot be a {kind} directory: {reason}: choose another directory (out, --out)"
         ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,27 +77,27 @@ def lock(path: Path, what: str) -> int:
         owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
         close_private(handle)
         raise SteelyardError(
-            f"{path}: this {what} is in use by {owner}: wait for it, or choose another directory (out, --out)"
+            f"{path}: this {kind} is in use by {owner}: wait for it, or choose another directory (out, --out)"
         ) from None
     if not lead_to_same(path / LOCK, handle):  # its last owner removed it just now
         close_private(handle)
-        return lock(path, what)
+        return lock(path, kind)
     os.ftruncate(handle, 0)
     os.pwrite(handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return handle
 
 
-def _check_lock_file(path: Path, what: str) -> None:
+def _check_lock_file(path: Path, kind: str) -> None:
     """Refuses a file of somebody else that has the name of ours: it would be overwritten."""
     try:
-        found = os.lstat(path)
-        is_ours = stat.S_ISREG(found.st_mode) and found.st_size <= 400
+        status = os.lstat(path)
+        is_ours = stat.S_ISREG(status.st_mode) and status.st_size <= 400
         is_ours = is_ours and _OWNER.fullmatch(path.read_bytes()) is not None
     except FileNotFoundError:
         return
     if not is_ours:
         raise SteelyardError(
-            f"{path}: this file is not the lock of a {what} and would be overwritten: move it away, or choose another "
+            f"{path}: this file is not the lock of a {kind} and would be overwritten: move it away, or choose another "
             "directory (out, --out)"
         )
 
@@ -101,14 +109,14 @@ def remove_lock(path: Path, handle: int) -> None:
 
 
 @contextlib.contextmanager
-def lock_directory(path: Path, what: str) -> Iterator[None]:
-    """Has a directory to itself; one that was made for it and stayed empty is removed."""
-    ours = not path.exists()
-    handle = lock(path, what)
+def lock_directory(path: Path, kind: str) -> Iterator[None]:
+    """Lock a directory while the block runs; remove one that was created for it and stayed empty."""
+    is_new = not path.exists()
+    handle = lock(path, kind)
     try:
         yield
     finally:
-        if ours and path.is_dir() and os.listdir(path) == [LOCK]:
+        if is_new and path.is_dir() and os.listdir(path) == [LOCK]:
             remove_lock(path, handle)
             path.rmdir()
         close_private(handle)

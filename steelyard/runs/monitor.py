@@ -49,11 +49,11 @@ class Monitor:
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Monitor:
         """Return what `config.json` of a run says; runs from before it said so have a target on the accuracy."""
-        stored = config.get("monitor")
-        if isinstance(stored, Mapping) and isinstance(stored.get("metric"), str) and stored.get("mode") in MODES[1:]:
-            return cls(stored["metric"], stored["mode"], read_number(stored.get("target")))
-        asked = config.get("config")
-        return cls(target=read_number(asked.get("target")) if isinstance(asked, Mapping) else None)
+        monitor = config.get("monitor")
+        if isinstance(monitor, Mapping) and isinstance(monitor.get("metric"), str) and monitor.get("mode") in MODES[1:]:
+            return cls(monitor["metric"], monitor["mode"], read_number(monitor.get("target")))
+        requested = config.get("config")
+        return cls(target=read_number(requested.get("target")) if isinstance(requested, Mapping) else None)
 
     def progress(self) -> dict[str, Any]:
         """Return what a checkpoint says of it; nothing for the highest accuracy, as before there were others."""
@@ -104,8 +104,8 @@ def check_target(target: float | None, metric: str = "accuracy") -> None:
         return
     number = read_number(target)
     if metric == "accuracy" and (number is None or not 0 < number <= 1):
-        shown = f"{target:g}" if isinstance(target, float) else shorten(target)
-        raise SteelyardError(f"target={shown}: use an accuracy in (0, 1], such as 0.9")
+        text = f"{target:g}" if isinstance(target, float) else shorten(target)
+        raise SteelyardError(f"target={text}: use an accuracy in (0, 1], such as 0.9")
     if number is None:
         raise SteelyardError(f"target={shorten(target)}: use a number")
 

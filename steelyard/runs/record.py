@@ -44,14 +44,14 @@ def make_written(record: Record) -> tuple[Record, dict[str, str]]:
     Returns:
         What is to be written, and by name why the other values cannot be.
     """
-    written: Record = {}
-    refused: dict[str, str] = {}
+    plain_record: Record = {}
+    problems: dict[str, str] = {}
     for name, value in record.items():
         try:
-            record[name] = written[str(name)] = _make_json_safe(value)
+            record[name] = plain_record[str(name)] = _make_json_safe(value)
         except (TypeError, RecursionError) as error:
-            refused[str(name)] = str(error)
-    return written, refused
+            problems[str(name)] = str(error)
+    return plain_record, problems
 
 
 def _make_json_safe(value: Any) -> Any:

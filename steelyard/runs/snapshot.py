@@ -72,11 +72,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, if that is as it was written."""
     try:
         manifest = json.loads(read_bytes(path / MANIFEST))
-        stored = manifest.pop("sha256")
+        expected_digest = manifest.pop("sha256")
         files = manifest["files"]
         sizes = [(files[name]["size"], files[name]["sha256"]) for name in files]
         is_sound = (
-            stored == seal(manifest)
+            expected_digest == seal(manifest)
             and {MODEL} <= files.keys() <= {MODEL, STATE}
             and all(isinstance(size, int) and isinstance(digest, str) for size, digest in sizes)
             and type(manifest["round"]) is int

@@ -27,8 +27,8 @@ def check_task(federation: Federation, loss: Loss) -> None:
                 reasons[client] = error
     if reasons:
         client, reason = next(iter(reasons.items()))
-        whose = "" if len(reasons) == int((federation.sizes > 0).sum()) else f"client {client!r}: "
-        raise SteelyardError(f"{whose}{reason}")
+        prefix = "" if len(reasons) == int((federation.sizes > 0).sum()) else f"client {client!r}: "
+        raise SteelyardError(f"{prefix}{reason}")
     if federation.test is not None:
         try:
             check_targets(loss, federation.test.targets)
@@ -45,16 +45,16 @@ def choose_monitor(monitor: Monitor, has_accuracy: bool, own: Collection[str], h
         own: names of the user's metrics.
         has_callbacks: whether there are callbacks, which may put any name on record.
     """
-    known = ("accuracy", "loss", *own)
-    if monitor.metric not in known and not has_callbacks:
-        raise SteelyardError(f"{unknown('metric', monitor.metric, known)} (monitor={monitor.metric!r})")
+    metric_names = ("accuracy", "loss", *own)
+    if monitor.metric not in metric_names and not has_callbacks:
+        raise SteelyardError(f"{unknown('metric', monitor.metric, metric_names)} (monitor={monitor.metric!r})")
     if monitor.metric != "accuracy" or has_accuracy:
         return monitor
     if monitor.target is not None:
-        others = ", ".join(repr(name) for name in known[1:])
+        alternatives = ", ".join(repr(name) for name in metric_names[1:])
         raise SteelyardError(
             f"target={monitor.target:g} is an accuracy, and this task has none (its targets are not classes): give "
-            f"monitor={others}, or add one to test_metrics"
+            f"monitor={alternatives}, or add one to test_metrics"
         )
     return Monitor("loss", "min")
 

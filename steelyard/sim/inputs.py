@@ -99,14 +99,14 @@ def _count_outputs(federation: Federation, loss: Loss) -> int | None:
     return {1: 1, 2: targets.shape[-1]}.get(targets.ndim)
 
 
-def device_of(wanted: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     """The device; `auto` is the fastest there is."""
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        return torch.empty(0, device=wanted).device
+        return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise SteelyardError(f"device={wanted!r}: not available here ({str(error).splitlines()[0]})") from None
+        raise SteelyardError(f"device={name!r}: not available here ({str(error).splitlines()[0]})") from None
 
 
 def with_proxy(

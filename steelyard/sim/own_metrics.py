@@ -60,9 +60,9 @@ def add_test_metrics(
         targets: of all test samples.
     """
     for name, metric in metrics.items():
-        place = f"round {record['round']}, test metric {name!r}"
+        prefix = f"round {record['round']}, test metric {name!r}"
         if name in record:
-            raise SteelyardError(f"{place}: the record has another value of this name: choose another name")
+            raise SteelyardError(f"{prefix}: the record has another value of this name: choose another name")
         try:
             # each has tensors of its own: one that works in place must not change what the next one sees
             value: Any = metric(outputs.clone(), targets.clone())
@@ -70,4 +70,4 @@ def add_test_metrics(
                 raise TypeError(f"it returned the text {value!r}, not a number")
             record[name] = finite_or_none(float(value))
         except Exception as error:
-            raise SteelyardError(f"{place}: {type(error).__name__}: {error}") from error
+            raise SteelyardError(f"{prefix}: {type(error).__name__}: {error}") from error

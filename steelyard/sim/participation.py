@@ -56,8 +56,8 @@ class Participation:
         if size > clients:
             raise SteelyardError(f"participation.count={size}: there are only {clients} clients")
         if self.quorum > size:
-            asked = f"only {size} of {clients} clients are asked"
-            raise SteelyardError(f"participation.quorum={self.quorum}: {asked} in a round: use at most {size}")
+            problem = f"only {size} of {clients} clients are asked"
+            raise SteelyardError(f"participation.quorum={self.quorum}: {problem} in a round: use at most {size}")
         return size
 
     def draw(self, seed: int, clients: int, rounds: int) -> list[list[int]]:
@@ -83,15 +83,15 @@ class Participation:
             for client in cohort
             if self.dropout and stream(seed, "dropout", round, ids[client]).random() < self.dropout
         ]
-        asked = [(client, amount) for client, amount in zip(cohort, work, strict=True) if client not in dropped]
-        if not asked:
+        remaining = [(client, amount) for client, amount in zip(cohort, work, strict=True) if client not in dropped]
+        if not remaining:
             return dropped, [], 0.0
-        usual = np.array([amount / self._speed(seed, ids[client]) for client, amount in asked])
-        delays = np.array([self._delay(seed, round, ids[client]) for client, _ in asked])
-        taken = usual * delays
+        usual = np.array([amount / self._speed(seed, ids[client]) for client, amount in remaining])
+        delays = np.array([self._delay(seed, round, ids[client]) for client, _ in remaining])
+        durations = usual * delays
         limit = math.inf if self.deadline is None else self.deadline * float(np.median(usual))
-        late = [client for (client, _), time in zip(asked, taken, strict=True) if time > limit]
-        return dropped, late, float(min(taken.max(), limit))
+        late = [client for (client, _), time in zip(remaining, durations, strict=True) if time > limit]
+        return dropped, late, float(min(durations.max(), limit))
 
     def _speed(self, seed: int, client: ClientId) -> float:
         return math.exp(self.spread * stream(seed, "speed", 0, client).standard_normal()) if self.spread else 1.0

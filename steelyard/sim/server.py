@@ -171,8 +171,8 @@ class SimulationServer:
             aside = set(outcome.bounds.aside)
             cohort = [seat for row, seat in enumerate(cohort) if row not in aside]
         filed = [seat for seat in seats if seat.row < 0] + cohort
-        settled = [term for term in work.algorithm.client if not term.files_all]
-        alone = {term.key(slot) for term in settled for slot in term.client_slots}
+        terms = [term for term in work.algorithm.client if not term.files_all]
+        alone = {term.key(slot) for term in terms for slot in term.client_slots}
         for name, table in buffers.tables.items():
             for seat in cohort if name in alone else filed:
                 table[seat.client].copy_(buffers.staged[name][seat.place])

@@ -120,7 +120,7 @@ def simulate(
     numbers = (workers, evaluate_every, evaluate_clients, checkpoint_every, checkpoint_pace)
     options = Options(executor, *map(_to_python, numbers))
     training: LocalTraining = _options("local", LocalTraining, local)
-    asked: Participation = _options("participation", Participation, participation)
+    sampling: Participation = _options("participation", Participation, participation)
     server_data: Proxy = _options("proxy", Proxy, proxy)
     own_metrics = resolve_test_metrics(test_metrics)
     monitored = Monitor.of(monitor, mode, _to_python(target))
@@ -147,13 +147,15 @@ def simulate(
         output = keep_one_output(outputs, len(samples_tried)) if own_metrics else None
         work = SimulationContext(algorithm, federation, flat, training, rounds, seed, reported, probe, output=output)
         population = len(federation.ids)
-        drawn = asked.draw(seed, population, rounds) if cohorts is None else _numbers(cohorts, rounds, population)
-        about = describe_run(work, asked, server_data)
+        client_numbers = (
+            sampling.draw(seed, population, rounds) if cohorts is None else _numbers(cohorts, rounds, population)
+        )
+        about = describe_run(work, sampling, server_data)
         watching = [*callbacks, Until(monitored)] if target is not None else callbacks
         if warning is not None:
             warn(callbacks, warning)
         simulation = Simulation(
-            work, asked, options, drawn, directory, watching, identity(about), monitored, own_metrics
+            work, sampling, options, client_numbers, directory, watching, identity(about), monitored, own_metrics
         )
         if directory is not None:
             evaluation = {"monitor": monitored.to_dict(), "test_metrics": list(own_metrics)}
@@ -169,17 +171,17 @@ def _to_python(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _options(place: str, kind: type[Any], given: Any) -> Any:
+def _options(option: str, kind: type[Any], value: Any) -> Any:
     """Options as an object, from the object itself or a dict."""
-    if isinstance(given, kind):
-        return given
-    if given is not None and not isinstance(given, Mapping):
-        raise SteelyardError(f"{place}={given!r}: use a {kind.__name__}, or its options as a dict")
-    known = [field.name for field in dataclasses.fields(kind)]
-    for name in given or {}:
-        if name not in known:
-            raise SteelyardError(f"{place}: {unknown('option', name, known)}")
-    return kind(**(given or {}))
+    if isinstance(value, kind):
+        return value
+    if value is not None and not isinstance(value, Mapping):
+        raise SteelyardError(f"{option}={value!r}: use a {kind.__name__}, or its options as a dict")
+    option_names = [field.name for field in dataclasses.fields(kind)]
+    for name in value or {}:
+        if name not in option_names:
+            raise SteelyardError(f"{option}: {unknown('option', name, option_names)}")
+    return kind(**(value or {}))
 
 
 def _enter(
@@ -200,31 +202,33 @@ def _enter(
 def _describe_clients(simulation: Simulation) -> dict[str, Any]:
     """Who holds what: ids and sizes, and counts by class and by group where there are any."""
     data = simulation.work.federation
-    held: dict[str, Any] = {"ids": list(data.ids), "sizes": data.sizes.tolist()}
+    description: dict[str, Any] = {"ids": list(data.ids), "sizes": data.sizes.tolist()}
     if data.classes is not None and data.train.targets.ndim == 1:
-        held["counts"] = data.label_counts().tolist()
+        description["counts"] = data.label_counts().tolist()
     if data.train.groups is not None:
-        held["groups"] = data.group_counts().tolist()
-    return held
+        description["groups"] = data.group_counts().tolist()
+    return description
 
 
 def _reported(
     algorithm: Algorithm, metrics: Sequence[str], federation: Federation, has_accuracy: bool
 ) -> tuple[str, ...]:
-    known = set(MEANING)
+    known_metrics = set(MEANING)
     for name in metrics:
-        if name not in known:
-            raise SteelyardError(f"metrics: clients cannot report {name!r}; they can report {', '.join(sorted(known))}")
-    wanted = algorithm.needs.metrics | set(metrics)
-    unknown = sorted(wanted - known)
+        if name not in known_metrics:
+            raise SteelyardError(
+                f"metrics: clients cannot report {name!r}; they can report {', '.join(sorted(known_metrics))}"
+            )
+    needed_metrics = algorithm.needs.metrics | set(metrics)
+    unknown = sorted(needed_metrics - known_metrics)
     if unknown:
         raise SteelyardError(f"the rule needs {unknown[0]!r}, which simulated clients do not report")
-    if "label_hist" in wanted and federation.classes is None:
+    if "label_hist" in needed_metrics and federation.classes is None:
         raise SteelyardError("the rule needs 'label_hist', but the targets are no classes")
-    accuracies = sorted(wanted & {"accuracy", "accuracy_before"})
+    accuracies = sorted(needed_metrics & {"accuracy", "accuracy_before"})
     if accuracies and not has_accuracy:
         raise SteelyardError(f"clients cannot report {accuracies[0]!r}: the targets are not classes")
-    return tuple(sorted(wanted))
+    return tuple(sorted(needed_metrics))
 
 
 def _check(algorithm: Algorithm, local: LocalTraining, rounds: int, options: Options, keep: int) -> None:

@@ -99,13 +99,13 @@ class Simulation:
         """Goes back to the newest checkpoint that verifies; returns a sentence for all that is damaged or missing."""
         assert self.directory is not None
         checkpoints = self.directory.checkpoints
-        snapshot, refused = checkpoints.newest(self.identity)
+        snapshot, problems = checkpoints.newest(self.identity)
         # Without a checkpoint, the run starts over.
         if snapshot is None:
             has_rounds = self.directory.has_rounds
             self.records = self.directory.open_log(0)
-            if refused:
-                reason = f"checkpoint passed over ({'; '.join(refused)}), none is left"
+            if problems:
+                reason = f"checkpoint passed over ({'; '.join(problems)}), none is left"
             elif has_rounds:
                 reason = f"{checkpoints.path}: holds no checkpoint of this run, although rounds are on record"
             else:
@@ -124,7 +124,7 @@ class Simulation:
                 "(overwrite=True, --overwrite)"
             ) from error
         self.monitor.check_resumed(self.directory.path, progress, self.records)
-        warnings = [f"checkpoint passed over ({'; '.join(refused)}), the one before is used"] if refused else []
+        warnings = [f"checkpoint passed over ({'; '.join(problems)}), the one before is used"] if problems else []
         damage = checkpoints.verify_best(snapshot, self.best_round)
         return warnings if damage is None else [*warnings, damage]
 
@@ -175,13 +175,13 @@ class Simulation:
 
     def _executor(self) -> Executor:
         options, device = self.options, self.work.model.device
-        wanted = options.workers or threads.cores()
+        workers = options.workers or threads.cores()
         forks = can_fork() and device.type == "cpu"
         if options.executor == "process" and not forks:
             raise SteelyardError("executor=process forks workers, on Linux and without a GPU: use executor=serial here")
-        if options.executor == "serial" or not forks or (options.executor == "auto" and wanted == 1):
+        if options.executor == "serial" or not forks or (options.executor == "auto" and workers == 1):
             return Serial(self.work, self.buffers)
-        return Forked(self.work, self.buffers, wanted)
+        return Forked(self.work, self.buffers, workers)
 
     def _conclude(self, record: Record, writer: Writer | None) -> bool:
         """Show the record to the callbacks, write down what they leave, and return whether one asks to stop."""
@@ -191,12 +191,12 @@ class Simulation:
             asked_to_stop = [callback.round(self, record) for callback in self.callbacks]
         finally:  # also after an error of theirs: the round is done
             record["round"] = number
-            written, refused = make_written(record)
-            for name in refused:
-                self._warn_once(name, f"record[{name!r}] is not written to disk, only kept in memory: {refused[name]}")
+            plain_record, problems = make_written(record)
+            for name in problems:
+                self._warn_once(name, f"record[{name!r}] is not written to disk, only kept in memory: {problems[name]}")
             if "loss" in record and record.get(self.monitor.metric) is None and self.monitor != Monitor():
                 self._warn_once("", f"monitor={self.monitor.metric!r}: round {number} has no such number on record")
-            self._keep(record, written, writer)
+            self._keep(record, plain_record, writer)
         return any(asked_to_stop)
 
     def _warn_once(self, about: str, message: str) -> None:
@@ -210,8 +210,8 @@ class Simulation:
         cohort = list(self.cohorts[number - 1])
         steps = [float(work.num_steps(client)) for client in cohort]
         dropped, late, duration = self.participation.draw_absent(work.seed, number, cohort, ids, steps)
-        gone = {*dropped, *late}
-        seats = self._seats([client for client in cohort if client not in gone], gone)
+        absent = {*dropped, *late}
+        seats = self._seats([client for client in cohort if client not in absent], absent)
         self._mutate(number, sum(seat.row >= 0 for seat in seats))
         tasks = [Task(TRAIN, number, tuple(n for seat in group for n in seat)) for group in work.groups(seats)]
         self._do(executor, tasks, number)
@@ -233,13 +233,13 @@ class Simulation:
         }
         return record
 
-    def _seats(self, present: Sequence[int], gone: set[int]) -> list[ClientSlot]:
+    def _seats(self, present: Sequence[int], absent: set[int]) -> list[ClientSlot]:
         """Places and rows of all who train, both in the order of ids, whatever order clients come in."""
         ids, cohort = self.work.federation.ids, set(present)
-        trained = [c for c in range(self.clients) if c not in gone] if self.participation.train_all else present
+        trained = [c for c in range(self.clients) if c not in absent] if self.participation.train_all else present
         order = sorted(trained, key=lambda client: sort_key(ids[client]))
         rows = {client: row for row, client in enumerate(client for client in order if client in cohort)}
-        return [ClientSlot(client, place, rows.get(client, -1)) for place, client in enumerate(order)]
+        return [ClientSlot(client, position, rows.get(client, -1)) for position, client in enumerate(order)]
 
     def _mutate(self, number: int, rows: int) -> None:
         """What clients start from, if not from the global model."""
@@ -249,13 +249,13 @@ class Simulation:
             self.buffers.starts[:rows] = torch.from_numpy(broadcast.coefficients(rows, leaves, number, rng))
 
     def _do(self, executor: Executor, tasks: Sequence[Task], number: int) -> None:
-        done = 0
+        finished_tasks = 0
 
         def step() -> None:
-            nonlocal done
-            done += 1
+            nonlocal finished_tasks
+            finished_tasks += 1
             for callback in self.callbacks:
-                callback.progress(self, number, done, len(tasks))
+                callback.progress(self, number, finished_tasks, len(tasks))
 
         executor.run(tasks, step if self.callbacks else None)
 
@@ -279,17 +279,19 @@ class Simulation:
     def _void(self, number: int, cohort: Sequence[ClientSlot], valid: Sequence[ClientSlot]) -> Record:
         """The record of a round that was not aggregated."""
         ids = self.work.federation.ids
-        refused = {
+        reasons = {
             str(ids[seat.client]): REASONS[int(self.buffers.status[seat.place])] for seat in cohort if seat not in valid
         }
-        shown = "; ".join(f"client {name}: {reason}" for name, reason in list(refused.items())[:3])
-        few = f"{len(valid)} of {len(cohort)} clients were valid, fewer than the quorum of {self.participation.quorum}"
-        reason = few if cohort else "no client took part"
+        summary = "; ".join(f"client {name}: {reason}" for name, reason in list(reasons.items())[:3])
+        problem = (
+            f"{len(valid)} of {len(cohort)} clients were valid, fewer than the quorum of {self.participation.quorum}"
+        )
+        reason = problem if cohort else "no client took part"
         return {
             "round": number,
             "weights": {},
-            "quarantined": refused,
-            "void": f"{reason} ({shown})" if shown else reason,
+            "quarantined": reasons,
+            "void": f"{reason} ({summary})" if summary else reason,
         }
 
     def _evaluate(self, record: Record, number: int, executor: Executor) -> None:
@@ -326,14 +328,14 @@ class Simulation:
         self.best = score
         return True
 
-    def _keep(self, record: Record, written: Record, writer: Writer | None) -> None:
+    def _keep(self, record: Record, plain_record: Record, writer: Writer | None) -> None:
         """Write the record to disk, and the best model and a checkpoint where they are due."""
         is_best = self._is_best(record)
         if is_best:
             self.best_round = record["round"]
         if self.directory is None or writer is None:
             return
-        self.directory.append(written)
+        self.directory.append(plain_record)
         if is_best:
             self.best_model = Snapshot(record["round"], self.server.model(), None, self.identity)
         if record["round"] % self.options.checkpoint_every == 0 and writer.is_due():

@@ -160,15 +160,15 @@ class SimulationContext:
         index, _ = self.split(client)
         if not len(index):
             return None
-        who = self.federation.ids[client]
-        rng = stream(self.seed, "batches", round, who, self.local.batch_seed)
-        made = batches(index, self.local, rng, self.model.has_batch_norm)
+        client_id = self.federation.ids[client]
+        rng = stream(self.seed, "batches", round, client_id, self.local.batch_seed)
+        client_batches = batches(index, self.local, rng, self.model.has_batch_norm)
         if not isinstance(self.local.augment, Augmentation):
-            return made
-        drawn = self.local.augment.draw(
-            len(made.order), stream(self.seed, "augment", round, who, self.local.batch_seed)
+            return client_batches
+        augmentation = self.local.augment.draw(
+            len(client_batches.order), stream(self.seed, "augment", round, client_id, self.local.batch_seed)
         )
-        return replace(made, drawn=torch.from_numpy(drawn))
+        return replace(client_batches, drawn=torch.from_numpy(augmentation))
 
     def num_steps(self, client: int) -> int:
         """How many steps a client takes in a round, without drawing its batches."""
@@ -193,20 +193,22 @@ class SimulationContext:
         order = sorted(trained, key=lambda seat: (-steps[seat], seat.place))
         if self.dense is None:
             return [[seat] for seat in order]
-        alike: dict[int, list[ClientSlot]] = {}
+        slots_by_width: dict[int, list[ClientSlot]] = {}
         for seat in order:
-            alike.setdefault(width(self.num_samples(seat.client), self.local.batch_size), []).append(seat)
-        made = [group for seats in alike.values() for group in self._shared_out(seats, steps, self.dense.count)]
-        return sorted(made, key=lambda group: -sum(steps[seat] for seat in group))
+            slots_by_width.setdefault(width(self.num_samples(seat.client), self.local.batch_size), []).append(seat)
+        groups = [
+            group for seats in slots_by_width.values() for group in self._shared_out(seats, steps, self.dense.count)
+        ]
+        return sorted(groups, key=lambda group: -sum(steps[seat] for seat in group))
 
     def _shared_out(
-        self, order: Sequence[ClientSlot], steps: Mapping[ClientSlot, int], most: int
+        self, order: Sequence[ClientSlot], steps: Mapping[ClientSlot, int], group_size: int
     ) -> list[list[ClientSlot]]:
         """Groups of at most so many that take about as long."""
-        count = min(len(order), 4 * -(-len(order) // (4 * most)))
+        count = min(len(order), 4 * -(-len(order) // (4 * group_size)))
         groups: list[list[ClientSlot]] = [[] for _ in range(count)]
         for seat in order:
-            open_groups = [group for group in groups if len(group) < most]
+            open_groups = [group for group in groups if len(group) < group_size]
             min(open_groups, key=lambda group: sum(steps[member] for member in group)).append(seat)
         return groups
 
