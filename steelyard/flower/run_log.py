@@ -153,13 +153,13 @@ class RunLog:
             clients["counts"] = [self.labels[client] for client in ids]
         self.directory.write_clients(clients)
 
-    def judging(self, evaluate: Evaluate | None, first_round: int) -> Evaluate | None:
+    def judging(self, evaluate: Evaluate | None, finished_rounds: int) -> Evaluate | None:
         """The server's evaluation, with rounds counted from the run's first, on record."""
         if evaluate is None:
             return None
 
         def judge(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            metrics = evaluate(number + first_round, arrays)
+            metrics = evaluate(number + finished_rounds, arrays)
             self.add_evaluation(metrics)
             return metrics
 
