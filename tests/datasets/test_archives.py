@@ -73,7 +73,7 @@ HOSTILE = {
         lambda path: tarred(path, ("set/x", b"x", {"pax_headers": {"comment": "0" * 2_000_000}})),
         "more than 1,000,000 bytes",
     ),
-    "tar-twice": (lambda path: tarred(path, ("set/a.txt", b"other", {})), "no complete archive"),
+    "tar-twice": (lambda path: tarred(path, ("set/a.txt", b"other", {})), "complete archive"),
     "zip-up": (lambda path: zipped(path, ("set/../../evil", b"x")), OUT),
     "zip-absolute": (lambda path: zipped(path, (f"{path.parent}/evil", b"x")), OUT),
     "zip-symlink": (lambda path: zipped(path, (link(), b"/etc/passwd")), LINK),
@@ -105,15 +105,15 @@ def test_a_sparse_file_counts_with_all_its_zeros(tmp_path):
 def test_a_truncated_archive_leaves_nothing(tmp_path, name, cut):
     archive = (zipped if name.endswith("zip") else tarred)(tmp_path / name)
     archive.write_bytes(archive.read_bytes()[:cut])
-    with pytest.raises(SteelyardError, match=r"no complete archive|holds no folder"):
+    with pytest.raises(SteelyardError, match=r"complete archive|no.* folder"):
         unpack(archive, tmp_path / "out" / "set")
     assert everything(tmp_path) == ["out", name]
 
 
 def test_another_archive(tmp_path):
-    with pytest.raises(SteelyardError, match="holds no folder 'other'"):
+    with pytest.raises(SteelyardError, match="folder 'other'"):
         unpack(tarred(tmp_path / "set.tar.gz"), tmp_path / "out" / "other")
-    with pytest.raises(SteelyardError, match=r"is no archive: use \.bz2, \.gz"):
+    with pytest.raises(SteelyardError, match=r"set\.rar .*use \.bz2, \.gz"):
         unpack(tmp_path / "set.rar", tmp_path / "out" / "set")
 
 

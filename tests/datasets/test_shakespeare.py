@@ -137,7 +137,7 @@ def test_bad_lines_are_named(tmp_path, raw, message):
         ([], "has no object 'user_data'"),
         ({"user_data": []}, "has no object 'user_data'"),
         ({"user_data": {"A": []}}, "user 'A' has no lists x and y"),
-        ({"user_data": {"A": {"x": ["abcd"], "y": []}}}, "user 'A' has no lists x and y of as many texts"),
+        ({"user_data": {"A": {"x": ["abcd"], "y": []}}}, "user 'A' has no lists x and y"),
         ({"user_data": {"A": {"x": [1], "y": ["b"]}}}, "user 'A' has no lists x and y"),
         ({"user_data": {"A": {"x": ["abcd"], "y": ["bc"]}}}, "one character in y"),
         ({"user_data": {"A": {"x": ["abcd", "abc"], "y": ["b", "c"]}}}, "x of 3 to 4 characters"),
