@@ -15,14 +15,15 @@ from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 class LeNet(Architecture):
     """FedCos's "CNNCifar": 62,006 parameters on CIFAR-10, 44,426 on 28x28 grey images (FedDisco's "simple-cnn").
 
-    LeCun et al.'s LeNet-5 with ReLU and max-pooling. FedCos's paper speaks of two linear layers; its code has three.
+    LeCun et al.'s LeNet-5 with ReLU and max-pooling. FedCos's paper has two linear layers; its code
+    has three.
     """
 
     name = "lenet"
     info = Info("two 5x5 convolutions and three linear layers", "Zhang et al. (FedCos), IEEE IoT Journal 2023")
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
-        """Two convolutions without padding, each pooled, and three linear layers."""
+        """Return the network: two convolutions without padding, each with pooling, and three linear layers."""
         channels, height, width = image_shape(self.name, input_shape, low=16)
         return nn.Sequential(
             nn.Conv2d(channels, 6, 5),
@@ -49,7 +50,7 @@ class FedLAWLeNet(Architecture):
     info = Info("two 5x5 convolutions and one linear layer", "Li et al. (FedLAW), ICML 2023")
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
-        """Two convolutions that keep the size, each halved by pooling, and the linear layer."""
+        """Return the network: two convolutions with padding, each with pooling, and one linear layer."""
         channels, height, width = image_shape(self.name, input_shape, low=4)
         return nn.Sequential(
             nn.Conv2d(channels, 16, 5, padding=2),
@@ -68,7 +69,7 @@ class FedLAWLeNet(Architecture):
 class MnistCNN(Architecture):
     """FedCos's "CNNMnist", PyTorch's old example for MNIST: 21,840 parameters on 28x28 grey images.
 
-    Half of the second convolution's channels and half of the hidden units are dropped in training.
+    Dropout removes half of the second convolution's channels and half of the hidden units in training.
     """
 
     name = "mnist_cnn"
@@ -77,7 +78,7 @@ class MnistCNN(Architecture):
     )
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
-        """Two convolutions without padding, each pooled, and two linear layers."""
+        """Return the network: two convolutions without padding, each with pooling, and two linear layers."""
         channels, height, width = image_shape(self.name, input_shape, low=16)
         return nn.Sequential(
             nn.Conv2d(channels, 10, 5),
@@ -96,5 +97,8 @@ class MnistCNN(Architecture):
 
 
 def unpadded(side: int) -> int:
-    """What two 5x5 convolutions without padding, each pooled, leave of a side: 28 -> 24 -> 12 -> 8 -> 4."""
+    """Return the size of a side after two 5x5 convolutions without padding, each with pooling.
+
+    For example 28 -> 24 -> 12 -> 8 -> 4.
+    """
     return ((side - 4) // 2 - 4) // 2
