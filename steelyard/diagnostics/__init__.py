@@ -1,4 +1,4 @@
-"""Diagnostics: what the papers measure to argue with, as functions of tensors and models.
+"""Diagnostics: the measurements of the papers, as functions of tensors and models.
 
 from steelyard.diagnostics import gradient_coherence
 gradient_coherence(updates, weights=[3, 1, 1])  # updates: [K, d]

@@ -94,7 +94,7 @@ GOOD = texts.as_csv(texts.AG["train"])
         ('"²","a","b"\n'.encode(), "line 1 has class '²'"),
         (b'"' + b"9" * 5000 + b'","a","b"\n', r"line 1 has class '9{20}', not 1\.\.4"),
         (GOOD + b'"1","a\xff","b"\n', "line 5 is not UTF-8"),
-        (GOOD + b'"1","a\0","b"\n', "line 5 holds a NUL byte"),
+        (GOOD + b'"1","a\0","b"\n', "line 5 .*NUL byte"),
         (GOOD + b'"1","a"b,"c"\n', "line 5 is not csv"),
         (GOOD + b'"1","a', "line 5 is not csv"),
         (b"", "no text"),
