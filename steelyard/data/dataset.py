@@ -290,21 +290,6 @@ def _is_finite(inputs: torch.Tensor) -> bool:
     A finite sum has finite terms, so one pass without a temporary tensor is enough in most cases.
     If the sum overflows, every value is checked.
     """
-
-
-def _read(place: str, data: Any, name: str = "") -> Dataset:
-    """Read a data set of any form; an error says which one it was."""
-    try:
-        return Dataset.of(data, name)
-    except SteelyardError as error:
-        reason = str(error)
-        for label in ("data set: ", f"data set {name!r}: "):
-            reason = reason.removeprefix(label)
-        raise SteelyardError(f"{place}: {reason}") from error
-
-
-def _is_finite(inputs: torch.Tensor) -> bool:
-    """One pass without a temporary: a finite sum has finite terms. Only if it overflows, look closely."""
     if not inputs.is_floating_point() or bool(inputs.sum().isfinite()):
         return True
     return bool(inputs.isfinite().all())

@@ -35,7 +35,7 @@ class SVHN(Images):
     deviation = (0.1980, 0.2010, 0.1970)
     name = "svhn"
     info = Info("32x32 house numbers", "Netzer et al., 2011")
-    downloads = (
+    downloads: ClassVar[tuple[File, ...]] = (
         File(
             "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
             "svhn/train_32x32.mat",

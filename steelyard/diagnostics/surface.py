@@ -118,10 +118,10 @@ class Surface:
                 if not terms:
                     continue
                 # The gradient of this product is the Hessian times the vector.
-                second = _second_gradients(torch.stack(terms).sum(), parameters)
-                for (leaf, _), gradient in zip(self._learned, second, strict=True):
-                    if gradient is not None:
-                        product[leaf.start : leaf.stop] += gradient.reshape(-1)
+                columns = _second_gradients(torch.stack(terms).sum(), parameters)
+                for (leaf, _), column in zip(self._learned, columns, strict=True):
+                    if column is not None:
+                        product[leaf.start : leaf.stop] += column.reshape(-1)
         return product
 
     def losses(self, points: Iterable[torch.Tensor]) -> Array:
