@@ -13,7 +13,10 @@ from steelyard.core.errors import SteelyardError
 
 
 def tensor(name: str, value: Any) -> torch.Tensor:
-    """Return a tensor or an array of numbers as a tensor in CPU memory; `name` is for the error message."""
+    """Return a tensor or an array of numbers as a tensor in CPU memory.
+
+    `name` is for the error message.
+    """
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     if isinstance(value, np.ndarray) and value.dtype.kind in "bifu":
@@ -39,7 +42,10 @@ def as_targets(values: torch.Tensor) -> torch.Tensor:
 
 
 def classes(targets: torch.Tensor) -> int | None:
-    """Return the number of classes, the largest label plus 1; None if the targets are not labels."""
+    """Return the number of classes, the largest label plus 1.
+
+    Return None if the targets are not labels.
+    """
     if targets.dtype != torch.int64 or targets.ndim != 1 or len(targets) == 0:
         return None
     if int(targets.min()) < 0:
@@ -77,7 +83,10 @@ def materialised(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _item(data: Any, position: int) -> Any:
-    """Return the pair (input, target) at a position. An error of the user's code names the position."""
+    """Return the pair (input, target) at a position.
+
+    An error of the user's code names the position.
+    """
     label = f"item {position} of the torch data set"
     try:
         item = data[position]
@@ -89,7 +98,7 @@ def _item(data: Any, position: int) -> Any:
 
 
 def _columns(data: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the two tensors of a `TensorDataset`, or a `Subset` of one, without reading single items.
+    """Return the two tensors of a `TensorDataset`, or of a `Subset` of one, without reading items.
 
     Return None for other data sets.
     """

@@ -1,4 +1,7 @@
-"""Read zip and tar archives file by file, or unpack them. Nothing is ever written outside the target folder."""
+"""Read zip and tar archives file by file, or unpack them.
+
+Nothing is ever written outside the target folder.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ _STEP = 1 << 20
 
 
 class _LimitedStream:
-    """A stream that raises an error after `limit` bytes, so that no header can make tarfile read forever."""
+    """A stream that raises an error after `limit` bytes.
+
+    No header can then make tarfile read forever.
+    """
 
     def __init__(self, stream: IO[bytes], limit: int, path: Path) -> None:
         self.stream = stream
@@ -51,8 +57,8 @@ class _LimitedStream:
 def members(path: Path, limit: int = LIMIT) -> Iterator[tuple[str, int, IO[bytes]]]:
     """Yield name, size and stream of each regular file, in the order of the archive.
 
-    Read each stream before you advance to the next one. Raise an error for links, devices, names that are absolute or
-    contain `..`, and archives of more than `limit` bytes in total.
+    Read each stream before you advance to the next one. Raise an error for links, devices, names
+    that are absolute or contain `..`, and archives of more than `limit` bytes in total.
     """
     files = _read_zip(path, limit) if path.suffix == ".zip" else _read_tar(path, limit)
     for count, (name, size, stream) in enumerate(files):

@@ -1,4 +1,4 @@
-"""Partitions that cut an ordered list into blocks: by label, partly by label, by random sizes, or by group."""
+"""Partitions that cut an ordered list into blocks: by label, by random sizes, or by group."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from steelyard.data.partitions import PARTITIONS, Index, Partition, check_alpha
 class Shards(Partition):
     """The "pathological" split of the FedAvg paper, which FedCos uses for more than ten clients.
 
-    Samples are sorted by label and cut into `per_client` shards per client; the sizes of the shards differ by one at
-    most. Each client gets `per_client` random shards. Samples of the same label keep their order (FedCos's code uses
-    an unstable argsort).
+    Samples are sorted by label and cut into `per_client` shards per client; the sizes of the shards
+    differ by one at most. Each client gets `per_client` random shards. Samples of the same label
+    keep their order (FedCos's code uses an unstable argsort).
     """
 
     per_client: int = 2
@@ -47,19 +47,24 @@ class Shards(Partition):
 @PARTITIONS.register
 @dataclass(frozen=True)
 class Sorted(Partition):
-    """FedCos's "totally", "90 %" and "70 %" non-IID data and IID data: `share_iid` of 0, 0.1, 0.3 and 1.
+    """FedCos's splits from totally non-IID to IID.
 
-    The first `int(share_iid N_c)` samples of each class go to a pool, which is shuffled and split equally. The other
-    samples are sorted by label and cut into one block per client, in order. The paper takes the pool from each client,
-    the code from each class: this is the same if blocks end where classes end. Sizes differ by two at most, and every
-    sample is used (the authors' code drops the remainder of the division). With `share_iid=0` nothing is random.
+    `share_iid` of 0, 0.1, 0.3 and 1 are the paper's "totally", "90 %" and "70 %" non-IID data and
+    IID data.
+
+    The first `int(share_iid N_c)` samples of each class go to a pool, which is shuffled and split
+    equally. The other samples are sorted by label and cut into one block per client, in order. The
+    paper takes the pool from each client, the code from each class: this is the same if blocks end
+    where classes end. Sizes differ by two at most, and every sample is used (the authors' code
+    drops the remainder of the division). With `share_iid=0` nothing is random.
     """
 
     share_iid: float = 0.0
 
     name = "sorted"
     info = Info(
-        "sorted by label, one block per client, but for a share", "Zhang et al. (FedCos), IEEE IoT Journal 2023"
+        "sorted by label, one block per client, but for a share",
+        "Zhang et al. (FedCos), IEEE IoT Journal 2023",
     )
 
     def __post_init__(self) -> None:
@@ -80,11 +85,14 @@ class Sorted(Partition):
 @PARTITIONS.register
 @dataclass(frozen=True)
 class Quantity(Partition):
-    """Quantity skew without label skew: Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022.
+    """Quantity skew without label skew.
 
-    Samples are shuffled and cut by shares `q ~ Dir(alpha 1)` over clients; the shares are drawn again until every
-    client has `minimum` samples. The last client takes the remainder of rounding. The authors' code, NIID-Bench, has
-    ten clients and a minimum of 10, which a random draw for a hundred clients almost never reaches.
+    Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022.
+
+    Samples are shuffled and cut by shares `q ~ Dir(alpha 1)` over clients; the shares are drawn
+    again until every client has `minimum` samples. The last client takes the remainder of rounding.
+    The authors' code, NIID-Bench, has ten clients and a minimum of 10, which a random draw for a
+    hundred clients almost never reaches.
     """
 
     alpha: float = 0.5
@@ -115,9 +123,10 @@ class Quantity(Partition):
 class ByGroup(Partition):
     """Natural clients: one client per role that speaks, or per domain of images.
 
-    With at least as many groups as clients, each client is one random group of at least `minimum` samples (LEAF's
-    Shakespeare: one role per client). With fewer groups, clients are assigned to the groups in turn, and the samples
-    of a group are split at random among its clients (digits-5: several clients per domain).
+    With at least as many groups as clients, each client is one random group of at least `minimum`
+    samples (LEAF's Shakespeare: one role per client). With fewer groups, clients are assigned to
+    the groups in turn, and the samples of a group are split at random among its clients (digits-5:
+    several clients per domain).
     """
 
     minimum: int = 1

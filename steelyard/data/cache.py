@@ -1,9 +1,9 @@
 """A cache on disk for data sets that take long to build: text is tokenised once.
 
-The cache is in `$STEELYARD_CACHE`, else `$XDG_CACHE_HOME/steelyard`, else `~/.cache/steelyard`. Each data set is one
-safetensors file, which you may delete at any time. Its name contains a hash of the content of the source files, the
-options and the version of this library. A damaged or foreign file is ignored and written again; if the cache cannot be
-written, the data set is built each time.
+The cache is in `$STEELYARD_CACHE`, else `$XDG_CACHE_HOME/steelyard`, else `~/.cache/steelyard`.
+Each data set is one safetensors file, which you may delete at any time. Its name contains a hash of
+the content of the source files, the options and the version of this library. A damaged or foreign
+file is ignored and written again; if the cache cannot be written, the data set is built each time.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ def _key(name: str, options: Mapping[str, Any], files: Sequence[Path]) -> str:
 
 
 def _read(path: Path, key: str) -> Split | None:
-    """Return the data set in a cache file; None if the file is missing, damaged or of another key."""
+    """Return the data set in a cache file.
+
+    Return None if the file is missing, damaged or of another key.
+    """
     try:
         state = load_state(path)
         if state["key"] != key or state["seal"] != _seal(state["parts"]):

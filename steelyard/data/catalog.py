@@ -21,7 +21,8 @@ class File:
         md5: the checksum; give this or `sha256`.
         sha256: the checksum; give this or `md5`.
         size: the number of bytes, if known.
-        folder: the folder, beside the file, that an archive is unpacked to; the archive is then removed.
+        folder: the folder, beside the file, that an archive is unpacked to; the archive is then
+            removed.
     """
 
     url: str

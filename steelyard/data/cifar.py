@@ -22,7 +22,14 @@ Part = tuple[Bytes, Bytes]
 
 PIXELS = 3 * 32 * 32
 BATCH = 10_000  # records per file of the binary version, which has no header
-_STRINGS = {"SHORT_BINSTRING", "BINSTRING", "SHORT_BINBYTES", "BINBYTES", "SHORT_BINUNICODE", "BINUNICODE"}
+_STRINGS = {
+    "SHORT_BINSTRING",
+    "BINSTRING",
+    "SHORT_BINBYTES",
+    "BINBYTES",
+    "SHORT_BINUNICODE",
+    "BINUNICODE",
+}
 _NUMBERS = {"BININT1", "BININT2", "BININT", "LONG1"}
 
 

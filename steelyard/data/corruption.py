@@ -22,7 +22,12 @@ _STREAM = int.from_bytes(b"corr", "big")  # separates these draws from others of
 
 
 def corrupt(
-    federation: Federation, share: float, kind: str = "swap", *, deviation: float = 1.0, seed: int = 0
+    federation: Federation,
+    share: float,
+    kind: str = "swap",
+    *,
+    deviation: float = 1.0,
+    seed: int = 0,
 ) -> Federation:
     """Return the federation with some of its clients corrupted.
 

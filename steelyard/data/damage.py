@@ -1,4 +1,4 @@
-"""Handle damaged and hostile files: one error for all decoders, and a limit on the unpacked size."""
+"""Handle damaged and hostile files: one error for all decoders, a limit on the unpacked size."""
 
 from __future__ import annotations
 

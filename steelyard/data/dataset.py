@@ -244,8 +244,8 @@ class Federation:
     def group_by_client(self) -> Federation:
         """Return the same federation with the samples of each client next to each other.
 
-        Each client is then a slice. Samples that belong to no client are dropped; samples of several
-        clients are copied. If the copies would need more memory than the data does now, the
+        Each client is then a slice. Samples that belong to no client are dropped; samples of
+        several clients are copied. If the copies would need more memory than the data does now, the
         federation is returned unchanged.
         """
         if int(self.sizes.sum()) > len(self.train):
@@ -348,7 +348,7 @@ def _form(data: Dataset) -> str:
 
 
 def _update_digest(digest: hashlib._Hash, data: Dataset, order: Index) -> None:
-    """Add the samples at these positions to a hash: all targets, and every `step`-th input value."""
+    """Add samples to a hash: all targets, and every `step`-th value of the inputs."""
     inputs = data.inputs.contiguous()
     rows = torch.from_numpy(order)
     # The form, the number of samples, and all targets.

@@ -1,7 +1,7 @@
 """Label skew from Dirichlet distributions: two concentrations, long tails, and control of sizes.
 
-FedLAW's plain version is `dirichlet` in `partitions.py`. In all of them `alpha` is the parameter of a
-symmetric Dirichlet distribution: per client, or per class where each client draws its classes.
+FedLAW's plain version is `dirichlet` in `partitions.py`. In all of them `alpha` is the parameter of
+a symmetric Dirichlet distribution: per client, or per class where each client draws its classes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.weighting import Info
-from steelyard.data.partitions import PARTITIONS, Index, Partition, check_alpha, deal_samples, shuffled_classes
+from steelyard.data.partitions import (
+    PARTITIONS,
+    Index,
+    Partition,
+    check_alpha,
+    deal_samples,
+    shuffled_classes,
+)
 
 ATTEMPTS = 1000  # draws until every client has its minimum; more would not help
 
@@ -35,7 +42,10 @@ class HybridDirichlet(Partition):
     alpha2: float = 0.1
 
     name = "hybrid_dirichlet"
-    info = Info("half of the clients by Dirichlet(alpha1), half by Dirichlet(alpha2)", "Li et al. (FedLAW), ICML 2023")
+    info = Info(
+        "half of the clients by Dirichlet(alpha1), half by Dirichlet(alpha2)",
+        "Li et al. (FedLAW), ICML 2023",
+    )
 
     def __post_init__(self) -> None:
         check_alpha("alpha1", self.alpha1)
@@ -54,17 +64,22 @@ class HybridDirichlet(Partition):
 @PARTITIONS.register
 @dataclass(frozen=True)
 class LongTail(Partition):
-    """Few samples of the last classes, then label skew: FedLAW's long-tailed clients, as its code draws them.
+    """Few samples of the last classes, then label skew: FedLAW's long-tailed clients.
 
-    Of class c of C, `int(N_c rho^(-c/(C-1)))` samples are used: all of class 0, and a share of 1/rho
-    of the last class. They are dealt as in `dirichlet`. The other samples go to no client.
+    Drawn as in its code.
+
+    Of class c of C, `int(N_c rho^(-c/(C-1)))` samples are used: all of class 0, and a share of
+    1/rho of the last class. They are dealt as in `dirichlet`. The other samples go to no client.
     """
 
     rho: float = 10.0
     alpha: float = 1.0
 
     name = "long_tail"
-    info = Info("class sizes fall by a factor of rho, then Dirichlet(alpha)", "Li et al. (FedLAW), ICML 2023")
+    info = Info(
+        "class sizes fall by a factor of rho, then Dirichlet(alpha)",
+        "Li et al. (FedLAW), ICML 2023",
+    )
     whole = False
 
     def __post_init__(self) -> None:
@@ -83,14 +98,16 @@ class LongTail(Partition):
 @PARTITIONS.register
 @dataclass(frozen=True)
 class CappedDirichlet(Partition):
-    """Label skew with a maximum and a minimum size, as in the code of CriticalFL, PA3Fed, FedDisco and FedML.
+    """Label skew with a maximum and a minimum size.
 
-    Each class is divided by `q ~ Dir(alpha 1)`, but clients that already have N/K samples or more get
-    none, and the other shares are scaled up. Classes are cut at `int(cumsum(q) N_c)`. Everything is
-    drawn again until every client has `minimum` samples; then each client's list is shuffled. As in
-    CriticalFL's code, the samples of a class are not shuffled, so which of them a client gets depends
-    on their order (FedDisco and FedML shuffle them). CriticalFL's code always uses seed 1; here you
-    choose the seed.
+    As in the code of CriticalFL, PA3Fed, FedDisco and FedML.
+
+    Each class is divided by `q ~ Dir(alpha 1)`, but clients that already have N/K samples or more
+    get none, and the other shares are scaled up. Classes are cut at `int(cumsum(q) N_c)`.
+    Everything is drawn again until every client has `minimum` samples; then each client's list is
+    shuffled. As in CriticalFL's code, the samples of a class are not shuffled, so which of them a
+    client gets depends on their order (FedDisco and FedML shuffle them). CriticalFL's code always
+    uses seed 1; here you choose the seed.
 
     Attributes:
         alpha: concentration.
@@ -103,7 +120,8 @@ class CappedDirichlet(Partition):
 
     name = "dirichlet_capped"
     info = Info(
-        "Dirichlet(alpha), full clients get no more, small ones are redrawn", "Yan et al. (CriticalFL), KDD 2023"
+        "Dirichlet(alpha), full clients get no more, small ones are redrawn",
+        "Yan et al. (CriticalFL), KDD 2023",
     )
 
     def __post_init__(self) -> None:
@@ -147,13 +165,15 @@ class CappedDirichlet(Partition):
 @PARTITIONS.register
 @dataclass(frozen=True)
 class BalancedDirichlet(Partition):
-    """Label skew with equal sizes: Hsu et al., "Measuring the Effects of Non-Identical Data Distribution", 2019.
+    """Label skew with equal sizes.
+
+    Hsu et al., "Measuring the Effects of Non-Identical Data Distribution", 2019.
 
     One client after the other draws proportions of classes `q ~ Dir(alpha C p)`, where p are the
     shares of the C classes in the data, and then its N/K samples by them, without replacement. A
-    class without remaining samples is no longer drawn, so the last clients get the remaining classes.
-    If all classes have the same size this is `Dir(alpha 1)`, as in the other partitions; the alpha of
-    Hsu et al. is this alpha times C. Sizes differ by one at most.
+    class without remaining samples is no longer drawn, so the last clients get the remaining
+    classes. If all classes have the same size this is `Dir(alpha 1)`, as in the other partitions;
+    the alpha of Hsu et al. is this alpha times C. Sizes differ by one at most.
     """
 
     alpha: float = 0.5

@@ -1,4 +1,4 @@
-"""Digits of other domains (house numbers, envelopes, coloured, printed), and all domains together."""
+"""Digits of other domains (house numbers, envelopes, coloured, printed), and of all domains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from steelyard.core.spec import parse
 from steelyard.core.weighting import Info
 from steelyard.data import libsvm, matlab, npz, pictures
 from steelyard.data.catalog import File
-from steelyard.data.images import MNIST, Bytes, Images, Part, Pictures, check_images, split_pictures, tiles
+from steelyard.data.images import (
+    MNIST,
+    Bytes,
+    Images,
+    Part,
+    Pictures,
+    check_images,
+    split_pictures,
+    tiles,
+)
 from steelyard.data.sources import SOURCES, find
 
 MAX_LINES = 1_000_000  # of a file of labels
@@ -88,7 +97,10 @@ class Synth(SVHN):
     mean = (0.1627,) * 3  # of the fonts of Chars74K
     deviation = (0.3585,) * 3
     name = "synth"
-    info = Info("printed digits: SYN, or the fonts of Chars74K", "Ganin et al., JMLR 2016; de Campos et al., 2009")
+    info = Info(
+        "printed digits: SYN, or the fonts of Chars74K",
+        "Ganin et al., JMLR 2016; de Campos et al., 2009",
+    )
     downloads = ()
 
     file = "synth_{}_32x32.mat"
@@ -118,7 +130,7 @@ class Synth(SVHN):
 @SOURCES.register
 @dataclass(frozen=True)
 class USPS(Images):
-    """Digits from envelopes: LIBSVM's `usps.bz2` and `usps.t.bz2`, or the same as bytes in `usps_uint8.npz`."""
+    """Digits from envelopes: LIBSVM's `usps.bz2` and `usps.t.bz2`, or bytes in `usps_uint8.npz`."""
 
     usual = "unit"
     mean = (0.2539,)
@@ -140,7 +152,14 @@ class USPS(Images):
 
     def locate(self, directory: Path | None) -> Path:
         """Return the first file of either form."""
-        return find(self.name, directory, "usps/usps.bz2", "usps.bz2", "usps/usps_uint8.npz", "usps_uint8.npz")
+        return find(
+            self.name,
+            directory,
+            "usps/usps.bz2",
+            "usps.bz2",
+            "usps/usps_uint8.npz",
+            "usps_uint8.npz",
+        )
 
     def read(self, directory: Path | None) -> Pictures:
         """Read the form that is there."""
@@ -167,7 +186,7 @@ class USPS(Images):
 @SOURCES.register
 @dataclass(frozen=True)
 class MNISTM(Images):
-    """MNIST's digits over photographs: the authors' folders of PNG files, or a subset in montages."""
+    """MNIST's digits over photographs: the authors' PNG files, or a subset as montages."""
 
     mean = (0.4553, 0.4589, 0.4020)  # of the subset
     deviation = (0.2538, 0.2393, 0.2607)
@@ -218,7 +237,7 @@ class MNISTM(Images):
 @SOURCES.register
 @dataclass(frozen=True)
 class Digits5(Images):
-    """Digits of several domains, all in the same size and in colour, for federations of different domains.
+    """Digits of several domains in one size and in colour, for federations of different domains.
 
     The group of a sample is the position of its domain in `domains`, so that `by_group` gives one
     domain to each client. `samples` is the maximum number of training images per domain.
@@ -232,7 +251,10 @@ class Digits5(Images):
     mean = (0.5,) * 3
     deviation = (0.5,) * 3
     name = "digits-5"
-    info = Info("digits of five domains, for by_group", "Peng et al., ICCV 2019; Li et al. (FedBN), ICLR 2021")
+    info = Info(
+        "digits of five domains, for by_group",
+        "Peng et al., ICCV 2019; Li et al. (FedBN), ICLR 2021",
+    )
     downloads = (*MNIST.downloads, *MNISTM.downloads, *SVHN.downloads, *USPS.downloads)
 
     def __post_init__(self) -> None:

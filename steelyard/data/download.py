@@ -1,4 +1,4 @@
-"""Download files: resume where a download stopped, verify the checksum, and only then rename the file."""
+"""Download files: resume after interruptions, verify the checksum, then rename the file."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def fetch(
 ) -> Path:
     """Download a file and return its path; do nothing if the file is there and complete.
 
-    The bytes are written to `path.part`. After an interruption the next call keeps them and asks the
-    server for the rest. The file gets its final name only if its checksum is right. If two processes
-    fetch the same file, one of them waits.
+    The bytes are written to `path.part`. After an interruption the next call keeps them and asks
+    the server for the rest. The file gets its final name only if its checksum is right. If two
+    processes fetch the same file, one of them waits.
 
     Args:
         url: an http or https address.
@@ -162,7 +162,10 @@ class _Download:
         return requested
 
     def _request(self, have: int) -> Any:
-        """Ask for the bytes from `have` on; return the response, or None if there are no more bytes."""
+        """Ask for the bytes from `have` on.
+
+        Return the response, or None if there are no more bytes.
+        """
         headers = {"User-Agent": f"steelyard/{__version__}"}
         if have:
             headers["Range"] = f"bytes={have}-"
@@ -195,7 +198,10 @@ class _Download:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Return an opener for http and https only, also after a redirect: urllib's default opens ftp too."""
+    """Return an opener for http and https only, also after a redirect.
+
+    urllib's default opener supports ftp too.
+    """
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,
@@ -228,7 +234,7 @@ def _lock_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _is_same_file(stream: IO[bytes], path: Path) -> bool:
-    """Return whether the open file still has this path: another process may rename it at any time."""
+    """Return whether the open file still has this path: another process may rename it."""
     try:
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
     except FileNotFoundError:

@@ -135,7 +135,10 @@ def _number_values(data: Any, name: str) -> NDArray[np.int64]:
 
 
 def _parts(data: Any, name: str) -> Iterator[NDArray[Any]]:
-    """Yield the values of a column in blocks of rows; images as uint8 `[n, channels, height, width]`."""
+    """Yield the values of a column in blocks of rows.
+
+    Images as uint8 `[n, channels, height, width]`.
+    """
     view = data
     if not _has_transform(data):  # as numpy arrays, but images undecoded, to see their mode
         view = data.select_columns([name]).with_format(None if _has_images(data, name) else "numpy")
@@ -163,7 +166,10 @@ def _stack_images(name: str, images: Sequence[Any]) -> NDArray[np.uint8]:
 
 
 def _stack_rows(name: str, start: int, values: Sequence[Any]) -> NDArray[Any]:
-    """Return the values of some rows as one array; raise an error if one is missing or of another shape."""
+    """Return the values of some rows as one array.
+
+    Raise an error if one is missing or of another shape.
+    """
     for row, value in enumerate(values, start):
         if value is None:
             raise SteelyardError(f"column {name!r} has no value in row {row}: remove such rows with data.filter")

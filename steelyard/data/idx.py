@@ -1,4 +1,4 @@
-"""Read the idx format of MNIST: two zero bytes, a type, the number of dimensions, their sizes, the data."""
+"""Read the idx format of MNIST: two zero bytes, type, number of dimensions, sizes, data."""
 
 from __future__ import annotations
 

@@ -33,7 +33,10 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # from Debian's package data
 
 
 class Pictures(NamedTuple):
-    """Images `[N, C, H, W]` with their labels for training and testing, as bytes; and their groups."""
+    """Images `[N, C, H, W]` with their labels for training and testing, as bytes.
+
+    And their groups.
+    """
 
     train: Part
     test: Part
@@ -125,7 +128,8 @@ def split_pictures(images: Bytes, labels: Bytes, is_test: NDArray[np.bool_]) -> 
 class Digits(Images):
     """The digits of scikit-learn, included in this package: 1437 to train on, 360 to test on.
 
-    Every fifth image is for testing, after sorting by class; within a class images keep their order.
+    Every fifth image is for testing, after sorting by class; within a class images keep their
+    order.
     """
 
     usual = "unit"
@@ -185,13 +189,23 @@ class MNIST(Images):
         return images[:, None], labels
 
     def _file(self, directory: Path | None, file: str) -> Path:
-        return find(self.name, directory, f"{self.name}/{file}.gz", f"{self.name}/{file}", f"{file}.gz", file)
+        return find(
+            self.name,
+            directory,
+            f"{self.name}/{file}.gz",
+            f"{self.name}/{file}",
+            f"{file}.gz",
+            file,
+        )
 
 
 @SOURCES.register
 @dataclass(frozen=True)
 class FashionMNIST(MNIST):
-    """Clothes in MNIST's format, from the directory or else from Debian's `dataset-fashion-mnist`."""
+    """Clothes in MNIST's format.
+
+    From the directory, or else from Debian's package `dataset-fashion-mnist`.
+    """
 
     usual = "unit"  # FedLAW's and FedAWA's
     mean = (0.2860,)
@@ -221,8 +235,8 @@ class FashionMNIST(MNIST):
 class CIFAR10(Images):
     """Photographs of ten classes: the Python version, the binary version, or lossless montages.
 
-    The montages are `data_batch_1.webp` to `data_batch_5.webp` and `test_batch.webp`, with the labels
-    in `index.npz`.
+    The montages are `data_batch_1.webp` to `data_batch_5.webp` and `test_batch.webp`, with the
+    labels in `index.npz`.
     """
 
     mean = (0.4914, 0.4822, 0.4465)
@@ -244,7 +258,13 @@ class CIFAR10(Images):
     def locate(self, directory: Path | None) -> Path:
         """Return the folder of the batches, or the file of labels of the montages."""
         folders = [self.form.python, f"{self.name}/{self.form.python}", self.form.binary]
-        return find(self.name, directory, *folders, f"{self.name}/{self.form.binary}", f"{self.name}/index.npz")
+        return find(
+            self.name,
+            directory,
+            *folders,
+            f"{self.name}/{self.form.binary}",
+            f"{self.name}/index.npz",
+        )
 
     def read(self, directory: Path | None) -> Pictures:
         """Read the version that is there."""
@@ -260,7 +280,7 @@ class CIFAR10(Images):
 @SOURCES.register
 @dataclass(frozen=True)
 class CIFAR100(CIFAR10):
-    """Photographs of a hundred classes, with fine labels: the Python version or the binary version."""
+    """Photographs of a hundred classes, with fine labels: the Python or the binary version."""
 
     mean = (0.5071, 0.4865, 0.4409)
     deviation = (0.2673, 0.2564, 0.2762)

@@ -1,4 +1,4 @@
-"""Read LIBSVM's text files in bzip2: `label 1:value 2:value ...`, here with a value for every position."""
+"""Read LIBSVM's text files in bzip2: `label 1:value 2:value ...`, with all values present."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Read arrays from MATLAB's version 5 files, the format of SVHN: a header of 128 bytes, then tagged elements.
+"""Read arrays from MATLAB's version 5 files: a header of 128 bytes, then tagged elements.
+
+SVHN is published in this format.
 
 This module does not use a library, because libraries trust the sizes in the tags. Here each size is
 compared with the number of bytes before it is used, and only plain arrays of numbers are read.

@@ -1,4 +1,7 @@
-"""Read arrays from numpy's .npz files, zip archives of arrays. Only plain arrays of bytes are read."""
+"""Read arrays from numpy's .npz files, zip archives of arrays.
+
+Only plain arrays of bytes are read.
+"""
 
 from __future__ import annotations
 

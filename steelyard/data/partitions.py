@@ -73,7 +73,7 @@ def partition(spec: str | Partition, targets: Index, clients: int, seed: int) ->
 
 
 def check_alpha(name: str, value: float) -> None:
-    """Raise an error if a value is not a concentration of a Dirichlet distribution, or too large to draw with."""
+    """Raise an error if a value is not positive, or too large for a Dirichlet distribution."""
     checks.number(name, value, 0.0, 1e100, open_low=True)
 
 
@@ -96,10 +96,10 @@ class IID(Partition):
 class Dirichlet(Partition):
     """Label skew as the code of FedLAW and FedAWA draws it.
 
-    Each class is shuffled. Of class c, client i gets `round(q_ci N_c)` samples in consecutive slices,
-    `q_c ~ Dir(alpha 1)`, and the last client gets the rest. At the end each client's list is shuffled.
-    Order of the draws: all class shuffles, all `q_c`, all client shuffles. Sizes differ, and a client
-    may get no samples.
+    Each class is shuffled. Of class c, client i gets `round(q_ci N_c)` samples in consecutive
+    slices, `q_c ~ Dir(alpha 1)`, and the last client gets the rest. At the end each client's list
+    is shuffled. Order of the draws: all class shuffles, all `q_c`, all client shuffles. Sizes
+    differ, and a client may get no samples.
     """
 
     alpha: float = 0.5
@@ -122,15 +122,15 @@ class Dirichlet(Partition):
 class XClass(Partition):
     """FedAdp's "X IID + Y non-IID(x)" nodes: each client has `samples` samples.
 
-    The first `iid` clients draw from all data, the others from the data of `classes` random classes.
-    With a list, `classes=[1,1,1,2,2]`, each of the others has its own number: one entry per client
-    that is not IID. Draws are without replacement within a client. Clients draw independently, so
-    they may share classes and samples.
+    The first `iid` clients draw from all data, the others from the data of `classes` random
+    classes. With a list, `classes=[1,1,1,2,2]`, each of the others has its own number: one entry
+    per client that is not IID. Draws are without replacement within a client. Clients draw
+    independently, so they may share classes and samples.
 
-    The paper's section V-A has two further cases in which every client has its own number of classes
-    x_i, out of C; `classes` and `iid` are then ignored. `case=1`: the x_i are distinct, drawn from
-    1..C. `case=2`: x_i is uniform on 1..C/2 for the first half of the clients, on C/2+1..C for the
-    others.
+    The paper's section V-A has two further cases in which every client has its own number of
+    classes x_i, out of C; `classes` and `iid` are then ignored. `case=1`: the x_i are distinct,
+    drawn from 1..C. `case=2`: x_i is uniform on 1..C/2 for the first half of the clients, on
+    C/2+1..C for the others.
     """
 
     classes: int | tuple[int, ...] = 1
@@ -207,7 +207,8 @@ def shuffled_classes(targets: Index, rng: np.random.Generator) -> list[Index]:
 def deal_samples(pools: list[Index], shares: NDArray[np.float64], rng: np.random.Generator) -> list[Index]:
     """Return the positions of each client: each class is cut by its row of `shares [C, K]`.
 
-    The sizes of the slices are rounded; the last client gets the rest. Each client's list is shuffled.
+    The sizes of the slices are rounded; the last client gets the rest. Each client's list is
+    shuffled.
     """
     clients = shares.shape[1]
     parts: list[list[Index]] = [[] for _ in range(clients)]

@@ -1,4 +1,4 @@
-"""The server's proxy data: a few samples per class, from the test set or from the user's own data."""
+"""The server's proxy data: a few samples per class, from the test set or the user's own data."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Proxy:
         return self.per_class is not None or self.data is not None
 
     def split(self, test: Dataset | None, seed: int) -> tuple[Dataset, Dataset | None, str | None]:
-        """Return the proxy data, the remaining test set, and a warning if a class has too few samples."""
+        """Return the proxy data, the remaining test set, and a warning if samples are missing."""
         own = None if self.data is None else Dataset.of(self.data, "proxy")
         pool = own if own is not None else test
         if pool is None:
@@ -109,7 +109,9 @@ class Proxy:
 
 
 def balanced_order(targets: torch.Tensor, rng: np.random.Generator) -> Index:
-    """Return the positions of one epoch with equally many samples of each class (within one), shuffled.
+    """Return the positions of one epoch with equally many samples of each class, shuffled.
+
+    The numbers differ by one at most.
 
     The epoch has as many positions as there are samples.
     """

@@ -1,17 +1,17 @@
 """Shakespeare by role: predict the next character; each role of a play is a client.
 
 Two formats are read: lines of JSON, `{"play": ..., "role": ..., "speeches": [...]}`, plain or
-compressed by xz; and the output of LEAF's scripts: `all_data*.json`, or such files in folders `train`
-and `test`.
+compressed by xz; and the output of LEAF's scripts: `all_data*.json`, or such files in folders
+`train` and `test`.
 
-Samples are made from speeches as LEAF makes them: the speeches of a role are joined to one text with
-single spaces, and a sample is `length` characters of it and the next character. LEAF starts a sample
-at every character, which makes four million samples or 2.7 GB of tokens; here samples start `stride`
-characters apart.
+Samples are made from speeches as LEAF makes them: the speeches of a role are joined to one text
+with single spaces, and a sample is `length` characters of it and the next character. LEAF starts a
+sample at every character, which makes four million samples or 2.7 GB of tokens; here samples start
+`stride` characters apart.
 
-The first `share` of a role's samples are for training; 0.8 as in LEAF's command that papers quote. LEAF
-draws them at random; but samples overlap, so the character to predict would occur in the inputs of
-other samples that were trained on.
+The first `share` of a role's samples are for training; 0.8 as in LEAF's command that papers quote.
+LEAF draws them at random; but samples overlap, so the character to predict would occur in the
+inputs of other samples that were trained on.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Shakespeare(Source):
         stride: characters between the starts of two samples of a role; of LEAF's own samples, every
             `stride`-th is used.
         minimum: samples per role, train and test together; roles with fewer are left out.
-        share: of each role's samples for training; LEAF's folders `train` and `test` are used as they
-            are.
+        share: of each role's samples for training; LEAF's folders `train` and `test` are used as
+            they are.
     """
 
     length: int = 80
@@ -182,7 +182,10 @@ def _parse_json(label: str, text: str | bytes) -> Any:
     """Return the content of a JSON text; `label` is for the error message."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number of a million digits, or too deep
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not JSON, not UTF-8, a number of a million digits, or too deep
         raise SteelyardError(f"{label} is not JSON ({str(error)[:80]}): fetch it again") from error
 
 

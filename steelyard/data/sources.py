@@ -1,8 +1,9 @@
 """Data sets by name: `mnist`, `cifar10:scale=standard`, `digits-5:domains=[mnist,usps]`.
 
-A source is a frozen dataclass of options that is called with the data directory. It is the one entry
-of its data set: name, title, paper, files to fetch, options and reader. Files are read in the format
-in which their authors publish them. Nothing is downloaded here: `steelyard data fetch` does that.
+A source is a frozen dataclass of options that is called with the data directory. It is the one
+entry of its data set: name, title, paper, files to fetch, options and reader. Files are read in the
+format in which their authors publish them. Nothing is downloaded here: `steelyard data fetch` does
+that.
 """
 
 from __future__ import annotations

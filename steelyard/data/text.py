@@ -22,7 +22,7 @@ _WORD = re.compile(r"\w+(?:['’]\w+)*")  # of any script; don't is one word
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words or characters with numbers: 0 is padding, 1 is unknown, 2 the most frequent one, and so on.
+    """Words or characters with numbers: 0 is padding, 1 is unknown, 2 is the most frequent one.
 
     Attributes:
         known: words or characters, in the order of their numbers, from 2 on.
@@ -56,7 +56,7 @@ class Vocabulary:
         return cls(tuple(ranked[: size - 2]), unit)
 
     def __len__(self) -> int:
-        """Return the number of tokens, including padding and unknown: the `vocabulary` of a model."""
+        """Return the number of tokens with padding and unknown: the `vocabulary` of a model."""
         return len(self.known) + 2
 
     def split(self, text: str) -> list[str]:

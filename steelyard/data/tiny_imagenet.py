@@ -1,4 +1,7 @@
-"""Tiny-ImageNet: JPEG files in a folder or an archive, in the authors' layout or one folder per class."""
+"""Tiny-ImageNet: JPEG files in a folder or an archive.
+
+The layout is the authors' or one folder per class.
+"""
 
 from __future__ import annotations
 

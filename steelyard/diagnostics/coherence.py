@@ -1,12 +1,13 @@
-"""FedLAW's client coherence: whether clients move in the same direction, and whether a cohort represents all.
+"""FedLAW's client coherence: do clients agree, and does a cohort represent all of them?
 
-Li et al., "Revisiting Weighted Aggregation in Federated Learning with Neural Networks", ICML 2023, Section 5.
+Li et al., "Revisiting Weighted Aggregation in Federated Learning with Neural Networks", ICML 2023,
+Section 5.
 
     c_cohort = (1/m) sum_{i != j} lambda_i lambda_j cos(g_i, g_j)                              (Definition 5.1)
     sim(D_cohort, D) ,  D_cohort = sum_{i in cohort} lambda_i D_i ,  D = sum_j lambda_j D_j    (Definition 5.2)
 
-A factor common to all updates cancels in the cosine, so updates can be used instead of gradients. The
-paper does not say what "near zero" is at the critical point, how groups of clients are compared
+A factor common to all updates cancels in the cosine, so updates can be used instead of gradients.
+The paper does not say what "near zero" is at the critical point, how groups of clients are compared
 (Figure 5), and which similarity of distributions `sim` is.
 """
 
@@ -33,8 +34,8 @@ class Coherence:
     Attributes:
         overall: of the whole cohort.
         within: by group, computed as if the group were a cohort of its own.
-        between: by pair of groups, computed as if the two were a cohort of their own, over the pairs of
-            clients from different groups.
+        between: by pair of groups, computed as if the two were a cohort of their own, over the
+            pairs of clients from different groups.
     """
 
     overall: float
@@ -43,18 +44,22 @@ class Coherence:
 
 
 def gradient_coherence(updates: Updates, weights: Weights | None = None) -> float:
-    """Return `(1/m) sum_{i != j} lambda_i lambda_j cos(d_i, d_j)` (Definition 5.1); equal weights by default."""
+    """Return `(1/m) sum_{i != j} lambda_i lambda_j cos(d_i, d_j)` (Definition 5.1).
+
+    Weights are equal by default.
+    """
     gram = gram_of(updates)
     return coherence(gram, shares_of(weights, gram.dots.shape[1]))
 
 
 def group_coherence(updates: Updates, groups: Sequence[Hashable], weights: Weights | None = None) -> Coherence:
-    """Compute Definition 5.1 for the cohort, within each group of clients, and between groups (as in Figure 5).
+    """Compute Definition 5.1 for the cohort, within groups and between groups (Figure 5).
 
     Args:
         updates: `[K, d]`, a store or a Gram.
         groups: a label for each client, such as `["balanced"] * 10 + ["skewed"] * 10`.
-        weights: aggregation weights; equal ones by default. Those of a group are divided by their sum.
+        weights: aggregation weights; equal ones by default. Those of a group are divided by their
+            sum.
     """
     gram = gram_of(updates)
     count = gram.dots.shape[1]
@@ -81,11 +86,15 @@ def group_coherence(updates: Updates, groups: Sequence[Hashable], weights: Weigh
 
 
 def critical_point(series: Series | Sequence[float], near: float = 0.05, hold: int = 1) -> int | None:
-    """Return the round in which coherence falls from positive to near zero (Section 5.2); None if it does not.
+    """Return the round in which coherence falls from positive to near zero (Section 5.2).
+
+    Return None if it does not.
 
     Args:
-        series: `series(run, "coherence")`, which has round numbers, or the coherence of rounds 1, 2, ...
-        near: what counts as near zero, as a share of the highest value so far; 0 means zero or below.
+        series: `series(run, "coherence")`, which has round numbers, or the coherence of rounds 1,
+            2, ...
+        near: what counts as near zero, as a share of the highest value so far; 0 means zero or
+            below.
         hold: how many consecutive rounds must be near zero; a single one may be chance.
     """
     checks.number("near", near, 0.0, 1.0)
@@ -106,13 +115,15 @@ def critical_point(series: Series | Sequence[float], near: float = 0.05, hold: i
 def heterogeneity_coherence(
     counts: Any, cohort: Sequence[int], weights: Weights | None = None, similarity: str = "cosine"
 ) -> float:
-    """Compute Definition 5.2 on labels: how similar the data of a cohort and of all clients are; 1 if equal.
+    """Compute Definition 5.2 on labels: how similar the data of a cohort and of all clients are.
+
+    1 if equal.
 
     Args:
         counts: samples of each class at each client, `[n, C]`.
         cohort: positions of the clients that take part.
-        weights: their aggregation weights; by default their sizes. All clients together are weighted by
-            size.
+        weights: their aggregation weights; by default their sizes. All clients together are
+            weighted by size.
         similarity: `cosine` of the two distributions, or their `overlap`, `sum_c min(p_c, q_c)`.
     """
     checks.one_of("similarity", similarity, "cosine", "overlap")
@@ -134,12 +145,15 @@ def heterogeneity_coherence(
 
 
 def cohort_alignment(updates: Updates, cohort: Sequence[int], weights: Weights | None = None) -> float:
-    """Apply Definition 5.2 to updates (not in the paper): `cos(sum_{i in cohort} l_i d_i, sum_j l_j d_j)`.
+    """Return `cos(sum_{i in cohort} l_i d_i, sum_j l_j d_j)`.
+
+    This is Definition 5.2 applied to updates; it is not in the paper.
 
     Args:
         updates: of all n clients: `[n, d]`, a store or a Gram.
         cohort: positions of the clients that take part.
-        weights: of all n clients; equal ones by default. Those of the cohort are divided by their sum.
+        weights: of all n clients; equal ones by default. Those of the cohort are divided by their
+            sum.
     """
     gram = gram_of(updates)
     count = gram.dots.shape[1]

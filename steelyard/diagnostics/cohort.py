@@ -1,4 +1,4 @@
-"""The arguments of diagnostics of updates: a cohort as a tensor, a store or its Gram, and its weights."""
+"""The arguments of diagnostics of updates: a tensor, a store or a Gram, and weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Weights = Sequence[float] | NDArray[np.floating] | NDArray[np.integer] | torch.T
 
 
 def gram_of(updates: Updates) -> Gram:
-    """Return the Gram, over the whole model, of updates `[K, d]`, of the clients of a store, or of a Gram itself."""
+    """Return the Gram over the whole model.
+
+    `updates` are a tensor `[K, d]`, a store or a Gram.
+    """
     if isinstance(updates, Gram):
         return updates.merge_layers()
     if isinstance(updates, torch.Tensor):
@@ -39,7 +42,10 @@ def _store_updates(updates: torch.Tensor) -> MemoryStore:
 
 
 def shares_of(weights: Weights | None, count: int) -> Array:
-    """Return the weights of `count` clients divided by their sum, float64 `[K]`; equal ones for None."""
+    """Return the weights of `count` clients divided by their sum, float64 `[K]`.
+
+    Equal ones for None.
+    """
     shares = np.ones(count) if weights is None else np.asarray(weights, dtype=np.float64)
     if shares.shape != (count,):
         raise SteelyardError(f"weights have shape {list(shares.shape)}: give one for each of the {count} clients")

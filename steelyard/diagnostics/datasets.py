@@ -1,9 +1,9 @@
 """Differences between clients: of their data, of their updates, of their models (FedAWA, Fig. 2).
 
-Shi et al., "FedAWA", CVPR 2025, appendix A.1: distances between client vectors are similar to distances
-between client data, those between client models are not. Vectors and models are compared by 1 - cosine,
-data "via optimal transport", with reference to Alvarez-Melis & Fusi (NeurIPS 2020). The paper does not
-say
+Shi et al., "FedAWA", CVPR 2025, appendix A.1: distances between client vectors are similar to
+distances between client data, those between client models are not. Vectors and models are compared
+by 1 - cosine, data "via optimal transport", with reference to Alvarez-Melis & Fusi (NeurIPS 2020).
+The paper does not say
 
     the ground cost     that reference adds a distance between labels to that between samples:
                         `cost="labels"`; `cost="features"` is the plain Wasserstein distance
@@ -13,9 +13,9 @@ say
                         features
     how many samples    `samples` of each client here, drawn with `seed`
 
-Two samples of the same distribution have a distance too, which falls slowly with their number: compare
-distances with each other, and do not read them as absolute. Transport is solved exactly, by the network
-simplex of POT.
+Two samples of the same distribution have a distance too, which falls slowly with their number:
+compare distances with each other, and do not read them as absolute. Transport is solved exactly, by
+the network simplex of POT.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def client_distances(base: Params, clients: Models, metric: str = "cosine") -> C
     Args:
         base: the model they started from: a state dict, or one flat tensor.
         clients: their models, by id or by position.
-        metric: `cosine`, that is 1 - cosine, or `euclidean`, which is the same for updates and models.
+        metric: `cosine`, that is 1 - cosine, or `euclidean`, which is the same for updates and
+            models.
     """
     checks.one_of("metric", metric, "cosine", "euclidean")
     ids, gram = gram_of_models(base, clients)
@@ -78,7 +79,11 @@ def client_distances(base: Params, clients: Models, metric: str = "cosine") -> C
 
 
 def data_distances(
-    data: Data, samples: int = 200, seed: int = 0, cost: str = "features", features: Features | None = None
+    data: Data,
+    samples: int = 200,
+    seed: int = 0,
+    cost: str = "features",
+    features: Features | None = None,
 ) -> Array:
     """Return optimal-transport distances between the data sets of clients, `[K, K]` (Fig. 2a).
 
@@ -86,9 +91,9 @@ def data_distances(
         data: a `Federation`, or one data set per client as in `Federation.of`.
         samples: the maximum per client, drawn with `seed`.
         seed: of the draw.
-        cost: `features`: squared Euclidean distance; `labels`: plus the squared distance between the
-            distributions of the two labels, each over all clients. (The reference has one for each data
-            set; clients share labels.)
+        cost: `features`: squared Euclidean distance; `labels`: plus the squared distance between
+            the distributions of the two labels, each over all clients. (The reference has one for
+            each data set; clients share labels.)
         features: maps a batch of inputs to vectors `[n, d]`, such as a network without its head; by
             default the inputs.
     """
@@ -102,12 +107,18 @@ def data_distances(
 
 
 def data_vector(
-    data: Data, samples: int = 200, seed: int = 0, cost: str = "features", features: Features | None = None
+    data: Data,
+    samples: int = 200,
+    seed: int = 0,
+    cost: str = "features",
+    features: Features | None = None,
 ) -> dict[ClientId, float]:
-    """Return FedAWA's data vector: the similarity `1 / (1 + d_OT)` of each client's data to all data (Eq. 5).
+    """Return FedAWA's data vector (Eq. 5).
 
-    The arguments are those of `data_distances`; `samples` are also drawn from all data. The unit of the
-    features matters: if features are large, the similarity is near 0 for all clients.
+    It is the similarity `1 / (1 + d_OT)` of each client's data to all data.
+
+    The arguments are those of `data_distances`; `samples` are also drawn from all data. The unit of
+    the features matters: if features are large, the similarity is near 0 for all clients.
     """
     federation = _as_federation(data)
     all_positions = np.unique(np.concatenate(federation.index))
@@ -118,7 +129,10 @@ def data_vector(
 
 
 def matrix_correlation(a: ArrayLike, b: ArrayLike) -> float | None:
-    """Return Pearson's correlation of two symmetric matrices above the diagonal; None if either is constant."""
+    """Return Pearson's correlation of two symmetric matrices above the diagonal.
+
+    Return None if either is constant.
+    """
     x = np.asarray(a, dtype=np.float64)
     y = np.asarray(b, dtype=np.float64)
     if x.ndim != 2 or x.shape[0] != x.shape[1] or x.shape != y.shape or len(x) < 3:
@@ -137,9 +151,17 @@ class _Cloud:
 
 
 def _clouds(
-    federation: Federation, index: Sequence[Index], samples: int, seed: int, cost: str, features: Features | None
+    federation: Federation,
+    index: Sequence[Index],
+    samples: int,
+    seed: int,
+    cost: str,
+    features: Features | None,
 ) -> tuple[list[_Cloud], Array | None]:
-    """Return the samples at each list of positions, and squared distances between labels if the cost needs them."""
+    """Return the samples at each list of positions, and the cost of labels.
+
+    The cost is the squared distance between every two labels, or None for `cost="features"`.
+    """
     checks.one_of("cost", cost, "features", "labels")
     checks.integer("samples", samples, 1)
     needs_labels = cost == "labels"
@@ -180,7 +202,10 @@ def _clouds(
 
 
 def _transport(a: _Cloud, b: _Cloud, label_cost: Array | None) -> float:
-    """Return the 2-Wasserstein distance of two clouds; all points of a cloud have the same weight."""
+    """Return the 2-Wasserstein distance of two clouds.
+
+    All points of a cloud have the same weight.
+    """
     ot = _pot()
     squares = (a.points**2).sum(axis=1)[:, None] + (b.points**2).sum(axis=1)
     cost = np.maximum(squares - 2 * a.points @ b.points.T, 0.0)

@@ -1,13 +1,15 @@
 """How far models move and how far they diverge, computed from the Gram.
 
-FedCos (Zhang et al., IEEE Internet of Things Journal, 2023), Figures 3 and 12, with d_k the clients' displacements:
+FedCos (Zhang et al., IEEE Internet of Things Journal, 2023), Figures 3 and 12, with d_k the
+clients' displacements:
 
     |d| = |sum_k l_k d_k| = sqrt( sum_k l_k^2 |d_k|^2 + sum_{i != j} l_i l_j |d_i| |d_j| cos theta_ij )    (4)
 
-If updates are nearly orthogonal, the global model moves by 1 / sqrt(N) of the distance of the local ones.
+If updates are nearly orthogonal, the global model moves by 1 / sqrt(N) of the distance of the local
+ones.
 
-FedAdp (Wu and Wang, IEEE TCCN, 2021), Equations (8) and (9) and Section V-C: angles of the updates to their mean, and
-the divergence `(1/|S|) sum_i |grad F - grad F_i|`.
+FedAdp (Wu and Wang, IEEE TCCN, 2021), Equations (8) and (9) and Section V-C: angles of the updates
+to their mean, and the divergence `(1/|S|) sum_i |grad F - grad F_i|`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ class Distances:
 
 
 def update_cosines(updates: Updates) -> Array:
-    """Return `cos(d_i, d_j)` of every two clients, `[K, K]`; 0 where an update is zero (FedCos, Figure 3)."""
+    """Return `cos(d_i, d_j)` of every two clients, `[K, K]`.
+
+    0 where an update is zero (FedCos, Figure 3).
+    """
     cosines: Array = gram_of(updates).cosines()[0]
     return cosines
 
@@ -56,7 +61,10 @@ def mean_cosine(updates: Updates) -> float:
 
 
 def moving_distances(updates: Updates, weights: Weights | None = None) -> Distances:
-    """Return how far the local models and, with these weights, the global model moved; equal weights by default."""
+    """Return how far the local models and, with these weights, the global model moved.
+
+    Weights are equal by default.
+    """
     gram, shares = _gram_and_shares(updates, weights)
     return Distances(
         local=gram.norms[0],
@@ -66,7 +74,7 @@ def moving_distances(updates: Updates, weights: Weights | None = None) -> Distan
 
 
 def gradient_divergence(updates: Updates, weights: Weights | None = None, lr: float = 1.0) -> float:
-    """Return `(1/|S|) sum_i |grad F - grad F_i|`, where `grad F_i = -d_i / lr` (FedAdp, Section V-C).
+    """Return `(1/|S|) sum_i |grad F - grad F_i|` with `grad F_i = -d_i / lr` (FedAdp, Section V-C).
 
     Args:
         updates: `[K, d]`, a store or a Gram.
@@ -79,14 +87,17 @@ def gradient_divergence(updates: Updates, weights: Weights | None = None, lr: fl
 
 
 def update_angles(updates: Updates, weights: Weights | None = None) -> Array:
-    """Return the angles of the updates to their weighted mean, in radians, `[K]` (FedAdp, Equation 8)."""
+    """Return the angles of the updates to their weighted mean, `[K]` (FedAdp, Equation 8).
+
+    They are in radians.
+    """
     gram, shares = _gram_and_shares(updates, weights)
     angles: Array = angles_to_mean(gram, shares[None])[0]
     return angles
 
 
 def smoothed_angles(series: Sequence[Array] | Array) -> Array:
-    """Return for each round the mean of the angles so far, `[T, K]` from `[T, K]` (FedAdp, Equation 9)."""
+    """Return for each round the mean of the angles so far, `[T, K]` (FedAdp, Equation 9)."""
     angles = np.asarray(series, dtype=np.float64)
     if angles.ndim != 2 or not angles.size:
         raise SteelyardError(f"series has shape {list(angles.shape)}: give angles [rounds, clients]")

@@ -1,13 +1,14 @@
 """The trace of the Fisher information matrix, which shows critical learning periods.
 
-PA3Fed, Equations (2) and (3), after Yan, Wang and Li (CriticalFL), with g the gradient of log p_w(y | x):
+PA3Fed, Equations (2) and (3), after Yan, Wang and Li (CriticalFL), with g the gradient of log p_w(y
+| x):
 
     F_i = E_x E_{y ~ p_w(y | x)} |g(x, y)|^2                                                  (2)
     F   = sum_i m_i F_i ,  m_i = n_i / n                                                       (3)
 
-The expectation over classes is computed exactly, as in CriticalFL's code, not by drawing y. With the
-observed labels y instead, the same expression is the empirical Fisher: another quantity, which does not
-estimate (2) unless the fit is perfect.
+The expectation over classes is computed exactly, as in CriticalFL's code, not by drawing y. With
+the observed labels y instead, the same expression is the empirical Fisher: another quantity, which
+does not estimate (2) unless the fit is perfect.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def empirical_fisher_trace(
 
 
 def federated_fisher_trace(traces: Sequence[float], sizes: Weights | None = None) -> float:
-    """Return the mean of the clients' traces, weighted by the sizes of their data (PA3Fed, Equation 3).
+    """Return the mean of the clients' traces, weighted by their sizes (PA3Fed, Equation 3).
 
     Weights are equal by default.
     """

@@ -1,10 +1,10 @@
 """Flatness of the loss around a model, measured by the largest eigenvalues of its Hessian.
 
-FedLAW (Li et al., ICML 2023), Figure 4 and Appendix B.1, Figure 10: the largest eigenvalue lambda_1,
-the ratio lambda_1 / lambda_5, and the loss along the eigenvector of lambda_1. Small values mean flat
-minima. The paper gives neither the samples nor the method; here it is Lanczos iteration on
-Hessian-vector products, so the Hessian is never formed. "Top" means the largest in value, not in
-magnitude: at a minimum the two are the same.
+FedLAW (Li et al., ICML 2023), Figure 4 and Appendix B.1, Figure 10: the largest eigenvalue
+lambda_1, the ratio lambda_1 / lambda_5, and the loss along the eigenvector of lambda_1. Small
+values mean flat minima. The paper gives neither the samples nor the method; here it is Lanczos
+iteration on Hessian-vector products, so the Hessian is never formed. "Top" means the largest in
+value, not in magnitude: at a minimum the two are the same.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Spectrum:
 
     Attributes:
         values: eigenvalues, the largest first, `[k]`.
-        vectors: their eigenvectors of length 1, `[k, d]`, parameters in the order of their names; 0 for
-            frozen parameters.
+        vectors: their eigenvectors of length 1, `[k, d]`, parameters in the order of their names; 0
+            for frozen parameters.
     """
 
     values: Array
@@ -61,7 +61,7 @@ def hessian_spectrum(
     tolerance: float = 1e-4,
     seed: int = 0,
 ) -> Spectrum:
-    """Return the `k` largest eigenvalues of the Hessian of the mean loss on these samples, and their eigenvectors.
+    """Return the `k` largest eigenvalues of the Hessian of the mean loss, and their eigenvectors.
 
     Args:
         model: the network, in evaluation mode; it is not changed.
@@ -69,7 +69,8 @@ def hessian_spectrum(
         targets: what to predict.
         k: how many eigenvalues; less than the number of learned parameters.
         loss: a mean over samples.
-        double: compute in float64: up to ten times slower; float32 is accurate to about three digits.
+        double: compute in float64: up to ten times slower; float32 is accurate to about three
+            digits.
         tolerance: relative error at which to stop.
         seed: of the start vector of the iteration.
     """
@@ -123,7 +124,10 @@ def losses_along(
     *,
     loss: Loss = nn.functional.cross_entropy,
 ) -> Array:
-    """Return the loss at `theta + s v` for each step s along a direction v `[d]`, such as the top eigenvector."""
+    """Return the loss at `theta + s v` for each step s along a direction v `[d]`.
+
+    The direction may be the top eigenvector.
+    """
     surface = Surface(model, inputs, targets, loss)
     if np.shape(direction) != tuple(surface.theta.shape):
         raise SteelyardError(f"direction has shape {list(np.shape(direction))}: give [{surface.layout.dim}]")

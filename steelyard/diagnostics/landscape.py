@@ -1,8 +1,8 @@
 """The loss on the simplex of three clients' weights.
 
 FedLAW (Li et al., ICML 2023), Appendix B.2, Figure 12: models `sum_k lambda_k theta_k` on a grid of
-weights that sum to 1, with FedAvg's weights and the best ones. The more the clients' data differ, the
-sharper the loss is and the further FedAvg is from the optimum.
+weights that sum to 1, with FedAvg's weights and the best ones. The more the clients' data differ,
+the sharper the loss is and the further FedAvg is from the optimum.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Landscape:
 
     @property
     def plane(self) -> Array:
-        """The grid in the plane, `[n, 2]`: an equilateral triangle of side 1 with a client at each corner."""
+        """The grid in the plane, `[n, 2]`: a triangle of side 1 with a client at each corner."""
         return to_plane(self.weights)
 
 
@@ -81,7 +81,10 @@ def to_plane(weights: Array) -> Array:
 
 
 def simplex_grid(points: int) -> Array:
-    """Return evenly spaced weights of three clients, `[points (points + 1) / 2, 3]`, `points` on each side."""
+    """Return a grid of weights of three clients, `[points (points + 1) / 2, 3]`.
+
+    There are `points` on each side of the triangle.
+    """
     checks.integer("points", points, 2)
     last = points - 1
     rows = [(i, j, last - i - j) for i in range(points) for j in range(points - i)]
@@ -98,10 +101,10 @@ def weight_landscape(
     """Evaluate mixtures of three clients' models on a grid of weights.
 
     Args:
-        evaluate: returns the loss, or loss and accuracy, of a model in the clients' form: a `Surface`, or
-            any function.
-        clients: the three models: `[3, d]`, or state dicts, whose running statistics are mixed with the
-            same weights.
+        evaluate: returns the loss, or loss and accuracy, of a model in the clients' form: a
+            `Surface`, or any function.
+        clients: the three models: `[3, d]`, or state dicts, whose running statistics are mixed with
+            the same weights.
         sizes: of the clients' data, for FedAvg's point; equal by default.
         points: on each side of the triangle.
     """

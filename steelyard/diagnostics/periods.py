@@ -1,8 +1,8 @@
 """Critical learning periods of a finished run: Fig. 3, Fig. 5 and Table 1 of PA3Fed.
 
 The detectors are those of the rules (`rules/detectors.py`), applied to the recorded FGN (federated
-gradient norm). A run records it if its clients report `grad_norm`: rules with a detector need it, other
-rules record it with `simulate(..., metrics=("grad_norm", "loss"))`.
+gradient norm). A run records it if its clients report `grad_norm`: rules with a detector need it,
+other rules record it with `simulate(..., metrics=("grad_norm", "loss"))`.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _parse_period_detector(detector: str | Detector) -> PeriodDetector:
 def critical_periods(run: Run, detector: str | Detector = "eq6") -> Periods:
     """Return the FGN curve of a run with its critical periods (PA3Fed, Fig. 3).
 
-    `detector` is `eq6` (PA3Fed, Eq. 6; `eq6:delta=0.05`), `criticalfl_window` or a detector object. A
-    void round has no FGN; the detector skips it, as in the run.
+    `detector` is `eq6` (PA3Fed, Eq. 6; `eq6:delta=0.05`), `criticalfl_window` or a detector object.
+    A void round has no FGN; the detector skips it, as in the run.
     """
     rule = _parse_period_detector(detector)
     history = history_of(run)
@@ -91,29 +91,35 @@ def critical_periods(run: Run, detector: str | Detector = "eq6") -> Periods:
 
 
 def stability(run: Run, column: str = "accuracy", window: int = scores.WINDOW) -> scores.Stability | None:
-    """Return the five measures of PA3Fed's Table 1; see `steelyard.experiments.scores.stability`."""
+    """Return the five measures of PA3Fed's Table 1.
+
+    See `steelyard.experiments.scores.stability`.
+    """
     return scores.stability(history_of(run), column, window)
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """Standard deviation of clients' losses inside and outside critical periods; None without such rounds."""
+    """Standard deviation of clients' losses inside and outside critical periods.
+
+    None without such rounds.
+    """
 
     critical: float | None
     rest: float | None
 
 
 def loss_deviation(run: Run, periods: Periods | Detector | str = "eq6", over: str = "rounds") -> Deviation:
-    """Return the mean deviation of local losses in critical periods and in other rounds (PA3Fed, Fig. 5).
+    """Return the mean deviation of losses inside and outside critical periods (PA3Fed, Fig. 5).
 
-    The paper records "the loss trajectories of all clients" and averages their deviation. It does not
-    say over what the deviation is computed: here over the rounds of each client, or with
+    The paper records "the loss trajectories of all clients" and averages their deviation. It does
+    not say over what the deviation is computed: here over the rounds of each client, or with
     `over="clients"` over the clients of each round. A client that took part once in a period has no
     deviation there and does not count.
 
     Args:
-        run: a run whose clients report `loss`; or `loss_before`, the loss of the global model, which is
-            used if there is no `loss`.
+        run: a run whose clients report `loss`; or `loss_before`, the loss of the global model,
+            which is used if there is no `loss`.
         periods: those of the run, or a detector to find them.
         over: `rounds` or `clients`.
     """
@@ -130,7 +136,10 @@ def loss_deviation(run: Run, periods: Periods | Detector | str = "eq6", over: st
 
 
 def _deviation(losses: Array, axis: int) -> float | None:
-    """Return the mean over the other axis of the deviation along this axis; None if there is none."""
+    """Return the mean over the other axis of the deviation along this axis.
+
+    Return None if there is none.
+    """
     has_several = np.sum(~np.isnan(losses), axis=axis) > 1
     if not has_several.any():
         return None

@@ -4,8 +4,8 @@
     by_client(run, "weights")       one number per round and client
     curves(run)                     FedLAW's training curves within one round
 
-`run` is a run directory or a `History`. A round without the number (it was void, or not evaluated) is left
-out.
+`run` is a run directory or a `History`. A round without the number (it was void, or not evaluated)
+is left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ MEANING = {
 """Names of series and their meaning; a rule may record others."""
 
 NOT_BY_CLIENT = ("timings", "client_evaluation", "server_evaluation", "evaluation")
-"""Tables of a round that have no row per client: seconds by stage; averages of Flower's evaluations."""
+"""Tables of a round that have no row per client: seconds by stage.
+
+Averages of Flower's evaluations.
+"""
 
 _REQUIREMENTS = {
     "fgn": _GRAD_NORM,
@@ -103,7 +106,8 @@ def series(run: Run, name: str) -> Series:
 
     Args:
         run: a run directory or a history.
-        name: a name in `names(run)`, or a dotted path such as `timings.train` or `weights.client-0`.
+        name: a name in `names(run)`, or a dotted path such as `timings.train` or
+            `weights.client-0`.
     """
     history = history_of(run)
     rounds = []
@@ -141,7 +145,9 @@ def by_client(run: Run, name: str) -> ByClient:
 
 
 def curves(run: Run, round: int | None = None) -> dict[str, Any]:
-    """Return the training curves within a round (FedLAW, Fig. 14): `epoch`, `loss`, `gamma` and, by client, `lambda`.
+    """Return the training curves within a round (FedLAW, Fig.
+
+    14): `epoch`, `loss`, `gamma` and, by client, `lambda`.
 
     Args:
         run: a run directory or a history.

@@ -1,6 +1,7 @@
-"""FedLAW's global weight shrinking: the balance between learning and regularisation, and small parameters.
+"""FedLAW's global weight shrinking: learning against regularisation, and small parameters.
 
-Li et al., ICML 2023, Section 4. With theta the global model, m = sum_k lambda_k d_k the aggregated update, and gamma:
+Li et al., ICML 2023, Section 4. With theta the global model, m = sum_k lambda_k d_k the aggregated
+update, and gamma:
 
     theta' = gamma (theta + m) = theta + gamma m - (1 - gamma) theta                           (4)
     r      = |gamma m| / |(1 - gamma) theta|                                                   (Figures 3 and 11)
@@ -57,7 +58,7 @@ class Histogram:
 
 
 def shrinking_terms(theta: Params, update: Params, gamma: float) -> Shrinking:
-    """Return the norms of the global gradient and of the shrinking pseudo-gradient, and their ratio (Equation 4).
+    """Return the norms of the global gradient and the shrinking pseudo-gradient (Equation 4).
 
     Args:
         theta: the global model the round started from, a vector or a state dict.
@@ -73,12 +74,14 @@ def shrinking_terms(theta: Params, update: Params, gamma: float) -> Shrinking:
 
 
 def parameter_norm(params: Params) -> float:
-    """Return `|theta|` over the parameters alone: no running statistics, no counters (FedLAW, Figure 10)."""
+    """Return `|theta|` without running statistics and counters (FedLAW, Figure 10)."""
     return float(np.sqrt(inner_products(_store_params(params)).theta_sq[0]))
 
 
 def parameter_histogram(params: Params, bins: int = 100, limit: float | None = None) -> Histogram:
-    """Count parameters by value in equal bins from `-limit` to `limit`; others are left out (FedLAW, Figure 4).
+    """Count parameters by value in equal bins from `-limit` to `limit`.
+
+    Others are left out (FedLAW, Figure 4).
 
     The default limit is the largest magnitude. Use the same limit to compare models.
     """
@@ -108,7 +111,9 @@ def rescaled_losses(
     *,
     loss: Loss = nn.functional.cross_entropy,
 ) -> Array:
-    """Return the loss at `c theta` for each factor c: flat if the network is scale invariant (FedLAW, Figure 4).
+    """Return the loss at `c theta` for each factor c (FedLAW, Figure 4).
+
+    It is flat if the network is scale invariant.
 
     The running statistics of BatchNorm do not change, so a network with BatchNorm is only invariant
     after they have been measured again.

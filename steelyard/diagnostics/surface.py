@@ -1,4 +1,4 @@
-"""The loss of a network on fixed samples as a function of its parameters: values, and Hessian times vector."""
+"""The loss of a network on fixed samples as a function of its parameters, and its Hessian."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class Point(NamedTuple):
 
 
 class Surface:
-    """The loss surface of a network. The network itself does not change; BatchNorm and dropout are in evaluation mode.
+    """The loss surface of a network. The network itself does not change.
+
+    BatchNorm and dropout are in evaluation mode.
 
     Vectors contain the parameters in the order of their names, which may differ from that of
     `model.parameters()`.
@@ -78,7 +80,10 @@ class Surface:
                 self._learned.append((leaf, parameter))
 
     def __call__(self, params: Params) -> Point:
-        """Return loss and accuracy of another model: a vector `[d]`, or a state dict with its own statistics."""
+        """Return loss and accuracy of another model.
+
+        It is a vector `[d]`, used with the network's own statistics, or a state dict.
+        """
         network = self._network
         if isinstance(params, torch.Tensor):
             if params.shape != self.theta.shape:
@@ -99,7 +104,7 @@ class Surface:
         return torch.ones_like(self.theta, dtype=torch.bool) if mask is None else mask.bool()
 
     def curvature(self, vector: torch.Tensor) -> torch.Tensor:
-        """Return the Hessian of the mean loss at the network's own parameters times a vector `[d]`."""
+        """Return the Hessian of the mean loss at the network's parameters times a vector `[d]`."""
         network = self._network
         network.load(self.theta, *self._buffers)
         parameters = [parameter for _, parameter in self._learned]
@@ -130,7 +135,10 @@ class Surface:
 
 
 def _second_gradients(inner: torch.Tensor, parameters: list[nn.Parameter]) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of an expression of gradients; raise an error if a layer has no second derivative."""
+    """Return the gradients of an expression of gradients.
+
+    Raise an error if a layer has no second derivative.
+    """
     try:
         return torch.autograd.grad(inner, parameters, allow_unused=True)
     except RuntimeError as error:  # such as that of nn.EmbeddingBag

@@ -1,13 +1,13 @@
 """FedCos's example in the plane: quadratic clients, and the path of the global model.
 
 Zhang et al., IEEE Internet of Things Journal, 2023, Figure 4 (two clients, functions and start in
-footnote 3) and Figure 13 (three clients, start (4.53, 0.38)). FedAvg stops between the local optima;
-FedCos circles around that point and so comes closer to the global optimum.
+footnote 3) and Figure 13 (three clients, start (4.53, 0.38)). FedAvg stops between the local
+optima; FedCos circles around that point and so comes closer to the global optimum.
 
-The paper gives neither the learning rate nor the number of local steps nor mu: here they are 0.1, 50 and
-the caller's. It does not give the functions of Figure 13 either: the third client is ours. With mu = 0.5
-and two clients the path is chaotic: a change in the last bit gives a different path after about ten
-rounds. With mu = 0.2 it is not.
+The paper gives neither the learning rate nor the number of local steps nor mu: here they are 0.1,
+50 and the caller's. It does not give the functions of Figure 13 either: the third client is ours.
+With mu = 0.5 and two clients the path is chaotic: a change in the last bit gives a different path
+after about ten rounds. With mu = 0.2 it is not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Vector = tuple[float, float]
 
 @dataclass(frozen=True)
 class Toy:
-    """Clients `f_k(x) = (x - o_k)^T A_k (x - o_k) / 2` in the plane; the global objective is their sum.
+    """Clients `f_k(x) = (x - o_k)^T A_k (x - o_k) / 2` in the plane.
+
+    The global objective is their sum.
 
     Attributes:
         curvatures: A_k, symmetric.
@@ -95,7 +97,11 @@ class Trajectory:
 
 
 def trajectory(
-    toy: Toy = TWO_CLIENTS, term: ClientTerm | None = None, rounds: int = 80, steps: int = 50, lr: float = 0.1
+    toy: Toy = TWO_CLIENTS,
+    term: ClientTerm | None = None,
+    rounds: int = 80,
+    steps: int = 50,
+    lr: float = 0.1,
 ) -> Trajectory:
     """Run federated gradient descent on a toy, with equal weights.
 

@@ -35,7 +35,10 @@ Models = Mapping[ClientId, Params] | Sequence[Params] | torch.Tensor
 
 
 def effective_clients(weights: ArrayLike) -> Array:
-    """Return `1 / sum of squared shares` along the last axis: K for equal weights, 1 if one client has all."""
+    """Return `1 / sum of squared shares` along the last axis.
+
+    It is K for equal weights and 1 if one client has all.
+    """
     sizes = np.nan_to_num(np.abs(np.asarray(weights, dtype=np.float64)))
     if not sizes.any(axis=-1).all():
         raise SteelyardError("weights: in one round all weights are 0: leave this round out")
@@ -66,9 +69,9 @@ def similarity(weights: ArrayLike, vector: ArrayLike) -> Array:
 def run_similarity(run: Run, vector: Mapping[Any, float] | None = None) -> Series:
     """Return the similarity of a run's weights and the data vector in each round (FedAWA, Fig. 7).
 
-    The paper's data vector is `1 / (1 + OT distance of a client's data to all data)`: see `data_vector`.
-    By default the clients' sizes from the run directory are used instead. In a round with few clients
-    only these count.
+    The paper's data vector is `1 / (1 + OT distance of a client's data to all data)`: see
+    `data_vector`. By default the clients' sizes from the run directory are used instead. In a round
+    with few clients only these count.
     """
     table = by_client(run, "weights")
     if vector is None:
@@ -77,12 +80,14 @@ def run_similarity(run: Run, vector: Mapping[Any, float] | None = None) -> Serie
 
 
 def heterogeneity(counts: ArrayLike, floor: float = 0.0) -> Array:
-    """Return FedLAW's heterogeneity degree, `1 / variance of a client's class distribution`, from counts `[K, C]`.
+    """Return FedLAW's heterogeneity degree, `1 / variance of the class distribution`, `[K]`.
 
-    Despite its name it is large for a client whose classes are balanced. Literally it would be infinite
-    for perfectly balanced classes, which is an error here: variances below `floor` count as `floor`. The
-    paper does not say whether the distribution is in counts or in shares; here it is in shares, so that
-    the degree does not depend on the size.
+    `counts` are samples per client and class, `[K, C]`.
+
+    Despite its name it is large for a client whose classes are balanced. Literally it would be
+    infinite for perfectly balanced classes, which is an error here: variances below `floor` count
+    as `floor`. The paper does not say whether the distribution is in counts or in shares; here it
+    is in shares, so that the degree does not depend on the size.
     """
     samples = np.asarray(counts, dtype=np.float64)
     sizes = samples.sum(axis=1)
@@ -100,7 +105,9 @@ def heterogeneity(counts: ArrayLike, floor: float = 0.0) -> Array:
 
 @dataclass(frozen=True)
 class Correlations:
-    """FedLAW, Table 11: Pearson's coefficient of the weights with size, with heterogeneity degree, and their product.
+    """Pearson's correlations of the weights (FedLAW, Table 11).
+
+    With the size, with the heterogeneity degree, and with their product.
 
     None if it is undefined, for example if all sizes are the same.
     """
@@ -111,7 +118,10 @@ class Correlations:
 
 
 def weight_correlations(weights: ArrayLike, sizes: ArrayLike, counts: ArrayLike, floor: float = 0.0) -> Correlations:
-    """Return the correlations of weights `[T, K]` or `[K]`, summed over rounds; `floor` is that of `heterogeneity`."""
+    """Return the correlations of weights `[T, K]` or `[K]`, summed over rounds.
+
+    `floor` is that of `heterogeneity`.
+    """
     total = np.nansum(np.atleast_2d(np.asarray(weights, dtype=np.float64)), axis=0)
     size = np.asarray(sizes, dtype=np.float64)
     degree = heterogeneity(counts, floor)
@@ -119,7 +129,10 @@ def weight_correlations(weights: ArrayLike, sizes: ArrayLike, counts: ArrayLike,
 
 
 def run_correlations(run: Run, floor: float = 0.0) -> Correlations:
-    """Return the correlations of "the accumulated weights during the training" of a run (FedLAW, Table 11)."""
+    """Return the correlations of the accumulated weights of a run (FedLAW, Table 11).
+
+    The paper speaks of "the accumulated weights during the training".
+    """
     table = by_client(run, "weights")
     ids, sizes = _read_client_counts(run, "sizes")
     by_id = dict(zip(ids, _read_client_counts(run, "counts")[1], strict=True))
@@ -147,7 +160,7 @@ def _is_constant(values: Array) -> bool:
 
 @dataclass(frozen=True)
 class IdealDistances:
-    """FedAWA, Fig. 3: distances to the ideal vector, of each client vector `[K]` and of their mixture."""
+    """Distances to the ideal vector, of client vectors `[K]` and of their mixture (FedAWA, Fig. 3)."""
 
     clients: Array
     merged: float
@@ -158,9 +171,9 @@ def ideal_distances(
 ) -> IdealDistances:
     """Return how far client vectors, and their mixture by `weights`, are from the ideal vector.
 
-    All are models, as state dicts or flat tensors; vectors are their differences to `base`. The paper
-    mixes by data size. It does not say which distance Fig. 3 shows: `cosine` is 1 - cosine, as in its
-    Fig. 2, `euclidean` the norm of the difference.
+    All are models, as state dicts or flat tensors; vectors are their differences to `base`. The
+    paper mixes by data size. It does not say which distance Fig. 3 shows: `cosine` is 1 - cosine,
+    as in its Fig. 2, `euclidean` the norm of the difference.
     """
     checks.one_of("metric", metric, "cosine", "euclidean")
     models = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
@@ -180,16 +193,28 @@ def ideal_distances(
 
 
 def ideal_model(
-    data: Federation, model: nn.Module, local: LocalTraining | Mapping[str, Any] | None = None, seed: int = 0
+    data: Federation,
+    model: nn.Module,
+    local: LocalTraining | Mapping[str, Any] | None = None,
+    seed: int = 0,
 ) -> Mapping[str, torch.Tensor]:
     """Return FedAWA's `theta_ideal`: the model trained on the data of all clients as one set.
 
-    It is one round of one client with all data; `local` is as in `simulate`. The paper does not say how
-    long the ideal model trains: an epoch here has about as many steps as the epochs of all clients
-    together.
+    It is one round of one client with all data; `local` is as in `simulate`. The paper does not say
+    how long the ideal model trains: an epoch here has about as many steps as the epochs of all
+    clients together.
     """
     union = Federation(data.train, ("all",), (np.unique(np.concatenate(data.index)),))
-    run = simulate("uniform", union, model, rounds=1, local=local, seed=seed, executor="serial", evaluate_every=0)
+    run = simulate(
+        "uniform",
+        union,
+        model,
+        rounds=1,
+        local=local,
+        seed=seed,
+        executor="serial",
+        evaluate_every=0,
+    )
     return run.params
 
 

@@ -1,4 +1,7 @@
-"""The AlexNets of CriticalFL's code, which PA3Fed uses too: a small version of Krizhevsky et al., NeurIPS 2012."""
+"""The AlexNets of CriticalFL's code, which PA3Fed uses too.
+
+They are small versions of Krizhevsky et al., NeurIPS 2012.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ _SOURCE = "Yan et al. (CriticalFL), KDD 2023"
 @MODELS.register
 @dataclass(frozen=True)
 class AlexNet(Architecture):
-    """Five convolutions with 64, 192, 384, 256, 256 channels and linear layers of 128, 128, with two stems.
+    """Five convolutions (64, 192, 384, 256, 256 channels) and linear layers of 128, with two stems.
 
     `stem=small` is CriticalFL's network for CIFAR-10 (3x3 at stride 2; 2,400,586 parameters).
-    `stem=large` is its network for Fashion-MNIST (11x11 at stride 4, then 5x5; 2,504,906 parameters).
-    CriticalFL scales the images for the large stem to 32x32; here the network itself scales up smaller
-    images (bilinear), which would otherwise shrink to nothing.
+    `stem=large` is its network for Fashion-MNIST (11x11 at stride 4, then 5x5; 2,504,906
+    parameters). CriticalFL scales the images for the large stem to 32x32; here the network itself
+    scales up smaller images (bilinear), which would otherwise shrink to nothing.
 
     Attributes:
         stem: `small` or `large`.

@@ -17,9 +17,9 @@ from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 class McMahanCNN(Architecture):
     """The CNN of the FedAvg paper and of FedAdp: 1,663,370 parameters on 28x28 images.
 
-    FedAdp's text gives 1024 inputs to the first linear layer and this number of parameters. The number
-    needs padding and 3136 inputs, which is the default here. `padding=false` is the other reading, 1024
-    inputs: 582,026 parameters.
+    FedAdp's text gives 1024 inputs to the first linear layer and this number of parameters. The
+    number needs padding and 3136 inputs, which is the default here. `padding=false` is the other
+    reading, 1024 inputs: 582,026 parameters.
     """
 
     padding: bool = True
@@ -62,7 +62,7 @@ class SimpleCNN(Architecture):
     info = Info("three 3x3 convolutions and 64 hidden units", "Li et al. (FedLAW), ICML 2023")
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
-        """Return the network: three convolutions without padding, two poolings, two linear layers."""
+        """Return the network: three convolutions without padding, two linear layers."""
         channels, height, width = image_shape(self.name, input_shape, low=18)
         return nn.Sequential(
             nn.Conv2d(channels, 32, 3),
@@ -86,7 +86,10 @@ class PflCNN(Architecture):
     """The CNN of pfl's CIFAR-10 benchmark: 1,626,442 parameters, Glorot initialisation."""
 
     name = "pfl_cnn"
-    info = Info("two 3x3 convolutions, dropout and 128 hidden units", "Granqvist et al. (pfl-research), NeurIPS 2024")
+    info = Info(
+        "two 3x3 convolutions, dropout and 128 hidden units",
+        "Granqvist et al. (pfl-research), NeurIPS 2024",
+    )
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
         """Return the network: two convolutions without padding, one pooling, two linear layers."""
@@ -111,5 +114,5 @@ class PflCNN(Architecture):
 
 
 def _remaining_side(side: int) -> int:
-    """Return the size of a side after the convolutions of SimpleCNN: 32 -> 30 -> 15 -> 13 -> 6 -> 4."""
+    """Return the size of a side after SimpleCNN's convolutions: 32 -> 30 -> 15 -> 13 -> 6 -> 4."""
     return ((side - 2) // 2 - 2) // 2 - 2

@@ -30,10 +30,12 @@ class Logistic(Architecture):
 @MODELS.register
 @dataclass(frozen=True)
 class MLP(Architecture):
-    """Linear layers with ReLU between them: 199,210 parameters on 28x28 images (the MLP of FedLAW and FedDyn).
+    """Linear layers with ReLU between them: the MLP of FedLAW and FedDyn.
 
-    `hidden=[200],dropout=0.5` is FedCos's MLP: 159,010 parameters. Its code applies dropout before the
-    ReLU, as here.
+    199,210 parameters on 28x28 images.
+
+    `hidden=[200],dropout=0.5` is FedCos's MLP: 159,010 parameters. Its code applies dropout before
+    the ReLU, as here.
     """
 
     hidden: tuple[int, ...] = (200, 200)

@@ -116,7 +116,10 @@ def _float32() -> Iterator[None]:
 
 
 def image_shape(name: str, input_shape: Shape, low: int) -> tuple[int, int, int]:
-    """Return channels, height and width; raise an error if it is not an image or one smaller than `low`."""
+    """Return channels, height and width.
+
+    Raise an error if it is not an image or one smaller than `low`.
+    """
     if len(input_shape) != 3:
         raise SteelyardError(f"input_shape={input_shape}: {name} takes images (channels, height, width)")
     channels, height, width = input_shape

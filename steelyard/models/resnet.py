@@ -1,14 +1,16 @@
-"""Residual networks for small images: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, 4.2.
+"""Residual networks for small images.
+
+He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, 4.2.
 
 Depth 6n + 2: one convolution, three stages of n blocks with 16, 32, 64 channels, one linear layer.
 Where the shape changes, the shortcut is a 1x1 convolution with a norm, as in the code of FedLAW and
-FedAWA: 272,474 parameters at depth 20 (He et al., who pad with zeros, have 269,722). The mean over the
-image replaces the 8x8 pooling of that code (the same at 32x32), so that other sizes work too.
+FedAWA: 272,474 parameters at depth 20 (He et al., who pad with zeros, have 269,722). The mean over
+the image replaces the 8x8 pooling of that code (the same at 32x32), so that other sizes work too.
 
-`width` multiplies all channels, also those of the first convolution. "WRN56_2" and "WRN56_4" of FedLAW
-and FedAWA are this network at depth 56, not the pre-activation network of Zagoruyko & Komodakis (BMVC
-2016); CReFF's ResNet-8 with "scaling=4" is depth 8 and width 4. FedLAW's own ResNet-8 is not in its
-repository: depth 8 is counted here as in CReFF.
+`width` multiplies all channels, also those of the first convolution. "WRN56_2" and "WRN56_4" of
+FedLAW and FedAWA are this network at depth 56, not the pre-activation network of Zagoruyko &
+Komodakis (BMVC 2016); CReFF's ResNet-8 with "scaling=4" is depth 8 and width 4. FedLAW's own
+ResNet-8 is not in its repository: depth 8 is counted here as in CReFF.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ class ResNet(Architecture):
         depth: 6n + 2; He et al. have 20, 32, 44, 56 and 110.
         norm: `batch`, or `group` for GroupNorm instead. Both have the same number of parameters.
         width: channels in units of 16, 32 and 64.
-        groups: of GroupNorm. No paper gives their number for these networks: 8 makes groups of 2 to 8
-            channels.
+        groups: of GroupNorm. No paper gives their number for these networks: 8 makes groups of 2 to
+            8 channels.
     """
 
     depth: int = 20
@@ -76,18 +78,28 @@ def resnet20() -> ResNet:
 
 
 def wrn56_2() -> ResNet:
-    """Return depth 56, twice as wide: 3,412,394 parameters and 8,569 numbers in buffers on CIFAR-10."""
+    """Return depth 56, twice as wide.
+
+    3,412,394 parameters and 8,569 numbers in buffers on CIFAR-10.
+    """
     return ResNet(56, width=2)
 
 
 def wrn56_4() -> ResNet:
-    """Return depth 56, four times as wide: 13,628,234 parameters and 17,081 numbers in buffers on CIFAR-10."""
+    """Return depth 56, four times as wide.
+
+    13,628,234 parameters and 17,081 numbers in buffers on CIFAR-10.
+    """
     return ResNet(56, width=4)
 
 
 MODELS.alias("resnet20", _INFO, resnet20)
 MODELS.alias("wrn56_2", Info("resnet:depth=56 of twice the width", "Li et al. (FedLAW), ICML 2023"), wrn56_2)
-MODELS.alias("wrn56_4", Info("resnet:depth=56 of four times the width", "Li et al. (FedLAW), ICML 2023"), wrn56_4)
+MODELS.alias(
+    "wrn56_4",
+    Info("resnet:depth=56 of four times the width", "Li et al. (FedLAW), ICML 2023"),
+    wrn56_4,
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,7 @@ class Norm:
 
 
 def check_groups(groups: int, planes: int) -> None:
-    """Raise an error if the channels of the first stage cannot be divided into groups of equal size.
+    """Raise an error if `groups` does not divide the channels of the first stage.
 
     Every stage doubles the channels, so a divisor of the first stage divides all of them.
     """

@@ -1,8 +1,10 @@
-"""ResNet-18 for small images: He et al., CVPR 2016, with a first convolution of 3x3 at stride 1 and no pooling.
+"""ResNet-18 for small images.
 
-Four stages of two blocks with 64, 128, 256, 512 channels: 11,173,962 parameters at 10 classes, as in
-the code of CriticalFL and FedAWA. The mean over the image replaces the 4x4 pooling of that code, so
-that other sizes work too.
+He et al., CVPR 2016, with a first convolution of 3x3 at stride 1 and no pooling.
+
+Four stages of two blocks with 64, 128, 256, 512 channels: 11,173,962 parameters at 10 classes, as
+in the code of CriticalFL and FedAWA. The mean over the image replaces the 4x4 pooling of that code,
+so that other sizes work too.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ class ResNet18(Architecture):
     """ResNet-18 for 32x32 images, or 64x64 with `max_pool`.
 
     Attributes:
-        norm: `batch`; `group`; or `fedcos`: GroupNorm, but BatchNorm in the shortcuts, as in FedCos's
-            code (1,795 numbers in buffers; its paper has GroupNorm everywhere).
+        norm: `batch`; `group`; or `fedcos`: GroupNorm, but BatchNorm in the shortcuts, as in
+            FedCos's code (1,795 numbers in buffers; its paper has GroupNorm everywhere).
         groups: of GroupNorm; FedCos's code has 16.
-        max_pool: halves the image once more, for 64x64 images: 3x3 at stride 2 after the stem, as in
-            FedAWA's code for Tiny-ImageNet (models_dict/resnet.py) and in He et al.
+        max_pool: halves the image once more, for 64x64 images: 3x3 at stride 2 after the stem, as
+            in FedAWA's code for Tiny-ImageNet (models_dict/resnet.py) and in He et al.
     """
 
     norm: str = "batch"

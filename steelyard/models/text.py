@@ -19,8 +19,8 @@ class CharLSTM(Architecture):
     """Predicts the next character: the LSTM of LEAF, FedDyn and FedCos for Shakespeare.
 
     With 80 characters and classes: 133,520 parameters; CriticalFL's is `embedding=256,hidden=512`
-    (3,739,728). FedCos's repository has no LSTM; this one follows its paper, which agrees with FedDyn's
-    code. The prediction is made from the last time step.
+    (3,739,728). FedCos's repository has no LSTM; this one follows its paper, which agrees with
+    FedDyn's code. The prediction is made from the last time step.
 
     Attributes:
         embedding: numbers per character.
@@ -58,11 +58,13 @@ class CharLSTM(Architecture):
 @MODELS.register
 @dataclass(frozen=True)
 class TextMean(Architecture):
-    """Classifies a text by the mean of its tokens' embeddings: Joulin et al.'s fastText, without n-grams.
+    """Classifies a text by the mean embedding of its tokens: fastText without n-grams.
 
-    FedAWA's paper has results on AG News and Sogou News, but neither the paper nor its code says which
-    network: this one is our choice, and no number of parameters can be checked. Token 0 is padding and
-    not counted; a text of padding only has mean 0.
+    Joulin et al., EACL 2017.
+
+    FedAWA's paper has results on AG News and Sogou News, but neither the paper nor its code says
+    which network: this one is our choice, and no number of parameters can be checked. Token 0 is
+    padding and not counted; a text of padding only has mean 0.
 
     Attributes:
         embedding: numbers per token.

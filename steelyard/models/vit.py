@@ -1,13 +1,13 @@
 """A small vision transformer: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021.
 
 FedAWA's settings: patches of 4x4, 512 numbers per token, 6 layers, 8 heads of 64, 512 hidden units,
-dropout 0.1. The parameter count of its code (9,523,722 at 32x32 and 10 classes) needs: no bias in the
-projections to queries, keys and values; a norm before attention and before the hidden layer; one norm
-after the class token and no other. Dropout is where the code has it (models_dict/vit.py): after the
-position embedding, after the projection of the attention's output and after each of the two linear
-maps of the hidden layer, but not on the attention itself. Initial embeddings are standard normal.
-Patches are cut by a convolution, which is the same linear map as one of flattened patches, with the
-same initial distribution.
+dropout 0.1. The parameter count of its code (9,523,722 at 32x32 and 10 classes) needs: no bias in
+the projections to queries, keys and values; a norm before attention and before the hidden layer;
+one norm after the class token and no other. Dropout is where the code has it (models_dict/vit.py):
+after the position embedding, after the projection of the attention's output and after each of the
+two linear maps of the hidden layer, but not on the attention itself. Initial embeddings are
+standard normal. Patches are cut by a convolution, which is the same linear map as one of flattened
+patches, with the same initial distribution.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class ViT(Architecture):
         heads: of attention.
         head_dim: numbers per head.
         hidden: width of the hidden layer.
-        dropout: after the embedding, the attention's projection and each linear map of the hidden layer.
+        dropout: after the embedding, the attention's projection and each linear map of the hidden
+            layer.
     """
 
     patch: int = 4
@@ -76,7 +77,10 @@ class ViT(Architecture):
 
 
 class Tokens(nn.Module):
-    """`[N, C, H, W]` to `[N, 1 + patches, dim]`: a class token and the patches, with their positions."""
+    """Makes tokens of images, `[N, C, H, W]` to `[N, 1 + patches, dim]`.
+
+    The tokens are a class token and the patches, with their positions.
+    """
 
     def __init__(self, channels: int, patch: int, dim: int, patches: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Read JSON from an untrusted file in pieces, so that no file can make the reader use much memory or time."""
+"""Read JSON from an untrusted file in pieces, with limits on memory and time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _TOKEN = re.compile(_STRING + rb"|[][{}:,]|[-+.\w]++(?=[\s,}\]])", re.DOTALL)
 
 
 def open_regular(path: Path) -> int:
-    """Open a file for reading and return the handle; refuse pipes, sockets and devices without waiting for them."""
+    """Open a file for reading and return the handle.
+
+    Refuse pipes, sockets and devices without waiting for them.
+    """
     try:
         is_regular = stat.S_ISREG(os.stat(path).st_mode)
         if is_regular:
@@ -59,7 +62,10 @@ class JsonStream:
         self._position = 0
 
     def read_members(self) -> Iterator[str]:
-        """Yield the keys of the object that begins here; read the value of each key before the next key."""
+        """Yield the keys of the object that begins here.
+
+        Read the value of each key before the next key.
+        """
         self._skip_character(b"{")
         keys = set()
         is_first = True
@@ -132,7 +138,10 @@ class JsonStream:
             self._position = match.end()
 
     def _read_more(self) -> bool:
-        """Double the buffer from this position on; return False at the end, or if a value is too long."""
+        """Double the buffer from this position on.
+
+        Return False at the end, or if a value is too long.
+        """
         rest = len(self._buffer) - self._position
         size = min(max(_FIRST_READ, rest), self._stop - self._next_read)
         if rest >= _LONGEST or size <= 0:

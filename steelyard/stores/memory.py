@@ -21,8 +21,8 @@ class MemoryStore:
     """K client models, stored as updates `[K+1, d]` with the global model in the last row.
 
     Build it with `MemoryStore.of(base, {id: model, ...})`. It copies and validates the models: a
-    client with a wrong key, shape or dtype, or with NaN or infinity anywhere, is quarantined with the
-    reason.
+    client with a wrong key, shape or dtype, or with NaN or infinity anywhere, is quarantined with
+    the reason.
     """
 
     layout: Layout
@@ -131,7 +131,10 @@ class MemoryStore:
         return self.counters
 
     def without(self, refused: Mapping[ClientId, str]) -> MemoryStore:
-        """Return the store without these clients, quarantined with the reason; it copies the other rows."""
+        """Return the store without these clients, quarantined with the reason.
+
+        It copies the other rows.
+        """
         refused = {client: reason for client, reason in refused.items() if client in self.ids}
         if not refused:
             return self
@@ -147,7 +150,10 @@ class MemoryStore:
 
 
 class MemorySink:
-    """Receives the new model. Parameters of the dtype of the rows are written in place, into one flat vector."""
+    """Receives the new model.
+
+    Parameters of the dtype of the rows are written in place, into one flat vector.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -191,7 +197,7 @@ def cast_to_leaf(values: torch.Tensor, leaf: Leaf) -> torch.Tensor:
 
 
 def allocate(size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor in memory that numpy allocates: it asks for huge pages, which torch does not."""
+    """Return a tensor in memory of numpy, which asks for huge pages; torch does not."""
     if not size:
         return torch.empty(0, dtype=dtype)
     return torch.from_numpy(_memory(size * dtype.itemsize)).view(dtype)
@@ -209,10 +215,12 @@ _RECYCLE = 1 << 30  # bytes: larger models are returned to the system at once
 
 
 def allocate_recycled(size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor that reuses the memory of an earlier one of the same size when nothing refers to it any more.
+    """Return a tensor that reuses the memory of an earlier one of the same size.
 
-    Each round allocates one model and drops one; new pages for it, zeroed by the system, would take a
-    fifth of the time of FedAvg.
+    This happens only when nothing refers to the earlier one any more.
+
+    Each round allocates one model and drops one; new pages for it, zeroed by the system, would take
+    a fifth of the time of FedAvg.
     """
     if not size:
         return torch.empty(0, dtype=dtype)

@@ -1,10 +1,10 @@
 """Client models in safetensors files, read by slices.
 
-Files are read with `pread` into buffers of the store: a memory map would count every page that is read
-as resident, and this store exists to merge more models than fit into memory. The header is parsed
-here, strictly (the format is eight bytes of length, that many bytes of JSON, then raw tensors). No
-other format is read, and nothing is unpickled. Files are not trusted: headers and indices are read in
-pieces, and refused at the first piece that is wrong.
+Files are read with `pread` into buffers of the store: a memory map would count every page that is
+read as resident, and this store exists to merge more models than fit into memory. The header is
+parsed here, strictly (the format is eight bytes of length, that many bytes of JSON, then raw
+tensors). No other format is read, and nothing is unpickled. Files are not trusted: headers and
+indices are read in pieces, and refused at the first piece that is wrong.
 """
 
 from __future__ import annotations

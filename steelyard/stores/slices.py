@@ -1,7 +1,7 @@
 """Client models that are read by slices, wherever they are: in files, in messages, or in both.
 
-No complete row is ever in memory: the kernels ask for a range of coordinates, and every source reads
-its part.
+No complete row is ever in memory: the kernels ask for a range of coordinates, and every source
+reads its part.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class SliceStore(Generic[S]):
     """K models and the global one. Build it with `SliceStore.of(base, {id: source, ...})`.
 
     `SliceStore.of` validates shapes; NaN and infinity are found in the first pass over the data. In
-    both cases a bad client is quarantined with the reason. Running statistics and counters are small
-    and read at once. `on_read` is called with the number of coordinates after every read, from several
-    threads; it is for progress bars.
+    both cases a bad client is quarantined with the reason. Running statistics and counters are
+    small and read at once. `on_read` is called with the number of coordinates after every read,
+    from several threads; it is for progress bars.
     """
 
     layout: Layout

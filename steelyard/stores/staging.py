@@ -1,4 +1,7 @@
-"""Replace files and directories in one step: completely or not at all, whenever the process is killed."""
+"""Replace files and directories in one step, completely or not at all.
+
+This also holds if the process is killed.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 class Staging:
-    """A hidden directory beside `path`, in which the new content of `path` is built under the name `new`.
+    """A hidden directory beside `path`, in which its new content is built under the name `new`.
 
-    A process holds a lock on its directory as long as it lives. This distinguishes directories in use
-    from those that a killed process has left behind; making a `Staging` for the same `path` removes the
-    latter.
+    A process holds a lock on its directory as long as it lives. This distinguishes directories in
+    use from those that a killed process has left behind; making a `Staging` for the same `path`
+    removes the latter.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,8 +65,8 @@ class Staging:
         """Rename the directory `new` to `path`; without `force`, only if nothing exists at `path`.
 
         Args:
-            force: whether a directory at `path` may be replaced. Its content is kept, except for the
-                names in `replaced` and in `new`.
+            force: whether a directory at `path` may be replaced. Its content is kept, except for
+                the names in `replaced` and in `new`.
             replaced: names in that directory that belong to the model that is replaced.
         """
         sync_directory(self.new)
@@ -93,7 +96,7 @@ class Staging:
         probe.rmdir()
 
     def _rescue_changes(self, outdated: set[str]) -> None:
-        """Move files that others wrote into the old directory just before the exchange to the new one."""
+        """Move files that others wrote just before the exchange to the new directory."""
         old = self.new
         for name in {*os.listdir(old)} - outdated:
             source = old / name
@@ -125,7 +128,10 @@ def exchange(first: Path, second: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Wait until the names in a directory are on disk; do nothing if the file system does not support it."""
+    """Wait until the names in a directory are on disk.
+
+    Do nothing if the file system does not support it.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -163,7 +169,10 @@ def _describe_late(path: Path) -> str:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make a hard link to a file, or copy it if that is impossible; copy a directory with links to its files."""
+    """Make a hard link to a file, or copy it if that is impossible.
+
+    Copy a directory with links to its files.
+    """
     if source.is_dir() and not source.is_symlink():
         shutil.copytree(source, target, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b)))
         return
@@ -174,7 +183,10 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _lock_directory(path: Path) -> int | None:
-    """Lock a directory and return the handle of the lock; None if another process is removing it."""
+    """Lock a directory and return the handle of the lock.
+
+    Return None if another process is removing it.
+    """
     import fcntl  # not on Windows, where the package can be imported
 
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

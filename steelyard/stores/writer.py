@@ -36,7 +36,9 @@ _WEIGHTS = (
 
 
 class FileSink:
-    """A new checkpoint with the tensors, dtypes and shards of another one, complete or not written at all.
+    """A new checkpoint with the tensors, dtypes and shards of another one.
+
+    It is written completely or not at all.
 
     Use it as a context manager: everything is written to a hidden directory beside `path`, which
     replaces `path` on a normal exit and is removed after an error. A hidden directory that a killed
@@ -44,15 +46,21 @@ class FileSink:
 
     Args:
         path: the file or directory to write.
-        like: the checkpoint whose tensors, dtypes and shards are used. A directory also gets the small
-            files beside that checkpoint.
+        like: the checkpoint whose tensors, dtypes and shards are used. A directory also gets the
+            small files beside that checkpoint.
         layout: where the tensors are in the vector of parameters.
         metadata: of the files.
-        force: replace what is at `path`. Files in a directory that do not belong to its model are kept.
+        force: replace what is at `path`. Files in a directory that do not belong to its model are
+            kept.
     """
 
     def __init__(
-        self, path: Path, like: Checkpoint, layout: Layout, metadata: dict[str, str], force: bool = False
+        self,
+        path: Path,
+        like: Checkpoint,
+        layout: Layout,
+        metadata: dict[str, str],
+        force: bool = False,
     ) -> None:
         self.path = path
         self.layout = layout
@@ -73,7 +81,7 @@ class FileSink:
             raise
 
     def _check_others(self) -> None:
-        """Raise an error if the directory contains another model too: a reader could not tell them apart."""
+        """Raise an error if the directory contains another model: readers would mix them up."""
         if not self.path.is_dir():
             return
         foreign = {name for name in os.listdir(self.path) if name.endswith(".safetensors")}
@@ -153,7 +161,10 @@ class FileSink:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             if kind is None:
@@ -182,7 +193,10 @@ class FileSink:
 
 
 def find_companions(checkpoint: Checkpoint) -> list[Path]:
-    """Return the small files beside a checkpoint without weights: `config.json`, the tokenizer and so on."""
+    """Return the small files beside a checkpoint: `config.json`, the tokenizer and so on.
+
+    Files with weights are left out.
+    """
     path = checkpoint.path
     directory = path if path.is_dir() else path.parent
     if directory != path and not path.name.endswith(".json"):
@@ -213,7 +227,7 @@ def _check_target(path: Path, like: Checkpoint, force: bool, is_directory: bool)
 
 
 def _find_replaced(path: Path) -> set[str]:
-    """Return the names in a directory that belong to its model: the index, and the shards that it lists."""
+    """Return the names in a directory that belong to its model: the index and its shards."""
     if not (path / INDEX).exists():
         return set()
     try:
