@@ -160,7 +160,7 @@ def _is_constant(values: Array) -> bool:
 
 @dataclass(frozen=True)
 class IdealDistances:
-    """Distances to the ideal vector, of client vectors `[K]` and of their mixture (FedAWA, Fig. 3)."""
+    """Distances of client vectors `[K]` and their mixture to the ideal vector (FedAWA, Fig. 3)."""
 
     clients: Array
     merged: float
