@@ -105,6 +105,7 @@ def unpack(archive: Path, target: Path, limit: int = LIMIT) -> None:
 
 
 def _read_zip(path: Path, limit: int) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield name, size and stream of each file of a zip archive."""
     with zipfile.ZipFile(path) as archive:
         infos = archive.infolist()
         if sum(info.file_size for info in infos) > limit:
@@ -118,6 +119,7 @@ def _read_zip(path: Path, limit: int) -> Iterator[tuple[str, int, IO[bytes]]]:
 
 
 def _read_tar(path: Path, limit: int) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield name, size and stream of each file of a tar archive, compressed or not."""
     if path.suffix not in _OPENERS:
         raise SteelyardError(f"{path} is not an archive: use {', '.join(sorted({*_OPENERS, '.zip'}))}")
     with _OPENERS[path.suffix](path, "rb") as raw:

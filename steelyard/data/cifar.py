@@ -78,6 +78,7 @@ class Form:
         return images.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.uint8)
 
     def _binary(self, path: Path, name: str) -> tuple[Bytes, list[int]]:
+        """Return images and labels of a file of the binary version."""
         records = BATCH * (5 if self.train == (name,) else 1)
         width = self.marks + PIXELS
         size = path.stat().st_size
@@ -87,6 +88,7 @@ class Form:
         return rows[:, self.marks :], rows[:, self.marks - 1].tolist()
 
     def _python(self, path: Path) -> tuple[Bytes, list[int]]:
+        """Return images and labels of a file of the Python version."""
         with reading(path, f"batch of {self.title}'s Python version"):
             pixels, is_by_column, labels = _parse_pickle(path.read_bytes(), self.word)
         if not labels or len(pixels) != len(labels) * PIXELS:

@@ -94,6 +94,7 @@ class Dataset:
             vocabulary: turns a column of text into tokens.
             length: tokens per text.
         """
+        # A Hugging Face data set: the only form with named columns.
         columns = Columns(inputs, targets, groups, vocabulary, length)
         if hugging_face.is_table(data):
             table = hugging_face.read(data, columns)
@@ -103,6 +104,7 @@ class Dataset:
                 f"data is a {type(data).__name__}: "
                 "inputs, targets, groups and vocabulary are for Hugging Face data sets only"
             )
+        # The other forms.
         if isinstance(data, Dataset):
             return data
         if isinstance(data, torch.utils.data.Dataset):

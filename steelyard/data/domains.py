@@ -76,6 +76,7 @@ class SVHN(Images):
         return find(self.name, directory, f"{self.name}/{file}", file)
 
     def _part(self, path: Path) -> Part:
+        """Return images and labels of one file."""
         images, labels = matlab.read(path, "X", "y")
         if images.dtype != np.uint8 or images.ndim != 4:
             raise SteelyardError(
@@ -176,6 +177,7 @@ class USPS(Images):
         return Pictures(self._part(path), self._part(test))
 
     def _part(self, path: Path) -> Part:
+        """Return images and labels of one LIBSVM file."""
         values, labels = libsvm.read(path, 256)
         if not (np.abs(values) <= 1).all():
             raise SteelyardError(f"{path} has values outside [-1, 1]: fetch it again")
@@ -214,6 +216,7 @@ class MNISTM(Images):
         return Pictures(tiles(path, ("train",), labels[0]), tiles(path, ("test",), labels[1]))
 
     def _part(self, folder: Path, part: str) -> Part:
+        """Return images and labels of the authors' folder, `part` being `train` or `test`."""
         path = folder / f"mnist_m_{part}_labels.txt"
         images = folder / f"mnist_m_{part}"
         if not path.is_file():

@@ -51,6 +51,7 @@ def fetch(
         progress: called as bytes arrive.
         timeout: stop after this many seconds without a byte.
     """
+    # Check the arguments.
     target = Path(path)
     if not url.lower().startswith(("http://", "https://")):
         raise SteelyardError(f"{url}: only http and https are supported")
@@ -59,6 +60,7 @@ def fetch(
     checksum = (sha256 or md5 or "").lower()
     algorithm = "sha256" if sha256 else "md5"
     job = _Download(url, target, algorithm, checksum, size, progress or _ignore_progress, timeout)
+    # Download to the partial file, unless the target is complete.
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if job.is_complete():
@@ -72,6 +74,7 @@ def fetch(
                 raise SteelyardError(
                     f"{url}: the file received has another {algorithm} than {checksum} and was removed: try again"
                 )
+            # Rename the verified file.
             os.fsync(part.fileno())
             os.replace(beside, target)
             _sync_directory(target.parent)

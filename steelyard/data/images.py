@@ -181,6 +181,7 @@ class MNIST(Images):
         return Pictures(self._part(directory, "train"), self._part(directory, "t10k"))
 
     def _part(self, directory: Path | None, part: str) -> Part:
+        """Return images and labels, `part` being `train` or `t10k`."""
         image_file = self._file(directory, f"{part}-images-idx3-ubyte")
         label_file = self._file(directory, f"{part}-labels-idx1-ubyte")
         images = idx.read(image_file, 3)
@@ -189,6 +190,7 @@ class MNIST(Images):
         return images[:, None], labels
 
     def _file(self, directory: Path | None, file: str) -> Path:
+        """Return the path of one file, compressed or not."""
         return find(
             self.name,
             directory,

@@ -65,6 +65,7 @@ def _read_chunks(path: Path) -> Iterator[bytes]:
 
 
 def _decompress_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the unpacked bytes of an xz file in blocks; raise an error if it is not complete."""
     unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
     with path.open("rb") as file:
         while not unpacker.eof:

@@ -72,6 +72,7 @@ def _elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _decompress(path: Path, data: memoryview) -> bytes:
+    """Return a packed element, unpacked."""
     unpacker = zlib.decompressobj()
     out = unpacker.decompress(data, LIMIT + 1024)
     if unpacker.unconsumed_tail:

@@ -61,11 +61,13 @@ class News(Source):
         return first(self.name, directory, self.folders, self.files[0])
 
     def _make_datasets(self, train: Path, test: Path) -> Split:
+        """Return the training and the test part, with a vocabulary of the training part."""
         # Two passes over the training part: the texts of Sogou News may not fit into memory.
         vocabulary = Vocabulary.of((text for _, text in self.rows(train)), self.vocabulary, self.unit)
         return self._part(train, vocabulary), self._part(test, vocabulary)
 
     def _part(self, path: Path, vocabulary: Vocabulary) -> Dataset:
+        """Return the texts of a file as tokens, with their labels."""
         labels: list[int] = []
 
         def texts() -> Iterator[str]:

@@ -88,6 +88,7 @@ class Shakespeare(Source):
         return _find_files(existing(self.name, directory))[0][0]
 
     def _make_datasets(self, files: list[list[Path]]) -> Split:
+        """Return the training and the test part from lists of files."""
         # Training and test samples of each role.
         train: dict[str, Codes] = {}
         test: dict[str, Codes] = {}

@@ -66,6 +66,7 @@ def group_coherence(updates: Updates, groups: Sequence[Hashable], weights: Weigh
     if len(groups) != count:
         raise SteelyardError(f"groups has {len(groups)} labels: give one for each of the {count} clients")
     shares = shares_of(weights, count)
+    # The positions of the clients of each group.
     members: dict[Hashable, list[int]] = {}
     for client, label in enumerate(groups):
         members.setdefault(label, []).append(client)

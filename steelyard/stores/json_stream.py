@@ -130,6 +130,7 @@ class JsonStream:
         self._position += 1
 
     def _skip_space(self) -> None:
+        """Move to the next byte that is not space."""
         while True:
             match = _SPACE.match(self._buffer, self._position)
             if match is None or match.end() < len(self._buffer) or not self._read_more():

@@ -307,6 +307,7 @@ def _read_metadata(stream: JsonStream) -> dict[str, str]:
 
 def _check_entry(file: Path, name: str, item: Any, number: int, data: int) -> tuple[Entry, int, int]:
     """Check the header of one tensor; return its entry, and its first and last byte in the data."""
+    # The name and the fields.
     if len(name) > _MAX_NAME:
         raise SteelyardError(f"{file}: {shorten(name)} has more than {_MAX_NAME} characters")
     try:
@@ -317,6 +318,7 @@ def _check_entry(file: Path, name: str, item: Any, number: int, data: int) -> tu
         raise SteelyardError(f"{file}: {shorten(name)} has an unknown dtype or a malformed entry") from None
     if len(shape) > _MAX_DIMENSIONS:
         raise SteelyardError(f"{file}: {shorten(name)} has {len(shape)} dimensions, more than {_MAX_DIMENSIONS}")
+    # The shape must fit the bytes.
     numbers_fit = all(type(n) is int and 0 <= n < _MAX_SIZE for n in (*shape, begin, end))
     if (
         not numbers_fit
