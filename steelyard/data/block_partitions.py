@@ -63,7 +63,7 @@ class Sorted(Partition):
 
     name = "sorted"
     info = Info(
-        "sorted by label, one block per client, but for a share",
+        "sorted by label, one block per client, except for an IID share",
         "Zhang et al. (FedCos), IEEE IoT Journal 2023",
     )
 
@@ -100,7 +100,7 @@ class Quantity(Partition):
 
     name = "quantity"
     needs_labels = False
-    info = Info("sizes by a draw from Dirichlet(alpha), labels alike", "Li et al. (NIID-Bench), ICDE 2022")
+    info = Info("sizes drawn from Dirichlet(alpha), labels not skewed", "Li et al. (NIID-Bench), ICDE 2022")
 
     def __post_init__(self) -> None:
         check_alpha("alpha", self.alpha)

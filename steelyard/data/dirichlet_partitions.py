@@ -120,7 +120,7 @@ class CappedDirichlet(Partition):
 
     name = "dirichlet_capped"
     info = Info(
-        "Dirichlet(alpha), full clients get no more, small ones are redrawn",
+        "Dirichlet(alpha) with a maximum and a minimum size",
         "Yan et al. (CriticalFL), KDD 2023",
     )
 

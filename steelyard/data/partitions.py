@@ -105,7 +105,7 @@ class Dirichlet(Partition):
     alpha: float = 0.5
 
     name = "dirichlet"
-    info = Info("each class is shared out by a draw from Dirichlet(alpha)", "Li et al. (FedLAW), ICML 2023")
+    info = Info("each class is divided by a draw from Dirichlet(alpha)", "Li et al. (FedLAW), ICML 2023")
 
     def __post_init__(self) -> None:
         check_alpha("alpha", self.alpha)

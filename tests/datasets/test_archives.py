@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from steelyard.core.errors import SteelyardError
-from steelyard.data import SOURCES, images
+from steelyard.data import SOURCES, catalog, images
 from steelyard.data.archives import unpack
 from steelyard.data.catalog import HOMES, File, bring
 from tests.datasets.files import add
@@ -141,3 +141,24 @@ def test_homes_are_whole():
             assert not file.path.startswith("/")
     named = {entry.name for entry in SOURCES if isinstance(entry.make(), images.Images)}
     assert named - set(HOMES) == {"digits", "synth"}
+
+
+def test_a_data_set_lists_its_files_in_its_own_class():
+    """Defining a source is all it takes to fetch it; a subclass does not inherit the files."""
+    file = File("https://example.org/a.gz", "toy/a.gz", md5="0" * 32)
+    try:
+
+        class Toy(images.MNIST):
+            name = "toy-with-files"
+            downloads = (file,)
+
+        class Silent(Toy):
+            name = "toy-without-files"
+
+        assert HOMES["toy-with-files"] == (file,)
+        assert "toy-without-files" not in HOMES
+        assert catalog.find_name("toy-with-files") == "toy-with-files"
+        with pytest.raises(SteelyardError, match="toy-without-files"):
+            catalog.find_name("toy-without-files")
+    finally:
+        HOMES.pop("toy-with-files", None)
