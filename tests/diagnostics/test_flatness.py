@@ -155,7 +155,7 @@ def test_without_scipy_the_error_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: hessian_spectrum(network(), INPUTS, TARGETS, k=27), "fewer than 27"),
+        (lambda: hessian_spectrum(network(), INPUTS, TARGETS, k=27), "k less than 27"),
         (lambda: hessian_spectrum(network(), INPUTS, TARGETS, k=0), "k=0"),
         (lambda: hessian_spectrum(network(), INPUTS, TARGETS[:3]), "700 inputs and 3 targets"),
         (lambda: losses_along(network(), INPUTS, TARGETS, np.ones(3), [1]), r"shape \[3\]: give \[27\]"),
