@@ -186,7 +186,7 @@ class Stream(torch.utils.data.IterableDataset):
     ("data", "message"),
     [
         (Broken(KeyError("scan-17.png")), "client 'bob': item 1 of the torch data set: KeyError: 'scan-17.png'"),
-        (Broken((X[0], "cat")), "client 'bob': targets of item 0: found str"),
+        (Broken((X[0], "cat")), "client 'bob': targets of item 0: str"),
         (Broken(X[0]), "client 'bob': item 0 of the torch data set is a Tensor"),
         (Stream(), "client 'bob': the torch data set has no length"),
         (None, "client 'bob': data is a NoneType"),
