@@ -65,18 +65,18 @@ def fetch(
         target.parent.mkdir(parents=True, exist_ok=True)
         if job.is_complete():
             return target
-        beside = target.with_name(f"{target.name}.part")
-        with _lock_file(beside) as part:
+        partial = target.with_name(f"{target.name}.part")
+        with _lock_file(partial) as part:
             if job.is_complete():  # another process has fetched it while this one waited
                 return target
             if not job.run(part):
-                beside.unlink()
+                partial.unlink()
                 raise SteelyardError(
                     f"{url}: the file received has another {algorithm} than {checksum} and was removed: try again"
                 )
             # Rename the verified file.
             os.fsync(part.fileno())
-            os.replace(beside, target)
+            os.replace(partial, target)
             _sync_directory(target.parent)
     except OSError as error:
         reason = error.strerror or error

@@ -94,7 +94,13 @@ def idx_files(url: str, name: str, *files: tuple[str, str, int]) -> tuple[File, 
     return tuple(File(f"{url}{file}.gz", f"{name}/{file}.gz", md5=md5, size=size) for file, md5, size in files)
 
 
-def check_images(path: Path, images: Bytes, labels: Bytes, shape: tuple[int, ...], beside: Path | None = None) -> Part:
+def check_images(
+    path: Path,
+    images: Bytes,
+    labels: Bytes,
+    shape: tuple[int, ...],
+    label_path: Path | None = None,
+) -> Part:
     """Return images and labels; raise an error if a shape is wrong or a label is not a digit.
 
     Args:
@@ -102,16 +108,16 @@ def check_images(path: Path, images: Bytes, labels: Bytes, shape: tuple[int, ...
         images: `[N, *shape]`.
         labels: `[N]`, in 0..9.
         shape: of one image.
-        beside: the file of the labels, if it is another one.
+        label_path: the file of the labels, if it is another one.
     """
     if images.shape[1:] != shape or len(images) == 0:
         expected = ", ".join(map(str, shape))
         raise SteelyardError(f"{path} contains images of shape {images.shape}, not [N, {expected}]: fetch it again")
-    label_file = beside or path
+    label_file = label_path or path
     if labels.shape != (len(images),):
         raise SteelyardError(
             f"{label_file} contains {labels.size} labels for {len(images)} images: "
-            f"fetch {'both' if beside else 'it'} again"
+            f"fetch {'both' if label_path else 'it'} again"
         )
     if labels.max() > 9:
         raise SteelyardError(f"{label_file} has label {labels.max()}, not 0..9: fetch it again")

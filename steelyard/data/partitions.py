@@ -67,7 +67,7 @@ def partition(spec: str | Partition, targets: Index, clients: int, seed: int) ->
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
         raise SteelyardError(f"targets are {labels.dtype} {labels.shape}: a partition needs labels [N], 0 or more")
     if clients > len(labels):
-        raise SteelyardError(f"clients={clients}: there are only {len(labels)} samples, use at most as many clients")
+        raise SteelyardError(f"clients={clients}: there are only {len(labels)} samples, use at most {len(labels)}")
     sequence = np.random.SeedSequence(entropy=seed, spawn_key=(_STREAM,))
     return rule(labels.astype(np.int64), clients, np.random.Generator(np.random.Philox(sequence)))
 
@@ -182,7 +182,7 @@ class XClass(Partition):
             return [int(count) for count in np.concatenate([low, high])]
         # Without a case: `iid` clients with all classes, the others with `classes` of them.
         if self.iid > clients:
-            raise SteelyardError(f"iid={self.iid}: there are only {clients} clients, use at most as many")
+            raise SteelyardError(f"iid={self.iid}: there are only {clients} clients, use at most {clients}")
         skewed = clients - self.iid
         counts = self.classes if isinstance(self.classes, tuple) else (self.classes,) * skewed
         if len(counts) != skewed:
@@ -192,7 +192,7 @@ class XClass(Partition):
             )
         largest = max(counts, default=0)
         if largest > labels:
-            raise SteelyardError(f"classes={largest}: the data has only {labels} classes, use at most as many")
+            raise SteelyardError(f"classes={largest}: the data has only {labels} classes, use at most {labels}")
         return [labels] * self.iid + list(counts)
 
 
