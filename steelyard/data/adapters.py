@@ -65,7 +65,7 @@ def is_empty(data: Any) -> bool:
         return False
 
 
-def materialised(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def read_torch_dataset(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the inputs and the targets of a map-style torch data set."""
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
         raise SteelyardError(

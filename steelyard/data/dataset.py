@@ -108,7 +108,7 @@ class Dataset:
         if isinstance(data, Dataset):
             return data
         if isinstance(data, torch.utils.data.Dataset):
-            x, y = adapters.materialised(data)
+            x, y = adapters.read_torch_dataset(data)
         elif isinstance(data, (tuple, list)) and len(data) == 2:
             x = adapters.tensor("inputs", data[0])
             y = adapters.tensor("targets", data[1])

@@ -20,7 +20,7 @@ from steelyard.data.partitions import (
     Partition,
     check_alpha,
     deal_samples,
-    shuffled_classes,
+    shuffle_classes,
 )
 
 ATTEMPTS = 1000  # draws until every client has its minimum; more would not help
@@ -53,7 +53,7 @@ class HybridDirichlet(Partition):
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Shuffle the classes, draw both kinds of shares, deal the samples."""
-        pools = shuffled_classes(targets, rng)
+        pools = shuffle_classes(targets, rng)
         half = clients // 2
         first = rng.dirichlet(np.full(clients, self.alpha1), len(pools))[:, :half]  # [C, K/2]
         second = rng.dirichlet(np.full(clients - half, self.alpha2), len(pools))
@@ -88,7 +88,7 @@ class LongTail(Partition):
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Shuffle the classes, shorten them, draw the shares, deal the samples."""
-        pools = shuffled_classes(targets, rng)
+        pools = shuffle_classes(targets, rng)
         last = max(1, len(pools) - 1)
         tail = [pool[: int(len(pool) * (1 / self.rho) ** (c / last))] for c, pool in enumerate(pools)]
         shares = rng.dirichlet(np.full(clients, self.alpha), len(pools))  # [C, K]
@@ -186,7 +186,7 @@ class BalancedDirichlet(Partition):
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Shuffle the classes; then draw proportions and samples for each client."""
-        pools = [pool for pool in shuffled_classes(targets, rng) if len(pool)]
+        pools = [pool for pool in shuffle_classes(targets, rng) if len(pool)]
         start = np.zeros(len(pools), dtype=np.int64)
         remaining = np.array([len(pool) for pool in pools])
         prior = float(self.alpha) * len(pools) * remaining / len(targets)  # [C]

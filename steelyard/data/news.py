@@ -18,7 +18,7 @@ from steelyard.data.cache import load_cached
 from steelyard.data.catalog import File
 from steelyard.data.dataset import Dataset
 from steelyard.data.lines import LINE, lines
-from steelyard.data.sources import SOURCES, Source, Split, first
+from steelyard.data.sources import SOURCES, Source, Split, find_file
 from steelyard.data.text import Vocabulary, encode
 
 Row = tuple[int, str]
@@ -52,13 +52,13 @@ class News(Source):
 
     def __call__(self, directory: Path | None) -> Split:
         """Return the training and the test part."""
-        train = first(self.name, directory, self.folders, self.files[0])
-        test = first(self.name, directory, self.folders, self.files[1])
+        train = find_file(self.name, directory, self.folders, self.files[0])
+        test = find_file(self.name, directory, self.folders, self.files[1])
         return load_cached(self.name, asdict(self), (train, test), lambda: self._make_datasets(train, test))
 
     def locate(self, directory: Path | None) -> Path:
         """Return the file of the training part."""
-        return first(self.name, directory, self.folders, self.files[0])
+        return find_file(self.name, directory, self.folders, self.files[0])
 
     def _make_datasets(self, train: Path, test: Path) -> Split:
         """Return the training and the test part, with a vocabulary of the training part."""

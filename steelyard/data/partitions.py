@@ -112,7 +112,7 @@ class Dirichlet(Partition):
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Shuffle the classes, draw the shares, deal the samples."""
-        pools = shuffled_classes(targets, rng)
+        pools = shuffle_classes(targets, rng)
         shares = rng.dirichlet(np.full(clients, self.alpha), len(pools))  # [C, K]
         return deal_samples(pools, shares, rng)
 
@@ -196,7 +196,7 @@ class XClass(Partition):
         return [labels] * self.iid + list(counts)
 
 
-def shuffled_classes(targets: Index, rng: np.random.Generator) -> list[Index]:
+def shuffle_classes(targets: Index, rng: np.random.Generator) -> list[Index]:
     """Return the positions of each class 0, 1, ..., shuffled."""
     pools = [np.flatnonzero(targets == label) for label in range(int(targets.max()) + 1)]
     for pool in pools:

@@ -33,7 +33,7 @@ from steelyard.core.weighting import Info
 from steelyard.data.cache import load_cached
 from steelyard.data.dataset import Dataset
 from steelyard.data.lines import chunks, lines
-from steelyard.data.sources import SOURCES, Source, Split, existing, first
+from steelyard.data.sources import SOURCES, Source, Split, check_directory, find_file
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters, in its order (`models/utils/language_utils.py` there)."""
@@ -78,14 +78,14 @@ class Shakespeare(Source):
 
     def __call__(self, directory: Path | None) -> Split:
         """Return the training and the test part."""
-        files = _find_files(existing(self.name, directory))
+        files = _find_files(check_directory(self.name, directory))
         all_files = [path for part in files for path in part]
         options = {**asdict(self), "parts": len(files)}
         return load_cached(self.name, options, all_files, lambda: self._make_datasets(files))
 
     def locate(self, directory: Path | None) -> Path:
         """Return the first training file."""
-        return _find_files(existing(self.name, directory))[0][0]
+        return _find_files(check_directory(self.name, directory))[0][0]
 
     def _make_datasets(self, files: list[list[Path]]) -> Split:
         """Return the training and the test part from lists of files."""
@@ -176,7 +176,7 @@ def _find_files(directory: Path) -> list[list[Path]]:
             if files := sorted(parent.glob("all_data*.json")):
                 return [files]
     names = ("shakespeare_by_role.jsonl", "all_data.json")
-    return [[first("shakespeare", directory, ("shakespeare",), names)]]
+    return [[find_file("shakespeare", directory, ("shakespeare",), names)]]
 
 
 def _parse_json(label: str, text: str | bytes) -> Any:

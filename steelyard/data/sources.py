@@ -92,7 +92,7 @@ def find(name: str, directory: Path | None, *paths: str) -> Path:
 
     The directory itself may be the folder.
     """
-    folder = existing(name, directory)
+    folder = check_directory(name, directory)
     for path in paths:
         if folder.name == path.split("/")[-1]:
             return folder
@@ -102,7 +102,7 @@ def find(name: str, directory: Path | None, *paths: str) -> Path:
     raise SteelyardError(f"{name}: there is no {names} in {folder}; {_remedy(name, folder)}")
 
 
-def existing(name: str, directory: Path | None) -> Path:
+def check_directory(name: str, directory: Path | None) -> Path:
     """Return the directory; raise an error if it is None or does not exist."""
     remedy = _remedy(name, directory)
     if directory is None:
@@ -114,12 +114,12 @@ def existing(name: str, directory: Path | None) -> Path:
     return directory
 
 
-def first(name: str, directory: Path | None, folders: Sequence[str], files: Sequence[str]) -> Path:
+def find_file(name: str, directory: Path | None, folders: Sequence[str], files: Sequence[str]) -> Path:
     """Return the first of these files that exists in the directory or one of its folders.
 
     A file may be compressed by xz.
     """
-    parent = existing(name, directory)
+    parent = check_directory(name, directory)
     for folder in (*(parent / folder for folder in folders), parent):
         for file in files:
             for path in (folder / file, folder / f"{file}.xz"):
