@@ -1,4 +1,4 @@
-"""Data: what a federation trains on, where it comes from, and how it is spread over clients."""
+"""Data sets: where they come from, how they are read, and how they are distributed over clients."""
 
 from steelyard.data import (
     block_partitions,

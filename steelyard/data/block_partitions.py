@@ -1,4 +1,4 @@
-"""Partitions that cut an ordered list into blocks: by label, partly by label, by drawn sizes, or by group."""
+"""Partitions that cut an ordered list into blocks: by label, by random sizes, or by group."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from steelyard.data.partitions import PARTITIONS, Index, Partition, check_alpha
 @PARTITIONS.register
 @dataclass(frozen=True)
 class Shards(Partition):
-    """The FedAvg paper's "pathological" split, which FedCos uses for more than ten clients.
+    """The "pathological" split of the FedAvg paper, which FedCos uses for more than ten clients.
 
-    Samples sorted by label are cut into `per_client` times as many shards as clients, of sizes that differ by one at
-    most; each client gets `per_client` of them at random. Within a label samples keep their order (FedCos's code sorts
-    by an unstable argsort).
+    Samples are sorted by label and cut into `per_client` shards per client; the sizes of the shards
+    differ by one at most. Each client gets `per_client` random shards. Samples of the same label
+    keep their order (FedCos's code uses an unstable argsort).
     """
 
     per_client: int = 2
@@ -32,56 +32,67 @@ class Shards(Partition):
         checks.integer("per_client", self.per_client, 1)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
-        """Sort, cut, deal."""
+        """Sort by label, cut into shards, and give random shards to each client."""
         count = clients * self.per_client
         if count > len(targets):
-            found = f"{clients} clients need {count} shards and there are {len(targets)} samples"
-            raise SteelyardError(f"per_client={self.per_client}: {found}, use at most {len(targets) // clients}")
+            raise SteelyardError(
+                f"per_client={self.per_client}: {clients} clients need {count} shards and there are "
+                f"{len(targets)} samples, use at most {len(targets) // clients}"
+            )
         shards = np.array_split(_by_label(targets), count)
         order = rng.permutation(count).reshape(clients, self.per_client)
-        return [np.concatenate([shards[shard] for shard in hand]) for hand in order]
+        return [np.concatenate([shards[shard] for shard in own]) for own in order]
 
 
 @PARTITIONS.register
 @dataclass(frozen=True)
 class Sorted(Partition):
-    """FedCos's "totally", "90 %" and "70 %" non-IID data and IID data: `share_iid` of 0, 0.1, 0.3 and 1.
+    """FedCos's splits from totally non-IID to IID.
 
-    Of each class the first `int(share_iid N_c)` samples go to a pool that is shuffled and split equally; the others,
-    sorted by label, are cut into one block per client, in order. The paper takes the pool from each client, the code
-    from each class: the same where blocks end with classes. Sizes differ by two at most, and every sample is used (the
-    code leaves out what division leaves). With `share_iid=0` nothing is random.
+    `share_iid` of 0, 0.1, 0.3 and 1 are the paper's "totally", "90 %" and "70 %" non-IID data and
+    IID data.
+
+    The first `int(share_iid N_c)` samples of each class go to a pool, which is shuffled and split
+    equally. The other samples are sorted by label and cut into one block per client, in order. The
+    paper takes the pool from each client, the code from each class: this is the same if blocks end
+    where classes end. Sizes differ by two at most, and every sample is used (the authors' code
+    drops the remainder of the division). With `share_iid=0` nothing is random.
     """
 
     share_iid: float = 0.0
 
     name = "sorted"
     info = Info(
-        "sorted by label, one block per client, but for a share", "Zhang et al. (FedCos), IEEE IoT Journal 2023"
+        "sorted by label, one block per client, except for an IID share",
+        "Zhang et al. (FedCos), IEEE IoT Journal 2023",
     )
 
     def __post_init__(self) -> None:
         checks.number("share_iid", self.share_iid, 0.0, 1.0)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
-        """Sort, set the pool aside, cut both."""
+        """Sort by label, separate the pool, cut the pool and the rest into one part per client."""
         order = _by_label(targets)
         sizes = np.unique(targets, return_counts=True)[1]
-        rank = np.concatenate([np.arange(size) for size in sizes])  # of each sorted sample within its class
-        pooled = rank < np.repeat((self.share_iid * sizes).astype(np.int64), sizes)
-        pool = np.array_split(rng.permutation(order[pooled]), clients)
-        blocks = np.array_split(order[~pooled], clients)
-        return [np.concatenate(both) for both in zip(blocks, pool, strict=True)]
+        # The rank of each sorted sample within its class decides whether it belongs to the pool.
+        rank = np.concatenate([np.arange(size) for size in sizes])
+        is_pooled = rank < np.repeat((self.share_iid * sizes).astype(np.int64), sizes)
+        pool = np.array_split(rng.permutation(order[is_pooled]), clients)
+        blocks = np.array_split(order[~is_pooled], clients)
+        return [np.concatenate(parts) for parts in zip(blocks, pool, strict=True)]
 
 
 @PARTITIONS.register
 @dataclass(frozen=True)
 class Quantity(Partition):
-    """Quantity skew without label skew: Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022.
+    """Quantity skew without label skew.
 
-    Samples are shuffled and cut by shares `q ~ Dir(alpha 1)` over clients, drawn again until every client has
-    `minimum` samples. The last client takes what rounding leaves. The authors' code, NIID-Bench, has ten clients and a
-    minimum of 10, which a hundred clients would reach once in ages.
+    Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022.
+
+    Samples are shuffled and cut by shares `q ~ Dir(alpha 1)` over clients; the shares are drawn
+    again until every client has `minimum` samples. The last client takes the remainder of rounding.
+    The authors' code, NIID-Bench, has ten clients and a minimum of 10, which a random draw for a
+    hundred clients almost never reaches.
     """
 
     alpha: float = 0.5
@@ -89,14 +100,14 @@ class Quantity(Partition):
 
     name = "quantity"
     needs_labels = False
-    info = Info("sizes by a draw from Dirichlet(alpha), labels alike", "Li et al. (NIID-Bench), ICDE 2022")
+    info = Info("sizes drawn from Dirichlet(alpha), labels not skewed", "Li et al. (NIID-Bench), ICDE 2022")
 
     def __post_init__(self) -> None:
         check_alpha("alpha", self.alpha)
         checks.integer("minimum", self.minimum)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
-        """Shuffle, shares, cut."""
+        """Shuffle the samples, draw shares until they are large enough, cut."""
         check_room(self.minimum, clients, len(targets))
         order = rng.permutation(len(targets)).astype(np.int64)
         for _ in range(ATTEMPTS):
@@ -110,11 +121,12 @@ class Quantity(Partition):
 @PARTITIONS.register
 @dataclass(frozen=True)
 class ByGroup(Partition):
-    """Natural clients: the role that speaks, the domain an image is from.
+    """Natural clients: one client per role that speaks, or per domain of images.
 
-    With at least as many groups as clients, each client is one group of `minimum` samples or more, chosen at random
-    (LEAF's Shakespeare: one role per client). With fewer, clients are dealt round the groups, and the samples of a
-    group are split at random among its clients (digits-5: several clients per domain).
+    With at least as many groups as clients, each client is one random group of at least `minimum`
+    samples (LEAF's Shakespeare: one role per client). With fewer groups, clients are assigned to
+    the groups in turn, and the samples of a group are split at random among its clients (digits-5:
+    several clients per domain).
     """
 
     minimum: int = 1
@@ -128,23 +140,28 @@ class ByGroup(Partition):
         checks.integer("minimum", self.minimum, 1)
 
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
-        """Choose groups, or share them."""
+        """Choose one group per client, or split groups among clients."""
         sizes = np.bincount(targets)
         groups = np.flatnonzero(sizes >= self.minimum)
         if len(groups) == 0:
-            raise SteelyardError(f"minimum={self.minimum}: the largest group has {sizes.max()} samples, use at most so")
+            largest = sizes.max()
+            raise SteelyardError(
+                f"minimum={self.minimum}: the largest group has {largest} samples, use minimum={largest} or less"
+            )
+        # Enough groups: each client is one of them.
         if len(groups) >= clients:
-            chosen = np.sort(rng.permutation(groups)[:clients])
-            return [np.flatnonzero(targets == group).astype(np.int64) for group in chosen]
-        out: list[Index] = [np.empty(0, dtype=np.int64)] * clients
-        for at, group in enumerate(groups):
-            hosts = range(at, clients, len(groups))
+            selected_groups = np.sort(rng.permutation(groups)[:clients])
+            return [np.flatnonzero(targets == group).astype(np.int64) for group in selected_groups]
+        # Fewer groups than clients: several clients share a group.
+        index: list[Index] = [np.empty(0, dtype=np.int64)] * clients
+        for position, group in enumerate(groups):
+            hosts = range(position, clients, len(groups))
             parts = np.array_split(rng.permutation(np.flatnonzero(targets == group)), len(hosts))
             for host, part in zip(hosts, parts, strict=True):
-                out[host] = part.astype(np.int64)
-        return out
+                index[host] = part.astype(np.int64)
+        return index
 
 
 def _by_label(targets: Index) -> Index:
-    """Positions sorted by label."""
+    """Return the positions of the samples, sorted by label."""
     return np.argsort(targets, kind="stable").astype(np.int64)

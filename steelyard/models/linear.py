@@ -23,16 +23,19 @@ class Logistic(Architecture):
     info = Info("one linear layer", "Wu & Wang, IEEE TCCN 2021")
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
-        """Flatten, then one layer."""
+        """Return the network: one linear layer."""
         return _layers((math.prod(input_shape), classes))
 
 
 @MODELS.register
 @dataclass(frozen=True)
 class MLP(Architecture):
-    """Linear layers with ReLU between: 199,210 parameters on 28x28 images (FedLAW's and FedDyn's MLP).
+    """Linear layers with ReLU between them: the MLP of FedLAW and FedDyn.
 
-    `hidden=[200],dropout=0.5` is FedCos's MLP: 159,010 parameters. Its code drops before the ReLU, as here.
+    199,210 parameters on 28x28 images.
+
+    `hidden=[200],dropout=0.5` is FedCos's MLP: 159,010 parameters. Its code applies dropout before
+    the ReLU, as here.
     """
 
     hidden: tuple[int, ...] = (200, 200)
@@ -49,13 +52,15 @@ class MLP(Architecture):
         checks.number("dropout", self.dropout, 0.0, 1.0)
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
-        """Flatten, then the layers."""
+        """Return the network: linear layers with ReLU between them."""
         return _layers((math.prod(input_shape), *self.hidden, classes), self.dropout)
 
 
 def _layers(widths: tuple[int, ...], dropout: float = 0.0) -> nn.Sequential:
-    between = [nn.Dropout(dropout)] if dropout else []  # without it, clients can train side by side
-    out: list[nn.Module] = [nn.Flatten()]
-    for wide, narrow in pairwise(widths[:-1]):
-        out += [nn.Linear(wide, narrow), *between, nn.ReLU()]
-    return nn.Sequential(*out, nn.Linear(widths[-2], widths[-1]))
+    """Return linear layers of these widths, with ReLU (and dropout) between them."""
+    # No layer for dropout=0: networks without dropout can be trained together for several clients.
+    between = [nn.Dropout(dropout)] if dropout else []
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(widths[:-1]):
+        layers += [nn.Linear(inputs, outputs), *between, nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-2], widths[-1]))

@@ -281,7 +281,7 @@ def test_merge_into_a_directory_of_others_loses_nothing(files):
     arguments = ["merge", "--base", folder / "base.safetensors", "--client", folder / "client-0.safetensors"]
     refused = steelyard_command(*arguments, "--rule", "uniform", "--out", folder, "--force")
     assert refused.exit_code == 2
-    assert "holds 'client-0.safetensors' too" in refused.output
+    assert "'client-0.safetensors'" in refused.output
     assert (folder / "client-0.safetensors").exists()
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
