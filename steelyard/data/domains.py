@@ -44,6 +44,7 @@ class SVHN(Images):
     deviation = (0.1980, 0.2010, 0.1970)
     name = "svhn"
     info = Info("32x32 house numbers", "Netzer et al., 2011")
+    default_model = "simple_cnn"
     downloads: ClassVar[tuple[File, ...]] = (
         File(
             "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
@@ -138,6 +139,7 @@ class USPS(Images):
     deviation = (0.3842,)
     name = "usps"
     info = Info("16x16 digits from envelopes", "Hull, IEEE TPAMI 1994")
+    default_model = "mcmahan_cnn"
     downloads = (
         File(
             "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/usps.bz2",
@@ -194,6 +196,7 @@ class MNISTM(Images):
     deviation = (0.2538, 0.2393, 0.2607)
     name = "mnist-m"
     info = Info("32x32 coloured digits", "Ganin et al., JMLR 2016")
+    default_model = "simple_cnn"
     downloads = (
         File(  # pytorch-adapt's copy: the authors' own is behind a page of Google Drive
             "https://cornell.box.com/shared/static/jado7quprg6hzzdubvwzh9umr75damwi",
@@ -258,6 +261,7 @@ class Digits5(Images):
         "digits of five domains, for by_group",
         "Peng et al., ICCV 2019; Li et al. (FedBN), ICLR 2021",
     )
+    default_model = "simple_cnn"
     downloads = (*MNIST.downloads, *MNISTM.downloads, *SVHN.downloads, *USPS.downloads)
 
     def __post_init__(self) -> None:

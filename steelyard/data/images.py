@@ -24,7 +24,7 @@ from steelyard.core.weighting import Info
 from steelyard.data import cifar, idx, npz, pictures
 from steelyard.data.catalog import File
 from steelyard.data.dataset import Dataset
-from steelyard.data.sources import SOURCES, Source, Split, find
+from steelyard.data.sources import SOURCES, Size, Source, Split, find
 
 Bytes = NDArray[np.uint8]
 Part = tuple[Bytes, Bytes]
@@ -144,6 +144,7 @@ class Digits(Images):
     top = 16
     name = "digits"
     info = Info("8x8 digits, in the package", "Alpaydin & Kaynak, UCI 1998")
+    published_size = Size(1437, 360, (1, 8, 8), 10)
 
     def locate(self, directory: Path | None) -> Path:
         """Return the file in this package."""
@@ -169,6 +170,8 @@ class MNIST(Images):
     deviation = (0.3081,)
     name = "mnist"
     info = Info("28x28 digits", "LeCun et al., 1998")
+    default_model = "mcmahan_cnn"
+    published_size = Size(60_000, 10_000, (1, 28, 28), 10)
     downloads = idx_files(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "mnist",
@@ -251,6 +254,8 @@ class CIFAR10(Images):
     deviation = (0.2470, 0.2435, 0.2616)
     name = "cifar10"
     info = Info("32x32 photographs, 10 classes", "Krizhevsky, 2009")
+    default_model = "simple_cnn"
+    published_size = Size(50_000, 10_000, (3, 32, 32), 10)
     downloads = (
         File(
             "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
@@ -294,6 +299,7 @@ class CIFAR100(CIFAR10):
     deviation = (0.2673, 0.2564, 0.2762)
     name = "cifar100"
     info = Info("32x32 photographs, 100 classes", "Krizhevsky, 2009")
+    published_size = Size(50_000, 10_000, (3, 32, 32), 100)
     downloads = (
         File(
             "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",

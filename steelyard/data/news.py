@@ -41,6 +41,7 @@ class News(Source):
 
     name = ""
     info = Info("", "")
+    default_model = "text_mean"
     classes = 0
     folders: ClassVar[tuple[str, ...]] = ()
     files: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = (("train.csv",), ("test.csv",))

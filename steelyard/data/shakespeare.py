@@ -69,6 +69,7 @@ class Shakespeare(Source):
 
     name = "shakespeare"
     info = Info("the next character, by role of a play", "Caldas et al. (LEAF), 2018")
+    default_model = "char_lstm"
 
     def __post_init__(self) -> None:
         checks.integer("length", self.length, 1)

@@ -12,7 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Registry
@@ -30,6 +30,15 @@ VARIABLE = "STEELYARD_DATA"
 _BESIDE_THE_REPOSITORY = Path(__file__).parents[3] / "shared" / "data"
 
 
+class Size(NamedTuple):
+    """The size of a data set as published: samples to train and test on, shape of one, classes."""
+
+    train: int
+    test: int
+    shape: tuple[int, ...]
+    classes: int
+
+
 class Source(ABC):
     """A data set, except for the directory of its files.
 
@@ -37,11 +46,15 @@ class Source(ABC):
         name: in spec strings, and the name of the data.
         info: title and paper, for the command line.
         downloads: the files that `steelyard data fetch` fetches; none for data that is not public.
+        default_model: the spec string of the network for runs that name none.
+        published_size: for estimates of a run's cost; None if it is not known.
     """
 
     name: str
     info: Info
     downloads: ClassVar[tuple[File, ...]] = ()
+    default_model: ClassVar[str] = "mlp:hidden=[64]"
+    published_size: ClassVar[Size | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Enter the files of a new data set into `HOMES`; a subclass does not inherit them."""

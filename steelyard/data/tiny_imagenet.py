@@ -18,7 +18,7 @@ from steelyard.data import archives, pictures
 from steelyard.data.catalog import File
 from steelyard.data.damage import reading
 from steelyard.data.images import Images, Part, Pictures
-from steelyard.data.sources import SOURCES, find
+from steelyard.data.sources import SOURCES, Size, find
 
 ANNOTATIONS = "val_annotations.txt"
 _SUFFIX = ".jpeg"
@@ -37,6 +37,8 @@ class TinyImageNet(Images):
     deviation = (0.2770, 0.2691, 0.2821)
     name = "tiny-imagenet"
     info = Info("64x64 photographs, 200 classes", "Le & Yang, CS231n 2015")
+    default_model = "resnet20"
+    published_size = Size(100_000, 10_000, (3, 64, 64), 200)
     downloads = (
         File(
             "http://cs231n.stanford.edu/tiny-imagenet-200.zip",

@@ -18,18 +18,14 @@ from steelyard.algorithm import parse_refiner
 from steelyard.core.spec import parse
 from steelyard.core.weighting import Weighting
 from steelyard.data.partitions import PARTITIONS
+from steelyard.data.sources import SOURCES, Size
 from steelyard.models import build
 from steelyard.models.registry import Shape
 from steelyard.rules.chain import parse_rule
 from steelyard.sim.config import Config
 
-SIZES: dict[str, tuple[int, int, Shape, int]] = {  # training and test samples, shape of one, classes
-    "digits": (1437, 360, (1, 8, 8), 10),
-    "mnist": (60_000, 10_000, (1, 28, 28), 10),
-    "fashion-mnist": (60_000, 10_000, (1, 28, 28), 10),
-    "cifar10": (50_000, 10_000, (3, 32, 32), 10),
-    "cifar100": (50_000, 10_000, (3, 32, 32), 100),
-    "tiny-imagenet": (100_000, 10_000, (3, 64, 64), 200),
+SIZES: dict[str, Size] = {
+    entry.name: size for entry in SOURCES if (size := getattr(entry.make, "published_size", None)) is not None
 }
 EFFICIENCY = 0.6  # of convolutions and small products, against one large product
 

@@ -144,7 +144,9 @@ class Checkpoints:
         best = self.path / "best"
         best_name = os.readlink(best) if best.is_symlink() else None
         rounds = [path for path in self._list_directories("round") if is_of_run(path, identity)]
-        models = [path for path in self._list_directories("best") if path.name != best_name and is_of_run(path, identity)]
+        models = [
+            path for path in self._list_directories("best") if path.name != best_name and is_of_run(path, identity)
+        ]
         for path in [*rounds[self.keep :], *models]:
             self._remove(path)
 
@@ -156,7 +158,9 @@ class Checkpoints:
 
     def _list_directories(self, kind: str) -> list[Path]:
         """The directories called `round-` or `best-` and a number, newest first."""
-        candidates = [path for path in self._entries() if NAMES.fullmatch(path.name) and path.name.startswith(f"{kind}-")]
+        candidates = [
+            path for path in self._entries() if NAMES.fullmatch(path.name) and path.name.startswith(f"{kind}-")
+        ]
         real = [path for path in candidates if path.is_dir() and not path.is_symlink()]
         return sorted(real, key=round_of, reverse=True)
 

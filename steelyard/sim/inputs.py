@@ -18,25 +18,8 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.evidence import part_needing_proxy_data
 from steelyard.data import Dataset, Federation, load
 from steelyard.data.proxy import Proxy
+from steelyard.data.sources import SOURCES, Source
 from steelyard.models import build
-
-DEFAULT_MODELS = {
-    "digits": "mlp:hidden=[64]",
-    "mnist": "mcmahan_cnn",
-    "fashion-mnist": "mcmahan_cnn",
-    "cifar10": "simple_cnn",
-    "cifar100": "simple_cnn",
-    "svhn": "simple_cnn",
-    "synth": "simple_cnn",
-    "usps": "mcmahan_cnn",
-    "mnist-m": "simple_cnn",
-    "digits-5": "simple_cnn",
-    "tiny-imagenet": "resnet20",
-    "ag-news": "text_mean",
-    "sogou-news": "text_mean",
-    "thucnews": "text_mean",
-    "shakespeare": "char_lstm",
-}
 
 
 def federated(data: Any, clients: int, partition: str, data_dir: str | Path | None, test: Any, seed: int) -> Federation:
@@ -77,6 +60,13 @@ def _split_pair(data: Any, test: Any) -> tuple[Any, Any]:
     return data[0], data[1]
 
 
+def _default_model(data: str) -> str:
+    """Return the spec string of the network for a data set of this name."""
+    source = SOURCES[data].make if data in SOURCES else Source
+    model: str = getattr(source, "default_model", Source.default_model)
+    return model
+
+
 def module_of(model: str | nn.Module | None, federation: Federation, seed: int, loss: Loss) -> nn.Module:
     """The network, at its initial parameters."""
     if isinstance(model, nn.Module):
@@ -84,7 +74,7 @@ def module_of(model: str | nn.Module | None, federation: Federation, seed: int, 
     if model is not None and not isinstance(model, str):
         raise SteelyardError(f"model is a {type(model).__name__}: give a name or an nn.Module")
     shape = tuple(federation.train.inputs.shape[1:])
-    name = model or DEFAULT_MODELS.get(federation.name, "mlp:hidden=[64]")
+    name = model or _default_model(federation.name)
     outputs = _count_outputs(federation, loss)
     if outputs is None:
         raise SteelyardError(f"model={name!r}: the targets are no classes; pass a module of your own")
