@@ -73,7 +73,7 @@ class Merge:
         self.root = with_default_source(self.rule)
         if self.root.needs.probe:
             raise SteelyardError(
-                f"{part_needing_proxy_data(self.root)} looks at proxy data, and a merge has none: use another rule, or "
+                f"{part_needing_proxy_data(self.root)} needs proxy data, which a merge does not have: use another rule, or "
                 "steelyard.aggregate(rule, None, SafetensorsStore.open(...), probe=steelyard.Probe(...))"
             )
         store = SafetensorsStore.open(base, clients, kinds=kinds)

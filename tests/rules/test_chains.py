@@ -15,7 +15,7 @@ SENSELESS = (
     "layer by layer",
     "bounds them for good",
     "makes no weighted sum",
-    "cut the model into different layers",
+    "different layers",
 )
 
 

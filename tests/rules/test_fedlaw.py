@@ -411,9 +411,9 @@ def test_law_stops_at_the_critical_point_and_stays_stopped():
 
 
 def test_a_rule_without_proxy_data_is_refused_with_the_cure():
-    with pytest.raises(SteelyardError, match=r"law looks at proxy data.*probe=steelyard.Probe"):
+    with pytest.raises(SteelyardError, match=r"law needs proxy data.*probe=steelyard.Probe"):
         aggregate("law", "mlp", None)
-    with pytest.raises(SteelyardError, match="feddf looks at proxy data"):
+    with pytest.raises(SteelyardError, match="feddf needs proxy data"):
         aggregate("fedavg", "mlp", None, refine="feddf")
 
 
@@ -423,7 +423,7 @@ def test_layers_are_refused():
 
 
 def test_a_merge_of_files_has_no_proxy_data(tmp_path):
-    with pytest.raises(SteelyardError, match="fedlaw looks at proxy data, and a merge has none"):
+    with pytest.raises(SteelyardError, match="fedlaw needs proxy data"):
         steelyard.Merge(tmp_path / "base.safetensors", {}, "guard(fedlaw)")
 
 
