@@ -67,9 +67,7 @@ def cuts(count: int, local: LocalTraining, at_least_two: bool = False) -> tuple[
     if local.drop_last and count % size:
         return starts[:-1], count - count % size
     if at_least_two and count - starts[-1] == 1:
-        # With `drop_last`, batches are full here, and have one sample each.
-        end = count - count % size if local.drop_last else count
-        return starts[:-1], end
+        return starts[:-1], count
     return starts, count
 
 
