@@ -1,12 +1,12 @@
-"""FedProx: stay near the model received.
+"""FedProx: a penalty on the distance to the received model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
     min  F_k(x) + mu/2 |x - x_t|^2                                                                  (2)
     gradient of the term: mu (x - x_t)
 
-FedCos's code leaves out the 1/2 (its mu is half of ours). FedLAW's and FedAWA's code runs FedProx without momentum and
-weight decay, beside a FedAvg that has both.
+FedCos's code has no factor 1/2 (its mu is half of ours). The code of FedLAW and FedAWA runs FedProx
+without momentum and weight decay, and compares it with a FedAvg that has both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from steelyard.core.weighting import Info
 @TERMS.register
 @dataclass(frozen=True)
 class FedProx(ClientTerm):
-    """`mu/2 |x - start|^2`."""
+    """The penalty `mu/2 |x - start|^2`.
+
+    Attributes:
+        mu: weight of the penalty.
+    """
 
     mu: float = 0.01
 
@@ -36,9 +40,9 @@ class FedProx(ClientTerm):
 
     @property
     def proximal(self) -> float:
-        """All of it."""
+        """`mu`: the whole term is proximal."""
         return self.mu
 
     def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
-        """`mu (x - start)`."""
+        """Add `mu (x - start)`."""
         grad.add_(x, alpha=self.mu).sub_(at.start, alpha=self.mu)

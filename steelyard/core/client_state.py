@@ -1,4 +1,4 @@
-"""Client memory, keyed by client id: the cohort changes every round, positions mean nothing.
+"""Per-client state, keyed by client id: the cohort, and so every position, changes each round.
 
 A table is plain data: `{client id: number}` or `{client id: [one number per layer]}`.
 """
@@ -20,7 +20,7 @@ State = Mapping[str, Any]
 
 
 def client_id(client: Any) -> ClientId:
-    """An id as text or as a plain number."""
+    """Return a client id as `str` or `int`; raise an error for any other type."""
     if isinstance(client, np.integer):
         return int(client)
     if isinstance(client, (str, int)) and not isinstance(client, bool):
@@ -29,17 +29,17 @@ def client_id(client: Any) -> ClientId:
 
 
 def sort_key(client: ClientId) -> tuple[bool, int, str]:
-    """A total order over ids: numbers first, by value, then text."""
+    """Return a sort key for client ids: numbers first, by value, then text."""
     return (True, 0, client) if isinstance(client, str) else (False, client, "")
 
 
 def has_rows(table: Table, ids: Sequence[ClientId]) -> NDArray[np.bool_]:
-    """Which of these clients the table has a row for, `[K]`."""
+    """Return which of these clients have a row in the table, `[K]`."""
     return np.fromiter((client in table for client in ids), dtype=np.bool_, count=len(ids))
 
 
 def gather(table: Table, ids: Sequence[ClientId], default: Array) -> Array:
-    """The rows of these clients as `[g, K]`; `default` (same shape) where a client is new."""
+    """Return the rows of these clients as `[g, K]`, with `default` (same shape) for new clients."""
     out = default.copy()
     for column, client in enumerate(ids):
         row = table.get(client)
@@ -55,6 +55,6 @@ def gather(table: Table, ids: Sequence[ClientId], default: Array) -> Array:
 
 
 def scatter(table: Table, ids: Sequence[ClientId], rows: Array) -> dict[ClientId, float | list[float]]:
-    """A new table in which these clients have these rows `[g, K]`; the others keep theirs."""
+    """Return a new table in which these clients have these rows, `[g, K]`."""
     values: list[Any] = rows[0].tolist() if rows.shape[0] == 1 else rows.T.tolist()
     return {**table, **dict(zip(ids, values, strict=True))}

@@ -1,7 +1,7 @@
-"""Randomness as a function of (seed, purpose, round, client id): there is no generator state to save.
+"""Random streams as functions of (seed, purpose, round, client id), without state to save.
 
-Every stream is a Philox generator keyed by these four. A client's stream does not depend on who else takes part, on
-the executor or on what was drawn before.
+Every stream is a Philox generator with these four as its key. A client's stream does not depend on
+the other clients, on the executor or on earlier draws.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 from steelyard.core.client_state import ClientId
 
 Purpose = Literal["cohort", "dropout", "speed", "delay", "batches", "split", "module", "broadcast", "augment"]
-_CODES: dict[str, int] = {  # part of every run's bits: a number is never given to another purpose
+# The codes are part of every run's bits: never reuse a number for another purpose.
+_CODES: dict[str, int] = {
     "cohort": 2,
     "dropout": 3,
     "speed": 4,
@@ -33,18 +34,18 @@ def stream(
     """Return the generator of this purpose, round and client.
 
     Args:
-        seed: of the run.
-        purpose: what is drawn.
+        seed: seed of the run.
+        purpose: what the numbers are for.
         round: number of the round.
-        client: whose draw it is.
-        variant: another number is an independent stream of the same seed.
+        client: id of the client, if the stream belongs to one.
+        variant: each variant is an independent stream of the same seed.
     """
     entropy = [seed, variant] if variant else seed
     return np.random.Generator(np.random.Philox(_sequence(entropy, purpose, round, client)))
 
 
 def number(seed: int, purpose: Purpose, round: int = 0, client: ClientId | None = None) -> int:
-    """63 bits of the same, for seeding torch's generator."""
+    """Return a seed of 63 bits for torch's generator, from the same key as `stream`."""
     return int(_sequence(seed, purpose, round, client).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -55,7 +56,7 @@ def _sequence(
 
 
 def _words(client: ClientId | None) -> tuple[int, ...]:
-    """A client id as whole numbers; text by its hash, so that "7" and 7 are two clients."""
+    """Return a client id as whole numbers; text is hashed, so that "7" and 7 differ."""
     if client is None:
         return ()
     if isinstance(client, int):

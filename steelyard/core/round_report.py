@@ -1,4 +1,4 @@
-"""What a round's record says, read off the Gram: no extra pass over the updates."""
+"""The report of a round; it takes no extra pass over the updates."""
 
 from __future__ import annotations
 
@@ -30,17 +30,21 @@ _SHRINKING = ("shrinking", "shrinking_ratio")  # only where a rule scales the gl
 
 
 class Report(dict[str, Any]):
-    """Plain data by name.
+    """The report of a round: plain data by name.
 
-    Always: `round`, `clients`, `effective_clients` (1 / sum of squared shares), `quarantined` (id: reason), `void` (the
-    reason, or None), `layers` (names). With a Gram: `norms` and `cosines` (of each update, to the aggregated one) and
-    the numbers in `GEOMETRY`; in a run with FedCos, from round 2 on, `direction_cosines` (of each update, to the
-    direction that clients were sent). And what the rule notes: `angles`, `alpha`, `gamma`, `clipped`, ...
+    Always: `round`, `clients`, `effective_clients` (1 / sum of squared shares), `quarantined`
+    (reasons by client id), `void` (the reason, or None) and `layers` (names).
+
+    With a Gram: `norms` and `cosines` (of each update to the aggregated one) and the numbers in
+    `GEOMETRY`; in a run with FedCos, from round 2 on, `direction_cosines` (of each update to the
+    direction that clients received).
+
+    Also the notes of the rule: `angles`, `alpha`, `gamma`, `clipped`, ...
     """
 
     def __missing__(self, key: str) -> Any:
         if key in ("norms", "cosines", *GEOMETRY) and key not in _SHRINKING:
-            raise KeyError(f"{key!r}: this rule needs no Gram; ask for one with aggregate(..., diagnose=True)")
+            raise KeyError(f"{key!r}: this rule computes no Gram; use aggregate(..., diagnose=True)")
         raise KeyError(key)
 
 
@@ -48,15 +52,23 @@ def describe(
     store: UpdateStore,
     mixture: Mixture,
     weights: Array,
-    cut: Layers,
+    layers: Layers,
     gram: Gram | None,
     number: int,
     sizes: Array | None = None,
     global_lr: float = 1.0,
 ) -> Report:
-    """The report of a round that used these weights `[g, K]`.
+    """Return the report of a round.
 
-    `sizes` are the clients', if the rule knows them; `global_lr` is the server's learning rate on the aggregated step.
+    Args:
+        store: the updates.
+        mixture: the result of the rule.
+        weights: the clients' weights, `[g, K]`.
+        layers: the layers of the mixture.
+        gram: the Gram of the updates, if it was computed.
+        number: number of the round.
+        sizes: the clients' numbers of examples, if the rule needs them.
+        global_lr: the server's learning rate on the aggregated step.
     """
     overall = np.abs(weights).mean(axis=0)
     share = overall / overall.sum() if overall.sum() > 0 else overall
@@ -66,52 +78,67 @@ def describe(
         effective_clients=float(1 / (share**2).sum()) if share.any() else 0.0,
         quarantined={**store.quarantined, **mixture.notes.get("set_aside", {})},
         void=mixture.void,
-        layers=list(cut.names),
+        layers=list(layers.names),
     )
     if gram is not None:
         report.update(_geometry(store, gram, weights, share))
-        report.update(_between(gram.merge_layers(), sizes, weights.mean(axis=0)))
+        report.update(_diversity(gram.merge_layers(), sizes, weights.mean(axis=0)))
         report.update(_shrinking(gram, mixture.base, global_lr * report["update_norm"]))
     report.update({name: value for name, value in mixture.notes.items() if name != "set_aside"})
     return report
 
 
 def _geometry(store: UpdateStore, gram: Gram, weights: Array, share: Array) -> dict[str, Any]:
-    whole = gram.merge_layers()
-    along = (weights * gram.apply(weights)).sum()  # |aggregated step|^2, layer by layer
-    towards = gram.apply(weights).sum(axis=0)  # <d_k, aggregated step>
-    length = np.sqrt(max(float(along), 0.0))
-    lengths = whole.norms[0] * length
-    cosines = np.divide(towards, lengths, out=np.zeros_like(towards), where=lengths > 0)
+    """Return norms and cosines of the updates and of the aggregated step."""
+    model_gram = gram.merge_layers()
+    square = (weights * gram.apply(weights)).sum()  # |aggregated step|^2, over all layers
+    dots = gram.apply(weights).sum(axis=0)  # <d_k, aggregated step>
+    length = np.sqrt(max(float(square), 0.0))
+    norms = model_gram.norms[0]
+    lengths = norms * length
+    cosines = np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0)
     return {
-        "norms": dict(zip(store.ids, whole.norms[0].tolist(), strict=True)),
+        "norms": dict(zip(store.ids, norms.tolist(), strict=True)),
         "cosines": dict(zip(store.ids, np.clip(cosines, -1, 1).tolist(), strict=True)),
-        "param_norm": float(np.sqrt(whole.theta_sq[0])),
+        "param_norm": float(np.sqrt(model_gram.theta_sq[0])),
         "update_norm": float(length),
-        "coherence": coherence(whole, share),
+        "coherence": coherence(model_gram, share),
     }
 
 
-def _between(whole: Gram, sizes: Array | None, weights: Array) -> dict[str, Any]:
-    """How clients differ; what takes two of them is None for one. `weights` are the clients', `[K]`."""
-    count = whole.norms.shape[1]
-    mean = np.full(count, 1 / count) if sizes is None or not sizes.any() else sizes / sizes.sum()
+def _diversity(gram: Gram, sizes: Array | None, weights: Array) -> dict[str, Any]:
+    """Return how much clients differ; values over pairs are None for a single client.
+
+    Args:
+        gram: the Gram of the whole model.
+        sizes: the clients' numbers of examples, if known.
+        weights: the clients' weights, `[K]`.
+    """
+    # The coefficients of the mean update: by size if sizes are known.
+    norms = gram.norms
+    count = norms.shape[1]
+    mean = np.full(count, 1 / count)
+    if sizes is not None and sizes.any():
+        mean = sizes / sizes.sum()
+
+    # The sum of cosines over all pairs, without those of a client to itself.
     pairs = count * (count - 1)
-    inverse = np.divide(1.0, whole.norms, out=np.zeros_like(whole.norms), where=whole.norms > 0)  # [1, K]
-    cosines = (inverse * whole.apply(inverse)).sum() - np.count_nonzero(inverse)  # of pairs: less those with oneself
+    inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)  # [1, K]
+    cosines = (inverse * gram.apply(inverse)).sum() - np.count_nonzero(inverse)
+
     total = np.abs(weights).sum()
     share = weights / total if total > 0 else weights
     return {
-        "moved": float(whole.norms.mean()),
-        "spread": float(np.sqrt(whole.sq_distances()).sum() / pairs) if pairs else None,
+        "moved": float(norms.mean()),
+        "spread": float(np.sqrt(gram.sq_distances()).sum() / pairs) if pairs else None,
         "mean_cosine": float(cosines / pairs) if pairs else None,
-        "weighted_cosine": float((share * whole.cosines_to(mean[None])[0]).sum()),
-        "divergence": float(np.sqrt(whole.sq_distances_to(mean[None])).mean()),
+        "weighted_cosine": float((share * gram.cosines_to(mean[None])[0]).sum()),
+        "divergence": float(np.sqrt(gram.sq_distances_to(mean[None])).mean()),
     }
 
 
 def _shrinking(gram: Gram, base: Array, update_norm: float) -> dict[str, float]:
-    """Norm and ratio of FedLAW's Eq. (4), layer by layer; nothing where the global model keeps its length."""
+    """Return norm and ratio of FedLAW's Eq. (4), over all layers; empty if `base` is 1."""
     square = float(((1 - base) ** 2 * gram.theta_sq).sum())
     if square == 0.0:
         return {}
@@ -119,7 +146,10 @@ def _shrinking(gram: Gram, base: Array, update_norm: float) -> dict[str, float]:
 
 
 def coherence(gram: Gram, share: Array) -> float:
-    """Local gradient coherence of a cohort, `(1/m) sum_{i != j} lambda_i lambda_j cos(d_i, d_j)` (FedLAW, Def. 5.1)."""
+    """Return the local gradient coherence of a cohort (FedLAW, Def. 5.1).
+
+    It is `(1/m) sum_{i != j} lambda_i lambda_j cos(d_i, d_j)`.
+    """
     cosines = gram.cosines()[0]
     pairs = np.outer(share, share) * cosines
     return float((pairs.sum() - np.trace(pairs)) / len(share))

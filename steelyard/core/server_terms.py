@@ -1,4 +1,4 @@
-"""What client terms do at the server after the sum, a stretch of coordinates at a time."""
+"""Runs the server part of client terms after the aggregation, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -20,14 +20,22 @@ File = Callable[[ClientTerm, slice, Vectors], None]
 
 @dataclass(frozen=True)
 class Settling:
-    """The end of a round, as terms see it; attributes are those of `AtServer`, whole.
+    """The end of a round, as client terms see it.
 
     Attributes:
-        own: a term's vectors of the cohort before and after training, `[K, n]` each, for a stretch of n coordinates.
-        file: takes back the latter from a term that writes them.
+        store: the updates, and the global model that the round started from.
+        theta: the new global model `[d]`; terms may change it.
+        weights: coefficients of the updates in the sum, `[K]`.
+        own: returns a term's vectors of the cohort before and after training, `[K, n]` each, for
+            a slice of n coordinates.
+        file: stores the vectors after training again, for a term that changes them.
         kept: the server's vectors of all terms, by `term.key(slot)`.
-        bounds: a guard's, if there is one: terms see updates, and changes of clients' vectors, within them.
-        usual: by `term.key(slot)`, what the last round's `run` returned.
+        work: local steps of each client, `[K]`, as in `ServerContext`.
+        lr: the learning rate of the round.
+        population: number of all clients.
+        bounds: the bounds of a guard, if there is one: terms see updates, and changes of clients'
+            vectors, clipped to them.
+        usual: what `run` returned in the previous round, by `term.key(slot)`.
     """
 
     store: UpdateStore
@@ -43,17 +51,19 @@ class Settling:
     usual: Mapping[str, float] = field(default_factory=dict)
 
     def run(self, terms: Iterable[ClientTerm]) -> dict[str, float]:
-        """Lets each term update what the server keeps, and possibly the model; rows `[K, d]` are never held whole.
+        """Run `settle` of each term: it updates the server's vectors and possibly the model.
+
+        The updates are read chunk by chunk; `[K, d]` is never in memory.
 
         Returns:
-            The usual lengths of clients' vectors under a guard, for `usual` of the next round.
+            With a guard, the usual norms of clients' vectors, for `usual` of the next round.
         """
         usual = dict(self.usual)
         acting = [term for term in terms if type(term).settle is not ClientTerm.settle]
         if not acting:
             return usual
 
-        # What a guard found too long is cut for terms as it was for the sum.
+        # Updates and vectors that a guard clipped for the sum are clipped for terms, too.
         update_factors: torch.Tensor | None = None
         vector_factors: dict[str, torch.Tensor] = {}
         weights = self.weights
@@ -61,7 +71,7 @@ class Settling:
             update_factors = _as_column(self.bounds.factors)
             vector_factors = self._limit_vectors(acting, self.bounds, usual)
         if update_factors is not None:
-            # The weights are coefficients on the updates as they came: they hold the factors already.
+            # The weights are coefficients on the updates before clipping: take the factors out.
             positive = torch.where(update_factors > 0, update_factors, 1.0)[:, 0]
             weights = (weights.double() / positive).to(weights.dtype)
 
@@ -72,24 +82,28 @@ class Settling:
                 updates = (updates.double() * update_factors).to(updates.dtype)
             for term in acting:
                 old, new = self.own(term, part)
-                bounded = {slot: _cut_change(old[slot], new[slot], vector_factors.get(term.key(slot))) for slot in new}
-                kept = {slot: self.kept[term.key(slot)][part] for slot in term.server_slots}
+                clipped = {}
+                for slot in new:
+                    factors = vector_factors.get(term.key(slot))
+                    clipped[slot] = _scale_change(old[slot], new[slot], factors)
+                vectors = {slot: self.kept[term.key(slot)][part] for slot in term.server_slots}
                 at = ServerContext(
                     theta=self.theta[part],
                     before=rows[-1],
                     updates=updates,
                     weights=weights,
                     old=old,
-                    new=bounded,
-                    kept=kept,
+                    new=clipped,
+                    kept=vectors,
                     work=self.work,
                     lr=self.lr,
                     population=self.population,
                 )
                 term.settle(at)
                 if term.writes_slots and self.file is not None:
-                    self.file(term, part, bounded)
+                    self.file(term, part, clipped)
 
+        # Run the pass; afterwards, limit the server's own vectors.
         kernels.combine(self.store, len(self.store.ids) + 1, [(0, self.store.layout.dim)], settle)
         if self.bounds is not None:
             self._limit_server_vectors(acting, self.bounds.clip, usual)
@@ -98,32 +112,38 @@ class Settling:
     def _limit_vectors(
         self, terms: Iterable[ClientTerm], bounds: Bounds, usual: dict[str, float]
     ) -> dict[str, torch.Tensor]:
-        """By `term.key(slot)`: what the changes of clients' vectors are multiplied by, where any is cut.
+        """Return factors `[K, 1]` for the changes of clients' vectors, by `term.key(slot)`.
 
-        `usual` is brought up to date.
+        Slots in which no change is too long are left out. Updates `usual` in place.
         """
-        found: dict[str, torch.Tensor] = {}
+        factors_by_key: dict[str, torch.Tensor] = {}
         dim = self.store.layout.dim
         for term in terms:
             if not term.told_slots:
                 continue
-            squares = {slot: torch.zeros(len(self.store.ids), dtype=torch.float64) for slot in term.told_slots}
+            # Squared norms of the changes, block by block.
+            squares = {}
+            for slot in term.told_slots:
+                squares[slot] = torch.zeros(len(self.store.ids), dtype=torch.float64)
             for start in range(0, dim, kernels.BLOCK):
                 old, new = self.own(term, slice(start, min(start + kernels.BLOCK, dim)))
                 for slot, square in squares.items():
                     square += (new[slot].double() - old[slot]).square().sum(dim=1)
+            # Factors for the changes that are too long.
             for slot, square in squares.items():
                 key = term.key(slot)
-                factors, usual[key] = bounds.limit_vectors(square.sqrt().numpy(), usual.get(key, 0.0))
+                norms = square.sqrt().numpy()
+                factors, usual[key] = bounds.limit_vectors(norms, usual.get(key, 0.0))
                 column = _as_column(factors)
                 if column is not None:
-                    found[key] = column
-        return found
+                    factors_by_key[key] = column
+        return factors_by_key
 
     def _limit_server_vectors(self, terms: Iterable[ClientTerm], clip: float, usual: Mapping[str, float]) -> None:
-        """Shortens what the server keeps as a mean of clients' vectors to `clip` times their usual length.
+        """Limit the norm of server vectors that are means of clients' vectors.
 
-        Cut changes of one client, round after round, would add up without end otherwise.
+        The limit is `clip` times the usual norm of the clients' vectors. Without it, the clipped
+        changes of one client would add up from round to round.
         """
         for term in terms:
             for slot in term.told_slots:
@@ -137,23 +157,23 @@ class Settling:
 
 
 def usual_lengths(state: State) -> Mapping[str, float]:
-    """The lengths that `Settling.run` returned in the last round, from the state handed on."""
+    """Return the norms that `Settling.run` returned in the previous round, from the state."""
     lengths: Mapping[str, float] = state.get("vector_norms", {})
     return lengths
 
 
 def with_usual_lengths(state: State, lengths: Mapping[str, float]) -> State:
-    """The state to hand on, with these lengths in it if there are any."""
+    """Return the state with these norms added, if there are any."""
     return {**state, "vector_norms": dict(lengths)} if lengths else state
 
 
 def _as_column(factors: Array) -> torch.Tensor | None:
-    """The factors `[K, 1]`; None if they change nothing."""
+    """Return the factors as `[K, 1]`; None if all of them are 1."""
     return None if (factors == 1.0).all() else torch.from_numpy(factors)[:, None]
 
 
-def _cut_change(old: torch.Tensor, new: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
-    """`old + factors * (new - old)`: vectors `[K, n]` whose change is cut."""
+def _scale_change(old: torch.Tensor, new: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+    """Return `old + factors * (new - old)`, for vectors `[K, n]`."""
     if factors is None:
         return new
     return (old + (new.double() - old) * factors).to(new.dtype)

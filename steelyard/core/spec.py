@@ -1,10 +1,12 @@
-"""The text form of parts: `fedawa:steps=10,preset=official`, `feddisco|fedawa`, `guard(fedadp):clip=2`.
+"""Spec strings, the text form of parts: `fedawa:steps=10`, `feddisco|fedawa`, `guard(fedadp):clip=2`.
 
 rule    part | part | ...                     a chain
-part    name(rule, ...):option=value,...      brackets and options may be left out; a bare value is the first option
-value   number, true, false, none, text, "text" that would read as something else, [value, value, ...]
-        or, for an option that holds another part, that part: pa3fed:detector=eq6:delta=0.05,beta=0.5. An option
-        after a part inside belongs to that part if it has one of that name, otherwise to the part around it.
+part    name(rule, ...):option=value,...      brackets and options are optional; a value without a
+                                              name is the first option
+value   number, true, false, none, text, "text" (quoted if it would otherwise be read as another
+        value), [value, value, ...] or, for an option whose value is a part, a part:
+        pa3fed:detector=eq6:delta=0.05,beta=0.5. An option after an inner part belongs to the inner
+        part if that has an option of this name, otherwise to the outer part.
 """
 
 from __future__ import annotations
@@ -25,43 +27,64 @@ _DEPTH = 20
 
 
 def parse(text: str, registry: Registry, chain: Callable[..., Any] | None = None) -> Any:
-    """Builds what the text describes; `chain` joins parts, where parts can be joined."""
+    """Build the part that a spec string describes.
+
+    Args:
+        text: the spec string.
+        registry: the parts that it may name.
+        chain: joins several parts into one, if parts of this kind can be chained.
+    """
     return _Parser(text, registry, chain).parse()
 
 
 class _Parser:
+    """A recursive-descent parser of one spec string."""
+
     def __init__(self, text: str, registry: Registry, chain: Callable[..., Any] | None) -> None:
-        self.text, self.registry, self.chain = text, registry, chain
+        self.text = text
+        self.registry = registry
+        self.chain = chain
         self.tokens: list[str] = []
-        at = 0
-        while at < len(text.rstrip()):
-            match = _TOKEN.match(text, at)
+        offset = 0
+        while offset < len(text.rstrip()):
+            match = _TOKEN.match(text, offset)
             if match is None:
-                raise self.error(f"cannot read {shorten(text[at:])}")
+                raise self.error(f"cannot read {shorten(text[offset:])}")
             self.tokens.append(match.group(1))
-            at = match.end()
-        self.at = 0
+            offset = match.end()
+        self.position = 0
 
     def error(self, message: str) -> SteelyardError:
+        """Return an error that names the spec string."""
         return SteelyardError(f"{self.registry.kind} {shorten(self.text, 200)}: {message}")
 
     def peek(self, ahead: int = 0) -> str:
-        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else ""
+        """Return the next token, or a later one, without taking it; empty at the end."""
+        position = self.position + ahead
+        return self.tokens[position] if position < len(self.tokens) else ""
 
-    def take(self, wanted: str = "") -> str:
+    def take(self, expected: str = "") -> str:
+        """Take the next token: `expected`, or any name or value if that is empty."""
         token = self.peek()
-        if not token or (wanted and token != wanted) or (not wanted and token in "|():,=[]"):
-            raise self.error(f"expected {wanted or 'a name or value'!r}, found {token or 'the end'!r}")
-        self.at += 1
+        if expected:
+            is_valid = token == expected
+        else:
+            is_valid = token != "" and token not in "|():,=[]"
+        if not is_valid:
+            what = repr(expected) if expected else "a name or value"
+            raise self.error(f"expected {what}, found {token or 'the end'!r}")
+        self.position += 1
         return token
 
     def parse(self) -> Any:
-        made = self.rule(0)
+        """Parse the whole text."""
+        part = self.rule(0)
         if self.peek():
             raise self.error(f"unexpected {self.peek()!r}")
-        return made
+        return part
 
     def rule(self, depth: int) -> Any:
+        """Parse a chain of parts."""
         self.check_depth(depth)
         parts = [self.part(depth)]
         while self.peek() == "|":
@@ -74,8 +97,11 @@ class _Parser:
         return self.chain(*parts)
 
     def part(self, depth: int, outer: Collection[str] = ()) -> Any:
-        """Reads one part; `outer` are the options of the part around it, which may follow its own."""
+        """Parse one part; `outer` are the options of the outer part, which may follow its own."""
+        # The name.
         entry = self.registry[self.take()]
+
+        # Parts in brackets.
         inner = []
         if self.peek() == "(":
             self.take("(")
@@ -84,6 +110,8 @@ class _Parser:
                 self.take(",")
                 inner.append(self.rule(depth + 1))
             self.take(")")
+
+        # Options, up to one that belongs to the outer part.
         options: dict[str, Any] = {}
         if self.peek() == ":":
             self.take(":")
@@ -96,43 +124,54 @@ class _Parser:
         return self.make(entry, inner, options)
 
     def make(self, entry: Entry, inner: list[Any], options: dict[str, Any]) -> Any:
+        """Build a part from the parts in its brackets and its options."""
         try:
+            # shrink(fedavg):gamma=0.9 means fedavg|shrink:gamma=0.9
             if len(inner) == 1 and not entry.slots and self.chain is not None:
-                return self.chain(
-                    inner[0], entry.make(**options)
-                )  # shrink(fedavg):gamma=0.9 is fedavg|shrink:gamma=0.9
+                return self.chain(inner[0], entry.make(**options))
             if len(inner) > len(entry.slots):
                 raise self.error(f"{entry.name} takes {len(entry.slots)} in brackets, found {len(inner)}")
-            return entry.make(**dict(zip(entry.slots, inner, strict=False)), **options)
+            slots = dict(zip(entry.slots, inner, strict=False))
+            return entry.make(**slots, **options)
         except TypeError as error:
             raise self.error(f"{entry.name}: {error}") from error
 
     def option(self, entry: Entry, options: dict[str, Any], depth: int) -> None:
-        # dirichlet:0.1 is dirichlet:alpha=0.1, but the name of an option wants a value
-        bare = bool(entry.options) and not options and self.peek(1) != "=" and self.peek() not in entry.options
-        name = next(iter(entry.options), "") if bare else self.take()
+        """Parse one option of `entry` into `options`."""
+        # A first value without a name is the first option: dirichlet:0.1 means
+        # dirichlet:alpha=0.1. The name of an option needs a value.
+        is_first = bool(entry.options) and not options
+        has_no_name = is_first and self.peek(1) != "=" and self.peek() not in entry.options
+        name = next(iter(entry.options), "") if has_no_name else self.take()
+
+        # Check the name.
         if name not in entry.options:
-            near = nearest_name(name, entry.options)
-            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(entry.options) or 'none'}"
+            nearest = nearest_name(name, entry.options)
+            hint = f"its options: {', '.join(entry.options) or 'none'}"
+            if nearest:
+                hint = f"did you mean {nearest!r}?"
             raise self.error(f"{entry.name} has no option {name!r}: {hint}")
         if name in options:
             raise self.error(f"option {name!r} of {entry.name} is given twice")
-        if not bare:
+
+        # Parse the value.
+        if not has_no_name:
             self.take("=")
-        holds_part = name in entry.slots and self.peek(1) in (":", "(")
-        options[name] = self.nested(entry, depth + 1) if holds_part else self.value(0)
+        is_part = name in entry.slots and self.peek(1) in (":", "(")
+        options[name] = self.nested(entry, depth + 1) if is_part else self.value(0)
 
     def nested(self, entry: Entry, depth: int) -> Any:
-        """Reads the part that an option of `entry` holds."""
+        """Parse a part that is the value of an option of `entry`."""
         self.check_depth(depth)
         return self.part(depth, entry.options)
 
     def check_depth(self, depth: int) -> None:
-        """Refuses parts that are nested too deep."""
+        """Raise an error if parts are nested too deeply."""
         if depth > _DEPTH:
-            raise self.error(f"more than {_DEPTH} brackets inside one another")
+            raise self.error(f"parts are nested more than {_DEPTH} levels deep")
 
     def value(self, depth: int) -> Any:
+        """Parse a number, a word, a quoted text or a list."""
         if self.peek() == "[" and depth < _DEPTH:
             self.take("[")
             items = [self.value(depth + 1)]
@@ -149,7 +188,7 @@ class _Parser:
 
 
 def _read(word: str) -> Any:
-    """What a bare word stands for."""
+    """Return the value of an unquoted word: true, false, none, a number or the text itself."""
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
     for number in (int, float):
@@ -161,41 +200,65 @@ def _read(word: str) -> Any:
 
 
 def to_text(part: Any) -> str:
-    """The shortest text that builds this part again."""
-    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
+    """Return the shortest spec string that builds an equal part."""
+    # A chain: its rules with bars between them.
+    fields = {}
+    for field in dataclasses.fields(part):
+        if field.init:
+            fields[field.name] = getattr(part, field.name)
     if part.name == "chain":
         return "|".join(to_text(rule) for rule in fields["rules"])
-    inner = {name for name, value in fields.items() if hasattr(value, "name") and dataclasses.is_dataclass(value)}
-    options = {name: value for name, value in _needed_options(part, fields).items() if name not in inner}
+
+    # Inner parts go into brackets.
     text: str = part.name
+    inner = {}
+    for name, value in fields.items():
+        if hasattr(value, "name") and dataclasses.is_dataclass(value):
+            inner[name] = to_text(value)
     if inner:
-        text += "(" + ",".join(to_text(fields[name]) for name in fields if name in inner) + ")"
-    return text + (":" + ",".join(f"{name}={_value(value)}" for name, value in options.items()) if options else "")
+        text += "(" + ",".join(inner.values()) + ")"
+
+    # Options follow after a colon.
+    options = []
+    for name, value in _needed_options(part, fields).items():
+        if name not in inner:
+            options.append(f"{name}={_value(value)}")
+    if options:
+        text += ":" + ",".join(options)
+    return text
 
 
 def _needed_options(part: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    """The options without which the part would be another one: what a preset or another option implies is left out."""
-    said = dict(fields)
+    """Return the options that an equal part needs.
+
+    Options that are equal to their default, or that a preset or another option implies, are left
+    out.
+    """
+    options = dict(fields)
     for field in dataclasses.fields(part):
         if field.init and field.default is not dataclasses.MISSING:
-            rest = {name: value for name, value in said.items() if name != field.name}
-            said = rest if _same(part, rest) else said
-    return said
+            rest = {name: value for name, value in options.items() if name != field.name}
+            if _builds_same(part, rest):
+                options = rest
+    return options
 
 
-def _same(part: Any, options: dict[str, Any]) -> bool:
+def _builds_same(part: Any, options: dict[str, Any]) -> bool:
+    """Return whether these options build an equal part."""
     try:
         return bool(type(part)(**options) == part)
-    except Exception:  # without the option it cannot be made, whatever its maker's words for that
+    except Exception:  # the part cannot be built without the option; any error may say so
         return False
 
 
 def _value(value: Any) -> str:
+    """Return the text of an option's value."""
     if isinstance(value, tuple):
         return "[" + ",".join(_value(item) for item in value) + "]"
     if isinstance(value, str):
         if '"' in value:
-            raise SteelyardError(f"{value!r} has no text form: a quotation mark cannot be written in one")
-        return value if re.fullmatch(_WORD, value) and _read(value) == value else f'"{value}"'
+            raise SteelyardError(f"{value!r} has no text form: remove the quotation mark")
+        is_plain = re.fullmatch(_WORD, value) and _read(value) == value
+        return value if is_plain else f'"{value}"'
     words = {True: "true", False: "false", None: "none"}
     return words[value] if value is None or isinstance(value, bool) else str(value)

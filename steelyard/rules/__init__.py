@@ -1,6 +1,6 @@
 """The rules, one file per paper, and the combinators that join them.
 
-Importing this package registers every rule under its text name.
+Importing this package registers every rule under its name in spec strings.
 """
 
 from steelyard.rules import (

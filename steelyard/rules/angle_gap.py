@@ -1,9 +1,10 @@
-"""angle_gap: is there a group of clients that agree, apart from all others?
+"""angle_gap: detects a group of clients that agree with each other but not with the rest.
 
-Let c_k be the cosine of client k's update to the sum of the others'. Where some clients hold data of all classes and
-the others hold few, the c_k fall into two groups with a wide gap between them: 0.7 and below 0 (three IID clients and
-seven with one class). Under Dirichlet label skew they are spread evenly. Rules that favour agreement, such as FedAdp,
-gain in the first case and lose in the second: `gate(angle_gap, fedadp)` applies them in the first case only.
+Let c_k be the cosine of client k's update to the sum of the other updates. If some clients have
+data of all classes and the others of few, the c_k form two groups with a wide gap between them:
+0.7 and below 0 (three IID clients and seven with one class). Under Dirichlet label skew they are
+spread evenly. Rules that favour agreement, such as FedAdp, gain in the first case and lose in the
+second: `gate(angle_gap, fedadp)` applies them in the first case only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from steelyard.rules.detectors import Detector
 @RULES.register
 @dataclass(frozen=True)
 class AngleGap(Detector):
-    """Open if two neighbouring cosines differ by more than `gap`, with `group` clients or more above them."""
+    """Critical if two neighbouring cosines differ by more than `gap`, with `group` or more clients above.
+
+    Attributes:
+        gap: the smallest difference between the two groups.
+        group: the smallest number of clients in the upper group.
+    """
 
     gap: float = 0.35
     group: int = 2
@@ -38,11 +44,11 @@ class AngleGap(Detector):
 
     @property
     def needs(self) -> Needs:
-        """Cosines between updates."""
+        """The Gram, for cosines between updates."""
         return Needs.of(gram=True)
 
     def critical(self, view: View, state: State) -> tuple[bool, State]:
-        """Compare the largest gap with the threshold; there is nothing to remember."""
+        """Return whether a gap exceeds the threshold; the state is empty."""
         count = len(view.ids)
         equal = np.full((1, count), 1 / count)
         cosines = np.sort(view.gram.merge_layers().cosines_to_others(equal)[0])

@@ -2,8 +2,8 @@
 
 El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018.
 
-    select n - 2f updates by taking Krum's choice again and again ; then, for each coordinate, the mean of the n - 4f
-    values nearest to the median of the selected
+    select n - 2f updates by applying Krum repeatedly; then, for each coordinate, take the mean of
+    the n - 4f values nearest to the median of the selected updates
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from steelyard.rules.krum import scores
 @RULES.register
 @dataclass(frozen=True)
 class Bulyan(Weighting):
-    """Withstands `f` of at least `4f + 3` clients; with fewer clients, fewer."""
+    """Tolerates `f` Byzantine clients among at least `4f + 3`; fewer if there are fewer clients."""
 
     f: int = 1
 
@@ -40,11 +40,11 @@ class Bulyan(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """Distances to select, chunks of updates to reduce."""
+        """The Gram to select updates, and chunks of updates to reduce."""
         return Needs(gram=True, coordinates=True)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """Selection in Gram space; the combine pass does the rest."""
+        """Select updates by their distances; the combine pass reduces them."""
         count = len(view.ids)
         f = max(0, min(self.f, (count - 3) // 4))
         selected = select(view.whole_gram.sq_distances()[0], count - 2 * f, f)
@@ -54,11 +54,15 @@ class Bulyan(Weighting):
         return mixture.add_report(withstands=f, selected=[view.ids[k] for k in selected]), state
 
 
-def select(sq_distances: Array, wanted: int, f: int) -> list[int]:
-    """Krum's choice, taken `wanted` times among those that remain (Blanchard's neighbours)."""
-    left = list(range(len(sq_distances)))
-    chosen: list[int] = []
-    while len(chosen) < wanted:
-        among = sq_distances[np.ix_(left, left)][None]
-        chosen.append(left.pop(int(np.argmin(scores(among, f, "blanchard")[0]))))
-    return sorted(chosen)
+def select(sq_distances: Array, count: int, f: int) -> list[int]:
+    """Return the positions of `count` updates, each selected by Krum among the remaining ones.
+
+    The scores use the neighbours of Blanchard et al.
+    """
+    remaining = list(range(len(sq_distances)))
+    selected: list[int] = []
+    while len(selected) < count:
+        distances = sq_distances[np.ix_(remaining, remaining)][None]
+        best = int(np.argmin(scores(distances, f, "blanchard")[0]))
+        selected.append(remaining.pop(best))
+    return sorted(selected)

@@ -25,7 +25,14 @@ from steelyard.core.weighting import Info, Weighting
 @RULES.register
 @dataclass(frozen=True)
 class CenteredClipping(Weighting):
-    """The weights sum to at most one: what is clipped stays at the global model."""
+    """The mean of clipped updates, computed by iteration.
+
+    The weights sum to at most 1; the clipped part of an update is replaced by the global model.
+
+    Attributes:
+        tau: the radius of clipping.
+        steps: number of iterations.
+    """
 
     tau: float = 1.0
     steps: int = 3
@@ -45,11 +52,11 @@ class CenteredClipping(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """Distances."""
+        """The Gram, for distances."""
         return Needs.of(gram=True)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """`v` as a combination of the updates."""
+        """Iterate on the coefficients of `v` as a combination of the updates."""
         gram = view.gram
         weights = np.zeros((gram.dots.shape[0], len(view.ids)))
         for _ in range(self.steps):

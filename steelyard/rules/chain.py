@@ -1,4 +1,4 @@
-"""chain: the mixture of each rule is the prior of the next."""
+"""chain: applies rules one after another; the mixture of each rule is the prior of the next."""
 
 from __future__ import annotations
 
@@ -19,44 +19,54 @@ from steelyard.rules.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Chain(Weighting):
-    """Rules in a row. Build it with `chain(...)`, which flattens nested chains and refuses senseless ones."""
+    """Rules that are applied in order. Build it with `chain(...)`, which flattens nested chains.
+
+    Raises:
+        SteelyardError: if a rule cannot follow the rules before it.
+    """
 
     rules: tuple[Weighting, ...]
 
     name = "chain"
-    modifies = True  # of an instance: whether its first rule does
+    modifies = True  # an instance has the value of its first rule
     info = Info("rules in a row, each starting from the one before")
 
     def __post_init__(self) -> None:
+        # A source ignores its prior, so it must come first.
         if not self.rules:
             raise SteelyardError("chain() needs at least one rule")
         for rule in self.rules[1:]:
             if not rule.modifies:
                 raise SteelyardError(
-                    f"{rule.name} ignores what comes before it in a chain: put it first, or leave out what is before it"
+                    f"{rule.name} ignores the rules before it in a chain: "
+                    "put it first, or leave out the rules before it"
                 )
-        layered: Weighting | None = None
-        settled: Weighting | None = None
+
+        # Check each rule against the rules before it.
+        layered_rule: Weighting | None = None  # the last rule with weights per layer
+        final_rule: Weighting | None = None  # the last rule after which weights must not change
         for rule in self.rules:
-            if settled is not None and not rule.scales:
-                why = "makes no weighted sum: leave one of them out"
-                if settled.final:
-                    why = f"bounds them for good: put {rule.name} inside, guard(...|{rule.name})"
-                raise SteelyardError(f"{rule.name} divides weights, and {settled.name} before it {why}")
-            whole = (rule.needs.gram or rule.needs.probe) and rule.needs.per_layer is None
-            if layered is not None and whole:
-                cure = f"put {rule.name} first" if rule.needs.probe else f"use per_layer({rule.name}), or put it first"
+            if final_rule is not None and not rule.scales:
+                _refuse_reweighting(rule, final_rule)
+            reads_whole_model = rule.needs.gram or rule.needs.probe
+            if layered_rule is not None and reads_whole_model and rule.needs.per_layer is None:
+                hint = f"use per_layer({rule.name}), or put it first"
+                if rule.needs.probe:
+                    hint = f"put {rule.name} first"
                 raise SteelyardError(
-                    f"{rule.name} looks at the whole model after {layered.name} weighed it layer by layer: {cure}"
+                    f"{rule.name} needs the whole model, but {layered_rule.name} before it computes "
+                    f"weights layer by layer: {hint}"
                 )
-            layered = layered if rule.needs.per_layer is None else rule
-            settled = rule if rule.final or rule.needs.coordinates else settled
-        _ = self.needs  # raises if two rules cut the model into different layers
+            if rule.needs.per_layer is not None:
+                layered_rule = rule
+            if rule.final or rule.needs.coordinates:
+                final_rule = rule
+        _ = self.needs  # raises an error if two rules use different layers
         object.__setattr__(self, "modifies", self.rules[0].modifies)
 
     @property
     def needs(self) -> Needs:
-        """Those of all its rules."""
+        """The needs of all rules together."""
         return reduce(Needs.__or__, (rule.needs for rule in self.rules))
 
     @property
@@ -65,44 +75,67 @@ class Chain(Weighting):
         return self.rules
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """Folds the mixture through the rules; each sees only what it declared and owns its named state."""
+        """Apply the rules in order; each sees only what it declared and has its own state."""
         after: dict[str, Any] = {}
-        for key, rule in zip(keys(self.rules), self.rules, strict=True):
-            prior, kept = rule.apply(prior, view.restrict(rule.needs), state.get(key, {}))
+        for key, rule in zip(state_keys(self.rules), self.rules, strict=True):
+            prior, rule_state = rule.apply(prior, view.restrict(rule.needs), state.get(key, {}))
+            # A layered rule may return the prior unchanged, as in its warm-up or in a closed gate.
             layers = rule.needs.per_layer
-            if layers is not None and prior.layers is None:  # still warming up, or its gate is closed
+            if layers is not None and prior.layers is None:
                 prior = prior.in_layers(layers, view.layered(layers).layer_count)
-            if kept:
-                after[key] = kept
+            if rule_state:
+                after[key] = rule_state
         return prior, after
 
 
+def _refuse_reweighting(rule: Weighting, final_rule: Weighting) -> None:
+    """Raise an error for a rule that changes weights after `final_rule`."""
+    reason = "does not compute a weighted sum: leave one of them out"
+    if final_rule.final:
+        reason = f"limits them for the last time: put {rule.name} inside, guard(...|{rule.name})"
+    raise SteelyardError(f"{rule.name} changes weights, but {final_rule.name} before it {reason}")
+
+
 def parse_rule(spec: Any) -> Weighting:
-    """A rule from its text form (`"feddisco|fedawa:steps=10"`); a rule object is returned as it is."""
-    made = parse(spec, RULES, chain) if isinstance(spec, str) else spec() if isinstance(spec, type) else spec
-    if not isinstance(made, Weighting):
+    """Return the rule of a spec string (`"feddisco|fedawa:steps=10"`), a rule class or a rule."""
+    rule = spec
+    if isinstance(spec, str):
+        rule = parse(spec, RULES, chain)
+    elif isinstance(spec, type):
+        rule = spec()
+    if not isinstance(rule, Weighting):
         raise SteelyardError(
-            f"{spec!r} is a {type(made).__name__}, not a rule or its text form (detectors go inside gate or pa3fed)"
+            f"{spec!r} is a {type(rule).__name__}: pass a rule or its spec string (detectors go inside gate or pa3fed)"
         )
-    return made
+    return rule
 
 
 def chain(*rules: Weighting | str) -> Weighting:
-    """The rules in a row, as one rule: `chain(fedavg(), feddisco(), fedawa())`."""
-    made = [parse_rule(rule) for rule in rules]
-    flat = [part for rule in made for part in (rule.rules if isinstance(rule, Chain) else (rule,))]
-    return flat[0] if len(flat) == 1 else Chain(tuple(flat))
+    """Return the rules, applied in order, as one rule: `chain(fedavg(), feddisco(), fedawa())`."""
+    parts: list[Weighting] = []
+    for spec in rules:
+        rule = parse_rule(spec)
+        parts += rule.rules if isinstance(rule, Chain) else [rule]
+    return parts[0] if len(parts) == 1 else Chain(tuple(parts))
 
 
 def with_default_source(rule: Weighting) -> Chain:
-    """The rule as a chain that starts at a source: rules that modify start from weights by number of examples."""
+    """Return the rule as a chain that starts with a source.
+
+    A rule that modifies its prior starts from weights by number of examples.
+    """
     parts = rule.rules if isinstance(rule, Chain) else (rule,)
-    return Chain((FedAvg(), *parts) if parts[0].modifies else parts)
+    if parts[0].modifies:
+        parts = (FedAvg(), *parts)
+    return Chain(parts)
 
 
-def keys(rules: tuple[Weighting, ...]) -> list[str]:
-    """The state key of each rule: its name, numbered from the second use on."""
-    names = [rule.name for rule in rules]
-    return [
-        name if names[:i].count(name) == 0 else f"{name}#{names[:i].count(name) + 1}" for i, name in enumerate(names)
-    ]
+def state_keys(rules: tuple[Weighting, ...]) -> list[str]:
+    """Return the state key of each rule: its name, with a number from the second use on."""
+    keys = []
+    counts: dict[str, int] = {}
+    for rule in rules:
+        counts[rule.name] = counts.get(rule.name, 0) + 1
+        count = counts[rule.name]
+        keys.append(rule.name if count == 1 else f"{rule.name}#{count}")
+    return keys

@@ -1,8 +1,9 @@
 """Coordinate-wise rules: median and trimmed mean.
 
-Yin, Chen, Kannan, Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
+Yin, Chen, Kannan, Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+Rates", ICML 2018.
 
-They see `[K, n]` chunks in the combine pass, so their coefficients differ from coordinate to coordinate:
+They read `[K, n]` chunks in the combine pass, so their coefficients differ between coordinates:
 `out.weights` is each client's mean coefficient, and the model is not `base + weights @ updates`.
 """
 
@@ -26,7 +27,7 @@ from steelyard.rules.krum import withstand
 @RULES.register
 @dataclass(frozen=True)
 class Median(Weighting):
-    """The median of each coordinate; the mean of the two middle values for an even number of clients."""
+    """The median of each coordinate; for an even number of clients, the mean of the two middle values."""
 
     name = "median"
     modifies = False
@@ -38,7 +39,7 @@ class Median(Weighting):
         return Needs(coordinates=True)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """Everything but the middle trimmed off."""
+        """Return a mixture whose reducer trims all values except the middle one or two."""
         return by_coordinate(len(view.ids), make_trimmed_mean((len(view.ids) - 1) // 2)), state
 
 
@@ -62,33 +63,36 @@ class TrimmedMean(Weighting):
         return Needs(coordinates=True)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """`f` on either side."""
+        """Return a mixture whose reducer trims `f` values on either side."""
         f = withstand(self.f, len(view.ids))
         return by_coordinate(len(view.ids), make_trimmed_mean(f)).add_report(withstands=f), state
 
 
 def by_coordinate(count: int, reduce: Reducer) -> Mixture:
-    """A mixture of all clients through this reducer."""
+    """Return the mixture of all clients with this reducer."""
     return replace(Mixture.convex(np.ones((1, count))), reduce=reduce)
 
 
 def make_trimmed_mean(f: int) -> Reducer:
-    """Mean of each coordinate without `f` values at either end."""
+    """Return a reducer: the mean of each coordinate without the `f` lowest and highest values."""
 
     def reduce(updates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         count = updates.shape[0]
         values, order = updates.sort(dim=0, stable=True)
-        return values[f : count - f].mean(dim=0), torch.bincount(order[f : count - f].flatten(), minlength=count)
+        usage = torch.bincount(order[f : count - f].flatten(), minlength=count)
+        return values[f : count - f].mean(dim=0), usage
 
     return reduce
 
 
 def around_median(keep: int) -> Reducer:
-    """Mean of the `keep` values of each coordinate nearest to its median."""
+    """Return a reducer: the mean of the `keep` values nearest to the median of each coordinate."""
 
     def reduce(updates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        middle, _ = make_trimmed_mean((updates.shape[0] - 1) // 2)(updates)
-        order = (updates - middle).abs().sort(dim=0, stable=True).indices[:keep]
-        return updates.gather(0, order).mean(dim=0), torch.bincount(order.flatten(), minlength=updates.shape[0])
+        count = updates.shape[0]
+        median, _ = make_trimmed_mean((count - 1) // 2)(updates)
+        order = (updates - median).abs().sort(dim=0, stable=True).indices[:keep]
+        usage = torch.bincount(order.flatten(), minlength=count)
+        return updates.gather(0, order).mean(dim=0), usage
 
     return reduce

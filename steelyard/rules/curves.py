@@ -1,4 +1,4 @@
-"""The server's training curves within one round: what FedLAW's Fig. 14 draws."""
+"""The server's training curves within one round, as in FedLAW's Fig. 14."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from steelyard.core.client_state import ClientId
 from steelyard.core.gram import Array
 
-MOST = 25  # epochs on record
+MAX_POINTS = 25  # recorded epochs per round
 
 
 class Curves:
@@ -20,21 +20,31 @@ class Curves:
         self.points: list[tuple[float, float, Array]] = []
 
     def add(self, loss: float, gamma: float, shares: Array) -> None:
-        """One epoch."""
+        """Add the values after one epoch."""
         self.points.append((loss, gamma, shares))
 
     def thin_out(self, ids: Sequence[ClientId]) -> dict[str, Any]:
-        """`epoch`, `loss`, `gamma` and, by client, `lambda`: at most 25 epochs, first and last among them."""
-        kept = np.unique(np.linspace(0, len(self.points) - 1, min(MOST, len(self.points))).round().astype(int))
-        points = [self.points[at] for at in kept]
+        """Return `epoch`, `loss`, `gamma` and, by client, `lambda`.
+
+        At most 25 epochs are returned, including the first and the last.
+        """
+        # Select epochs at equal distances.
+        count = min(MAX_POINTS, len(self.points))
+        epochs = np.unique(np.linspace(0, len(self.points) - 1, count).round().astype(int))
+        points = [self.points[epoch] for epoch in epochs]
+
+        # One list per curve.
+        lambdas = {}
+        for k, client in enumerate(ids):
+            lambdas[client] = [_round_digits(shares[k]) for _, _, shares in points]
         return {
-            "epoch": (kept + 1).tolist(),
-            "loss": [_short(loss) for loss, _, _ in points],
-            "gamma": [_short(gamma) for _, gamma, _ in points],
-            "lambda": {one: [_short(shares[k]) for _, _, shares in points] for k, one in enumerate(ids)},
+            "epoch": (epochs + 1).tolist(),
+            "loss": [_round_digits(loss) for loss, _, _ in points],
+            "gamma": [_round_digits(gamma) for _, gamma, _ in points],
+            "lambda": lambdas,
         }
 
 
-def _short(value: float) -> float:
-    """Five digits: enough to draw, and a third of the room."""
+def _round_digits(value: float) -> float:
+    """Return the value with five digits: enough for a plot, and a third of the size."""
     return float(f"{value:.5g}")

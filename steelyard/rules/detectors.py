@@ -1,17 +1,19 @@
-"""Critical learning periods: when early training decides the outcome.
+"""Detectors of critical learning periods, in which early training decides the outcome.
 
-FGN, the federated gradient norm, is made of what clients report as `grad_norm`: `eta |g|^2` summed over their steps.
+FGN, the federated gradient norm, is computed from the clients' metric `grad_norm`: `eta |g|^2`
+summed over their steps.
 
     PA3Fed, Eq. (5)       FGN(t) = sum_i m_i grad_norm_i
     PA3Fed, Eq. (6)       critical if (FGN(t) - FGN(t-1)) / FGN(t-1) > delta
-    CriticalFL (Yan et al., KDD 2023), as its code does it: the plain mean over clients; a window of the last 10 values,
-                          padded with zeros, against the same window one step earlier; the first 5 checks always
-                          critical; checked every 2nd round, the answer holds in between.
+    CriticalFL (Yan et al., KDD 2023), as in its code: the plain mean over clients; a window of the
+                          last 10 values, padded with zeros, is compared with the same window one
+                          step earlier; the first 5 checks are always critical; the check runs
+                          every 2nd round, and its result is reused in between.
     PA3Fed, Fig. 7        `always`: adaptation in every round, the ablation without a period check.
 
-Because of the zero padding the window's mean rises through the first 10 checks for any positive sequence: flat or
-falling FGN counts as critical for 20 rounds there, where Eq. (6) never fires. This is the most consequential gap
-between PA3Fed's text and CriticalFL's practice.
+Because of the zero padding, the window's mean rises during the first 10 checks for any positive
+sequence: a flat or falling FGN counts as critical for 20 rounds, where Eq. (6) never does. This is
+the most important difference between PA3Fed's text and CriticalFL's code.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ _INFO_WINDOW = Info("CriticalFL's zero-padded window", "Yan et al., KDD 2023", "
 
 
 class Detector(ABC):
-    """Decides for each round whether a gated rule acts.
+    """Decides for each round whether a gated rule is applied.
 
     Attributes:
-        name: the key in text form and in the state.
-        info: what the command line says of it.
+        name: the key in spec strings and in the state.
+        info: title and paper, shown by the command line.
     """
 
     name: str
@@ -51,63 +53,84 @@ class Detector(ABC):
     @property
     @abstractmethod
     def needs(self) -> Needs:
-        """What the detector looks at."""
+        """What the detector reads."""
 
     @abstractmethod
     def critical(self, view: View, state: State) -> tuple[bool, State]:
-        """Whether this round is critical, and the state for the next."""
+        """Return whether this round is critical, and the state for the next round."""
 
 
 class PeriodDetector(Detector):
-    """Finds critical learning periods in FGN, the federated gradient norm.
+    """Detects critical learning periods from FGN, the federated gradient norm.
 
     Attributes:
-        average: how FGN is made of the clients' numbers: `weighted`, `mean` or `median`.
+        average: how FGN is computed from the clients' values: `weighted`, `mean` or `median`.
     """
 
     average: str
 
     @property
     def needs(self) -> Needs:
-        """Gradient norms, and sizes if they weigh."""
-        return Needs.of("grad_norm", "num_examples") if self.average == "weighted" else Needs.of("grad_norm")
+        """Gradient norms, and sizes if the average is weighted."""
+        if self.average == "weighted":
+            return Needs.of("grad_norm", "num_examples")
+        return Needs.of("grad_norm")
 
     @abstractmethod
     def check(self, fgn: float, state: State) -> tuple[bool, State]:
-        """Whether the round with this FGN is critical."""
+        """Return whether a round with this FGN is critical, and the state for the next round."""
 
     def critical(self, view: View, state: State) -> tuple[bool, State]:
-        """Whether this round is critical, and the state for the next."""
+        """Return whether this round is critical, and the state for the next round."""
         sizes = view.metric("num_examples") if self.average == "weighted" else None
-        return self.check(gradient_norm(view.metric("grad_norm"), self.average, sizes), state)
+        fgn = gradient_norm(view.metric("grad_norm"), self.average, sizes)
+        return self.check(fgn, state)
 
 
 def parse_detector(spec: Any) -> Detector:
-    """A detector from its text form (`"eq6:delta=0.05"`); a detector is returned as it is."""
-    made = parse(spec, RULES) if isinstance(spec, str) else spec() if isinstance(spec, type) else spec
-    if not isinstance(made, Detector):
-        known = ", ".join(entry.name for entry in RULES if is_detector(entry))
-        raise SteelyardError(f"detector={spec!r}: not a detector: use {known}")
-    return made
+    """Return the detector of a spec string (`"eq6:delta=0.05"`), a detector class or a detector."""
+    detector = spec
+    if isinstance(spec, str):
+        detector = parse(spec, RULES)
+    elif isinstance(spec, type):
+        detector = spec()
+    if not isinstance(detector, Detector):
+        names = ", ".join(entry.name for entry in RULES if is_detector(entry))
+        raise SteelyardError(f"detector={spec!r}: not a detector: use {names}")
+    return detector
 
 
 def is_detector(entry: Entry) -> bool:
-    """Detectors share the registry with rules, so that one syntax writes both."""
+    """Return whether the entry is a detector: they share the registry and the syntax with rules."""
     return isinstance(entry.make, type) and issubclass(entry.make, Detector)
 
 
 def gradient_norm(norms: Array, average: str, sizes: Array | None = None) -> float:
-    """FGN of a round, from the clients' `grad_norm`: `weighted` by `sizes`, their `mean` or their `median`."""
+    """Return the FGN of a round from the clients' `grad_norm`.
+
+    Args:
+        norms: the clients' values.
+        average: `weighted` by `sizes`, or their `mean` or `median`.
+        sizes: the clients' numbers of examples.
+    """
     if average == "weighted":
         assert sizes is not None
         return float((sizes / sizes.sum() * norms).sum())
-    return float(np.mean(norms) if average == "mean" else np.median(norms))
+    if average == "mean":
+        return float(np.mean(norms))
+    return float(np.median(norms))
 
 
 @RULES.register
 @dataclass(frozen=True)
 class Eq6(PeriodDetector):
-    """PA3Fed's period check. Round 1 has nothing to compare with: `first` says what it is."""
+    """PA3Fed's period check, Eq. (6).
+
+    Attributes:
+        delta: the relative increase of FGN above which a round is critical.
+        average: how FGN is computed: `weighted`, `mean` or `median`.
+        first: whether round 1, which has no earlier FGN, is critical.
+    """
 
     delta: float = 0.01
     average: str = "weighted"
@@ -122,7 +145,7 @@ class Eq6(PeriodDetector):
         checks.one_of("first", self.first, True, False)
 
     def check(self, fgn: float, state: State) -> tuple[bool, State]:
-        """Equation (6); a rise from zero is a rise."""
+        """Apply Equation (6); any increase from zero counts."""
         before = state.get("fgn")
         critical = self.first if before is None else fgn - before > self.delta * before
         return bool(critical), {"fgn": fgn}
@@ -131,7 +154,10 @@ class Eq6(PeriodDetector):
 @RULES.register
 @dataclass(frozen=True)
 class Always(PeriodDetector):
-    """Every round is critical: a rule without a period check (PA3Fed, Fig. 7). It asks nothing of clients."""
+    """Every round is critical: a rule without a period check (PA3Fed, Fig. 7).
+
+    Clients need not report anything.
+    """
 
     name = "always"
     info = _INFO_ALWAYS
@@ -139,22 +165,30 @@ class Always(PeriodDetector):
 
     @property
     def needs(self) -> Needs:
-        """Nothing."""
+        """No needs: FGN is not computed."""
         return Needs()
 
     def check(self, fgn: float, state: State) -> tuple[bool, State]:
-        """Always true; there is nothing to remember."""
+        """Return True and an empty state."""
         return True, {}
 
     def critical(self, view: View, state: State) -> tuple[bool, State]:
-        """The same without FGN: clients need not report gradient norms."""
+        """Return True and an empty state, without computing FGN."""
         return True, {}
 
 
 @RULES.register
 @dataclass(frozen=True)
 class CriticalFLWindow(PeriodDetector):
-    """CriticalFL's check, with its constants as options."""
+    """CriticalFL's check, with its constants as options.
+
+    Attributes:
+        delta: the relative increase of the window's mean above which a round is critical.
+        average: how FGN is computed: `weighted`, `mean` or `median`.
+        window: number of values in the window.
+        forced: number of first checks that are always critical.
+        every: number of rounds from one check to the next.
+    """
 
     delta: float = 0.01
     average: str = "mean"
@@ -173,14 +207,21 @@ class CriticalFLWindow(PeriodDetector):
         checks.integer("every", self.every, 1)
 
     def check(self, fgn: float, state: State) -> tuple[bool, State]:
-        """The first round counts as critical; every `every` rounds the window is looked at again."""
-        rounds, flag = state.get("rounds", 0), state.get("critical", True)
+        """Check the window every `every` rounds; otherwise return the last result."""
+        rounds = state.get("rounds", 0)
+        critical = state.get("critical", True)
         history: list[float] = [*state.get("history", [0.0] * (self.window + 1))]
-        done = state.get("checks", 0)
+        count = state.get("checks", 0)
         if rounds % self.every == 0:
             history = [*history, fgn][-self.window - 1 :]
-            old, new = max(float(np.mean(history[:-1])), 1e-7), float(np.mean(history[1:]))
-            done += 1
-            flag = (new - old) / old > self.delta or done <= self.forced
-        after: dict[str, Any] = {"rounds": rounds + 1, "critical": flag, "history": history, "checks": done}
-        return flag, after
+            old = max(float(np.mean(history[:-1])), 1e-7)
+            new = float(np.mean(history[1:]))
+            count += 1
+            critical = (new - old) / old > self.delta or count <= self.forced
+        after: dict[str, Any] = {
+            "rounds": rounds + 1,
+            "critical": critical,
+            "history": history,
+            "checks": count,
+        }
+        return critical, after

@@ -9,15 +9,17 @@ Wu and Wang, "Fast-Convergent Federated Learning With Adaptive Weighting", IEEE 
     f(a)     = alpha (1 - exp(-exp(-alpha (a - 1))))                                               (10)
     psi_i    = n_i exp f(smooth_i) / sum_j n_j exp f(smooth_j)                                     (11)
 
-The learning rate cancels in (8), so `d_i` stands for the gradient. There is no code by the authors; against the public
-implementations this one clips the cosine (one gives NaN where rounding takes it past 1), gives a zero update the
-neutral angle pi/2 (one gives it 0, the greatest weight), looks at parameters only (no BatchNorm statistics) and
-scales all tensors alike (one leaves the first tensor unscaled). Partial participation is open in the paper:
-`clock="round"` takes t from the server's round, as two implementations do, `clock="client"` counts the rounds a
-client took part in.
+The learning rate cancels in (8), so `d_i` replaces the gradient. There is no code by the authors.
+Differences from the public implementations: the cosine is clipped (one returns NaN where rounding
+makes it larger than 1), a zero update has the neutral angle pi/2 (in one it has 0, the greatest
+weight), only parameters are used (no BatchNorm statistics), and all tensors are scaled equally
+(one leaves the first tensor unscaled). The paper does not define partial participation:
+`clock="round"` takes t from the server's round, as two implementations do; `clock="client"` counts
+the rounds in which a client took part.
 
-The mean of (8) contains the client itself. Where sizes differ, a large client is close to the mean because it is most
-of it, and gets even more weight. `reference="others"` is ours: the angle to the mean of the other clients.
+The mean in (8) includes the client itself. If sizes differ, a large client is close to the mean
+because it is most of it, and gets even more weight. `reference="others"` is our addition: the angle
+to the mean of the other clients.
 """
 
 from __future__ import annotations
@@ -39,7 +41,13 @@ from steelyard.core.weighting import Info, Weighting
 @RULES.register
 @dataclass(frozen=True)
 class FedAdp(Weighting):
-    """Prior weights times `exp f(smoothed angle to the prior's mean)`."""
+    """Prior weights times `exp f(smoothed angle to the prior's mean)`.
+
+    Attributes:
+        alpha: the parameter of f, Eq. (10).
+        clock: where t of Eq. (9) comes from: the server's `round`, or each `client`'s rounds.
+        reference: the angle is to the `mean` of all clients, or to that of the `others`.
+    """
 
     alpha: float = 5.0
     clock: str = "round"
@@ -61,30 +69,38 @@ class FedAdp(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """Angles."""
+        """The Gram, for angles."""
         return Needs.of(gram=True)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """Equations (8) to (11)."""
+        """Apply Equations (8) to (11)."""
+        # Angles of this round, Eq. (8).
         if self.reference == "others":
             angle = angles_to_others(view.gram, prior.shares)
         else:
             angle = angles_to_mean(view.gram, prior.shares)
-        angles, rounds = state.get("angles", {}), state.get("rounds", {})
+        # Smoothed angles, Eq. (9). For a new client, t has no effect.
+        angles = state.get("angles", {})
+        rounds = state.get("rounds", {})
         before = gather(angles, view.ids, angle)
-        seen = gather(rounds, view.ids, np.zeros((1, len(view.ids))))
-        t = seen + 1 if self.clock == "client" else float(view.round)  # of no effect for a client seen first
+        past_rounds = gather(rounds, view.ids, np.zeros((1, len(view.ids))))
+        t = past_rounds + 1 if self.clock == "client" else float(view.round)
         smooth = smooth_angles(before, angle, t)
+
+        # Shares, Eq. (10) and (11).
         contribution = gompertz(smooth, self.alpha)
         shares = prior.shares * np.exp(contribution - contribution.max(axis=1, keepdims=True))
+
+        # State and report.
         after = {"angles": scatter(angles, view.ids, smooth)}
         if self.clock == "client":
-            after["rounds"] = scatter(rounds, view.ids, seen + 1)
-        return prior.reweight(shares, angles=dict(zip(view.ids, smooth.mean(axis=0).tolist(), strict=True))), after
+            after["rounds"] = scatter(rounds, view.ids, past_rounds + 1)
+        reported = dict(zip(view.ids, smooth.mean(axis=0).tolist(), strict=True))
+        return prior.reweight(shares, angles=reported), after
 
 
 def angles_to_mean(gram: Gram, shares: Array) -> Array:
-    """Equation (8): angles of the updates to their mean with these shares, in radians, `[g, K]`."""
+    """Return the angles of the updates to their mean with these shares, Eq. (8), in radians, `[g, K]`."""
     angles: Array = np.arccos(gram.cosines_to(shares))
     return angles
 
@@ -96,12 +112,12 @@ def angles_to_others(gram: Gram, shares: Array) -> Array:
 
 
 def smooth_angles(before: Array, angle: Array, t: Array | float) -> Array:
-    """Equation (9): the mean of the angles so far, of which this one is number `t`."""
+    """Return the mean of the angles so far, of which this is number `t`: Eq. (9)."""
     return before + (angle - before) / t
 
 
 def gompertz(angle: Array, alpha: float) -> Array:
-    """Equation (10): the decreasing map from an angle in radians to a contribution."""
-    with np.errstate(over="ignore"):  # of a large alpha: exp(-inf) is the 0 it tends to
+    """Return the contribution of an angle in radians, a decreasing function: Eq. (10)."""
+    with np.errstate(over="ignore"):  # for a large alpha: exp(-inf) is 0, the correct limit
         value: Array = alpha * (1 - np.exp(-np.exp(-alpha * (angle - 1))))
     return value

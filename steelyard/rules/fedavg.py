@@ -1,4 +1,4 @@
-"""Sources: weights that clients bring, or none.
+"""Sources: weights from a reported number, or equal weights.
 
 McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized
 Data", AISTATS 2017:  theta' = sum_k (n_k / n) theta_k  (Algorithm 1).
@@ -22,10 +22,14 @@ from steelyard.core.weighting import Info, Weighting
 @RULES.register
 @dataclass(frozen=True)
 class FedAvg(Weighting):
-    """Weights proportional to a number each client reports: `num_examples`, or any other you name in `by`.
+    """Weights proportional to a number that clients report.
 
-    Differs from common code: BatchNorm statistics are averaged with the same weights and integer counters keep their
-    dtype; a client that reports no examples, a negative or a non-finite number is quarantined.
+    Differences from common code: BatchNorm statistics are averaged with the same weights, integer
+    counters keep their dtype, and a client that reports no examples, a negative or a non-finite
+    number is quarantined.
+
+    Attributes:
+        by: name of the reported number.
     """
 
     by: str = "num_examples"
@@ -41,30 +45,30 @@ class FedAvg(Weighting):
 
     def __post_init__(self) -> None:
         if not isinstance(self.by, str) or not self.by:
-            raise SteelyardError(f"by={shorten(self.by)}: give the name of a number that clients report")
+            raise SteelyardError(f"by={shorten(self.by)}: use the name of a number that clients report")
 
     @property
     def needs(self) -> Needs:
-        """The number to weigh by."""
+        """The reported number."""
         return Needs.of(self.by)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """`w_k = n_k / sum_j n_j`."""
+        """Return the weights `w_k = n_k / sum_j n_j`."""
         sizes = view.metric(self.by)
         if sizes.ndim != 1:
-            raise SteelyardError(f"by={self.by!r}: clients report a list of numbers there, and a weight is one number")
+            raise SteelyardError(f"by={self.by!r}: clients report a list: use a metric that is one number")
         negative = np.flatnonzero(sizes < 0)
         if negative.size:
             raise RefusedReports({view.ids[k]: f"negative {self.by}={sizes[k]:g}" for k in negative})
         if not sizes.any():
-            raise SteelyardError(f"by={self.by!r}: every client reports 0, which weighs nobody")
+            raise SteelyardError(f"by={self.by!r}: every client reports 0: at least one number must be positive")
         return Mixture.convex(sizes[None, :]), state
 
 
 @RULES.register
 @dataclass(frozen=True)
 class Uniform(Weighting):
-    """Every client the same weight, `w_k = 1/K`."""
+    """The same weight for every client, `w_k = 1/K`."""
 
     name = "uniform"
     modifies = False
@@ -76,9 +80,9 @@ class Uniform(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """Nothing."""
+        """No needs."""
         return Needs()
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """`w_k = 1/K`."""
+        """Return the weights `w_k = 1/K`."""
         return Mixture.convex(np.ones((1, len(view.ids)))), state

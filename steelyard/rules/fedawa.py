@@ -7,31 +7,38 @@ Client Vectors", CVPR 2025.
     lambda = argmin sum_k lambda_k |tau_k - tau_g|_2 + d(sum_k lambda_k theta_k, theta_g)          (3)
     FedAWA-L: the same per layer                                                                   (4)
 
-with lambda = softmax(T), T kept across rounds, d = 1 - cosine. Where the authors' code and their paper disagree, an
-option names the point and a preset sets them all:
+with lambda = softmax(T), T kept across rounds, d = 1 - cosine. Where the authors' code differs from
+their paper, there is an option, and a preset sets all of them:
 
-    option    paper               official            the disagreement
-    init      "log": log n_k      "raw": n_k / n      softmax of raw fractions is nearly uniform: sizes are thrown away;
-                                                      n counts the examples of all clients, sampled or not
-    penalty   "model": d of the   "clients":          Eq. (3) measures the aggregated model, the code the clients' mean
-              aggregated model    sum lambda_k d_k
-    euclidean "l2"                "mse"               for distance="euc" the code takes a mean square: about 0
-    weights   "after" the steps   "before" the last   the code's step only takes effect in the next round
+    option    paper               official            the difference
+    init      "log": log n_k      "raw": n_k / n      the softmax of raw fractions is nearly
+                                                      uniform, so that sizes have little effect;
+                                                      n counts the examples of all clients,
+                                                      sampled or not
+    penalty   "model": d of the   "clients":          Eq. (3) uses the aggregated model, the code
+              aggregated model    sum lambda_k d_k    the mean over clients
+    euclidean "l2"                "mse"               for distance="euc" the code takes a mean
+                                                      square, which is about 0
+    weights   "after" the steps   "before" the last   the code's step only takes effect in the
+                                                      next round
     travel    1.5                 none                see below
 
-Both leave the number of steps open (the code's default is 1) and make a fresh optimizer every round: Adam, betas
-(0.5, 0.999), learning rate 0.001, so a first step moves every logit by 0.001 whatever its gradient; or SGD, learning
-rate 0.01, momentum 0.9, weight decay 5e-4. `gamma` is the code's scale on the whole state dict.
+Neither specifies the number of steps (the code's default is 1). Both create a new optimizer every
+round: Adam, betas (0.5, 0.999), learning rate 0.001, so that a first step moves every logit by
+0.001 whatever its gradient; or SGD, learning rate 0.01, momentum 0.9, weight decay 5e-4. `gamma` is
+the code's factor on the whole state dict.
 
-The literal argmin is degenerate: at any vertex lambda = e_k the first term is zero, so long optimisation puts all
-weight on one client, and on a free-rider that returns the model unchanged first of all. The method works because it
-is not solved: steps x lr is its real parameter. `travel` bounds how far a logit may ever move from where its client
-entered, so the odds between two clients never change by more than exp(2 travel). Against the code, which carries T by
-position in the cohort, logits belong to client ids; a client met for the first time enters at the prior's odds.
+The literal argmin is degenerate: at any vertex lambda = e_k the first term is zero, so a long
+optimisation puts all weight on one client, and most easily on a free-rider that returns the model
+unchanged. The method works because the minimum is not reached: steps x lr is its real parameter.
+`travel` limits how far a logit may move from its first value, so that the odds between two clients
+never change by more than exp(2 travel). The code keeps T by position in the cohort; here logits
+belong to client ids, and a new client starts at the prior's odds.
 
-The n of `init="raw"` is the whole population's, as in the code. A simulated run knows it; elsewhere (`aggregate`,
-Flower, a merge) the option `population_examples` gives it. Without it n is the cohort's: the same thing if all clients
-take part, and logits that lie further apart than the code's if they are sampled.
+The n of `init="raw"` is that of the whole population, as in the code. A simulated run knows it;
+elsewhere (`aggregate`, Flower, a merge) set the option `population_examples`. Without it, n is that
+of the cohort: the same if all clients take part; if clients are sampled, logits are further apart
+than in the code.
 """
 
 from __future__ import annotations
@@ -67,9 +74,9 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "travel": None,
     },
 }
-_EPS = 1e-8  # torch's floor under the norms of a cosine
+_EPS = 1e-8  # torch's lower limit for the norms in a cosine
 
-_CARD = Info(
+_INFO = Info(
     "optimises weights towards the mixture of client vectors",
     "Shi et al., CVPR 2025",
     secagg="yes in principle: each step needs two secure sums of vectors",
@@ -79,22 +86,22 @@ _CARD = Info(
 @RULES.register
 @dataclass(frozen=True)
 class FedAWA(Weighting):
-    """A few optimizer steps on Eq. (3), in Gram space: microseconds, whatever the model's size.
+    """A few optimizer steps on Eq. (3), computed from the Gram: microseconds for any model size.
 
     Attributes:
-        preset: `paper` or `official`; sets the options that are left out.
+        preset: `paper` or `official`; the defaults of the options below.
         steps: optimizer steps per round.
-        lr: of the optimizer.
+        lr: learning rate of the optimizer.
         optimizer: `adam` or `sgd`.
         distance: d in Eq. (3): `cos`, `euc` or `none`.
-        init: where logits start: `log` n_k or `raw` fractions.
+        init: initial logits: `log` n_k or `raw` fractions.
         penalty: d of the aggregated `model`, or the mean of d over `clients`.
         euclidean: `l2` or `mse`, for `distance="euc"`.
-        weights: those `after` the last step or `before` it.
-        travel: how far a logit may ever move from where its client entered; None for no bound.
+        weights: use the weights `after` the last step or `before` it.
+        travel: how far a logit may move from its first value, over all rounds; None for no limit.
         gamma: factor on the whole state dict.
-        population_examples: examples of all clients together, for `init="raw"`; by default what the run knows, or else
-            the cohort's.
+        population_examples: number of examples of all clients, for `init="raw"`; by default that of
+            the run if known, otherwise that of the cohort.
     """
 
     preset: str = "paper"
@@ -112,7 +119,7 @@ class FedAWA(Weighting):
 
     name = "fedawa"
     modifies = True
-    info = _CARD
+    info = _INFO
 
     def __post_init__(self) -> None:
         checks.one_of("preset", self.preset, *_PRESETS)
@@ -133,8 +140,8 @@ class FedAWA(Weighting):
             checks.integer("population_examples", self.population_examples, 1)
             if self.init != "raw":
                 raise SteelyardError(
-                    f"population_examples={self.population_examples}: only init=raw (preset=official) reads it, and "
-                    f"init is {self.init}: leave it out"
+                    f"population_examples={self.population_examples}: only init=raw "
+                    f"(preset=official) uses it, but init is {self.init}: leave it out"
                 )
 
     @property
@@ -143,77 +150,95 @@ class FedAWA(Weighting):
         return Needs.of(gram=True)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """`steps` optimizer steps on the logits of this round's clients."""
-        # Logits of this round's clients: those of earlier rounds, or fresh ones.
+        """Run `steps` optimizer steps on the logits of this round's clients."""
+        # Logits of this round's clients: from earlier rounds, or initial ones.
         gram = view.gram
-        table, origins = state.get("logits", {}), state.get("origin", {})
+        table = state.get("logits", {})
+        origins = state.get("origin", {})
         shares = np.broadcast_to(prior.shares, (gram.dots.shape[0], len(view.ids)))
         if self.init == "raw":
-            fresh = shares * view.cohort_share(self.population_examples)
+            initial = shares * view.cohort_share(self.population_examples)
         else:
-            fresh = _log_entry(shares, table, view)
-        logits = gather(table, view.ids, fresh)  # [g, K]
+            initial = _initial_logits(shares, table, view)
+        logits = gather(table, view.ids, initial)  # [g, K]
         origin = gather(origins, view.ids, logits)
-        # The steps.
+
+        # Optimizer steps.
         step = adam() if self.optimizer == "adam" else sgd(decay=5e-4)
         for _ in range(self.steps):
             shares = softmax(logits)
             slope = self._gradient(gram, shares)  # d objective / d lambda
-            logits = step(logits, shares * (slope - (shares * slope).sum(axis=1, keepdims=True)), self.lr)
+            gradient = shares * (slope - (shares * slope).sum(axis=1, keepdims=True))
+            logits = step(logits, gradient, self.lr)
             if self.travel is not None:
                 logits = np.clip(logits, origin - self.travel, origin + self.travel)
-        # What the next round starts from, and the mixture.
+
+        # State for the next round.
         after = {"logits": scatter(table, view.ids, logits)}
         if self.travel is not None:
             after["origin"] = scatter(origins, view.ids, origin)
+
+        # Mixture.
         mixture = prior.reweight(softmax(logits) if self.weights == "after" else shares)
         if self.gamma != 1.0:
             mixture, _ = Shrink(self.gamma, stats=True).apply(mixture, view, {})
         return mixture, after
 
     def _gradient(self, gram: Gram, shares: Array) -> Array:
-        """Derivative of Eq. (3) with respect to lambda, `[g, K]`."""
+        """Return the derivative of Eq. (3) with respect to lambda, `[g, K]`."""
         distance = np.sqrt(gram.sq_distances_to(shares))  # |tau_k - tau_g|
         pull = np.divide(shares, distance, out=np.zeros_like(shares), where=distance > 0)
         slope: Array = distance - gram.apply(pull - pull.sum(axis=1, keepdims=True) * shares)
         return slope + self._penalty_gradient(gram, shares)
 
     def _penalty_gradient(self, gram: Gram, shares: Array) -> Array | float:
+        """Return the derivative of the second term of Eq. (3) with respect to lambda, `[g, K]`."""
+        # The penalty is a mean over clients: its derivative is each client's distance.
         if self.distance == "none":
             return 0.0
         if self.penalty == "clients":
             if self.distance == "cos":
                 return 1 - gram.model_cosines(_EPS)
-            return gram.sq_norms / gram.dims[:, None] if self.euclidean == "mse" else gram.norms
+            if self.euclidean == "mse":
+                return gram.sq_norms / gram.dims[:, None]
+            return gram.norms
+
+        # Euclidean distance of the aggregated model.
         dots = gram.apply(shares)
         square = (shares * dots).sum(axis=1, keepdims=True)  # |tau_g|^2
         if self.distance == "euc":
-            return (
-                2 * dots / gram.dims[:, None]
-                if self.euclidean == "mse"
-                else dots / np.sqrt(np.maximum(square, _EPS**2))
-            )
+            if self.euclidean == "mse":
+                return 2 * dots / gram.dims[:, None]
+            slope: Array = dots / np.sqrt(np.maximum(square, _EPS**2))
+            return slope
+
+        # Cosine distance of the aggregated model.
         theta = gram.theta_sq[:, None]
         along = (shares * gram.theta_dots).sum(axis=1, keepdims=True)  # <theta_g, tau_g>
         length = np.maximum(theta + 2 * along + square, _EPS**2)  # |theta_g + tau_g|^2
         scale = np.maximum(np.sqrt(theta), _EPS) * np.sqrt(length)
-        turn: Array = gram.theta_dots / scale - (theta + along) * (gram.theta_dots + dots) / (scale * length)
-        return -turn
+        toward = (theta + along) * (gram.theta_dots + dots) / (scale * length)
+        cosine_slope: Array = gram.theta_dots / scale - toward
+        return -cosine_slope
 
 
-def _log_entry(prior: Array, table: Any, view: View) -> Array:
-    """Logits of clients that have none yet: at the prior's odds to those that have."""
+def _initial_logits(prior: Array, table: Any, view: View) -> Array:
+    """Return logits for new clients, at the prior's odds to the clients that have logits."""
     logits: Array = np.log(np.maximum(prior, np.finfo(np.float64).tiny))
-    old = has_rows(table, view.ids)
-    if old.any():
-        logits = logits + (gather(table, view.ids, logits) - logits)[:, old].mean(axis=1, keepdims=True)
+    has_logits = has_rows(table, view.ids)
+    if has_logits.any():
+        change = gather(table, view.ids, logits) - logits
+        logits = logits + change[:, has_logits].mean(axis=1, keepdims=True)
     return logits
 
 
 def fedawa_l(layers: Granularity = "tensor", **options: Any) -> Weighting:
-    """FedAWA-L: `per_layer(fedawa(**options), layers)`, Eq. (4).
+    """Return FedAWA-L, Eq. (4): `per_layer(fedawa(**options), layers)`.
 
-    The paper leaves open what a layer is: `layers` says it ("tensor", "module", sizes, or name patterns).
+    Args:
+        layers: what a layer is, which the paper does not define: "tensor", "module", sizes or name
+            patterns.
+        **options: options of `fedawa`.
     """
     return PerLayer(FedAWA(**options), layers)
 
@@ -224,16 +249,19 @@ fedawa_l.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         *(p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(FedAWA).parameters.values()),
     ]
 )
-RULES.alias("fedawa_l", Info("FedAWA layer by layer", _CARD.paper, _CARD.secagg, _CARD.dp), fedawa_l)
+RULES.alias("fedawa_l", Info("FedAWA layer by layer", _INFO.paper, _INFO.secagg, _INFO.dp), fedawa_l)
 
 
 @RULES.register
 @dataclass(frozen=True)
 class FedAWACos(Weighting):
-    """FedAWA-COS, the paper's ablation (Table 4): weights straight from `cos(tau_k, tau_g)`.
+    """FedAWA-COS, the paper's ablation (Table 4): weights directly from `cos(tau_k, tau_g)`.
 
-    Neither lambda in `tau_g` nor the normalisation is stated: `tau_g` uses the prior; `normalize="sum"` clips negative
-    cosines to zero and divides by the sum, `"softmax"` takes the softmax.
+    The paper states neither lambda in `tau_g` nor the normalisation. Here `tau_g` uses the prior.
+
+    Attributes:
+        normalize: `sum` sets negative cosines to zero and divides by the sum; `softmax` takes the
+            softmax.
     """
 
     normalize: str = "sum"
@@ -247,14 +275,14 @@ class FedAWACos(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """Cosines."""
+        """The Gram, for cosines."""
         return Needs.of(gram=True)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """The prior passes where no client points along the mean."""
+        """Return weights from cosines; the prior's where no cosine is positive."""
         cosines = view.gram.cosines_to(prior.shares)
         if self.normalize == "softmax":
             return prior.reweight(softmax(cosines)), state
-        kept = np.maximum(cosines, 0.0)
-        total = kept.sum(axis=1, keepdims=True)
-        return prior.reweight(np.where(total > 0, kept, prior.shares)), state
+        positive = np.maximum(cosines, 0.0)
+        total = positive.sum(axis=1, keepdims=True)
+        return prior.reweight(np.where(total > 0, positive, prior.shares)), state

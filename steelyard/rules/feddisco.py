@@ -1,14 +1,14 @@
-"""FedDisco: weigh clients down by the discrepancy of their labels.
+"""FedDisco: reduce the weight of clients by the discrepancy of their labels.
 
 Ye, Xu, Wang, Xu, Chen, Wang, "FedDisco: Federated Learning with Discrepancy-Aware Collaboration", ICML 2023.
 
     w_k = ReLU(p_k - a d_k + b) / sum_j ReLU(p_j - a d_j + b)
 
-d_k compares the client's label distribution with the uniform one (the authors' code: not with the mixture of clients).
-`"kl"`, the default, is KL(client | uniform) divided by its sum over the cohort, so it depends on who takes part;
-`"l1"`, `"l2"` and `"cosine"` (1 - cos) are taken as they are. Differences from the code: a and b default to its
-recommended 0.5 and 0.1 (its flag defaults to off); where every weight would be zero the prior passes (the code
-crashes).
+d_k compares the client's label distribution with the uniform one (as in the authors' code: not with
+the mixture of clients). `"kl"`, the default, is KL(client | uniform) divided by its sum over the
+cohort, so it depends on the cohort; `"l1"`, `"l2"` and `"cosine"` (1 - cos) are not divided.
+Differences from the code: a and b have its recommended values 0.5 and 0.1 as defaults (its flag
+defaults to off); where every weight would be zero, the prior is used (the code crashes).
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from steelyard.core.weighting import Info, Weighting
 @RULES.register
 @dataclass(frozen=True)
 class FedDisco(Weighting):
-    """Prior weights, less `a` times the discrepancy, plus `b`, floored at zero."""
+    """Prior weights minus `a` times the discrepancy plus `b`, but at least zero.
+
+    Attributes:
+        a: factor of the discrepancy.
+        b: constant added to every weight.
+        metric: the discrepancy: `kl`, `l1`, `l2` or `cosine`.
+    """
 
     a: float = 0.5
     b: float = 0.1
@@ -56,7 +62,7 @@ class FedDisco(Weighting):
         return Needs.of("label_hist")
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """The paper's Eq. for w_k, on the cohort."""
+        """Return the weights w_k of the module's equation, for the cohort."""
         difference = discrepancy(view.metric("label_hist"), self.metric)
         weights = np.maximum(prior.shares - self.a * difference + self.b, 0.0)
         total = weights.sum(axis=1, keepdims=True)
@@ -65,7 +71,7 @@ class FedDisco(Weighting):
 
 
 def discrepancy(histograms: Array, metric: str) -> Array:
-    """Of each client's labels `[K, C]` from the uniform distribution, `[K]`."""
+    """Return the discrepancy of label histograms `[K, C]` from the uniform distribution, `[K]`."""
     local = histograms / histograms.sum(axis=1, keepdims=True)
     uniform = 1 / local.shape[1]
     if metric == "kl":
@@ -73,9 +79,10 @@ def discrepancy(histograms: Array, metric: str) -> Array:
         divergence: Array = (local * np.log(ratio)).sum(axis=1)
         total = divergence.sum()
         return divergence / total if total > 0 else divergence
-    away: Array
+    distance: Array
     if metric == "cosine":
-        away = 1 - local.sum(axis=1) * uniform / (np.linalg.norm(local, axis=1) * np.sqrt(uniform))
+        norms = np.linalg.norm(local, axis=1) * np.sqrt(uniform)
+        distance = 1 - local.sum(axis=1) * uniform / norms
     else:
-        away = np.linalg.norm(local - uniform, ord={"l1": 1, "l2": 2}[metric], axis=1)
-    return away
+        distance = np.linalg.norm(local - uniform, ord={"l1": 1, "l2": 2}[metric], axis=1)
+    return distance

@@ -1,20 +1,23 @@
-"""FedLAW with stochastic weight averaging, section 6.1: lambda and gamma in two stages, logits averaged over epochs.
+"""FedLAW with stochastic weight averaging (SWA), section 6.1.
 
-The stage of lambda takes snapshots of the logits x after its epochs 6, 7, ... and ends at the softmax of their mean;
-the stage of gamma is plain. Each stage has half of the epochs. Paper and code differ:
+lambda and gamma are learned in two stages, and the logits of lambda are averaged over epochs. The
+stage of lambda takes snapshots of the logits x after its epochs 6, 7, ... and ends at the softmax
+of their mean; the stage of gamma has no averaging. Each stage has half of the epochs. Paper and code
+differ:
 
                paper                         official
     order      gamma, then lambda            lambda, then gamma
     epochs     100                           20 (which takes 4 snapshots)
     init       "prior"                       "prior" for exp, "uniform" for quad
 
-`learn="lambda"` is the paper's attentive LAW with SWA (Fig. 7): the stage of lambda alone, which then has all of the
-epochs; gamma stays 1.
+`learn="lambda"` is the paper's attentive LAW with SWA (Fig. 7): only the stage of lambda, which
+then has all epochs; gamma is 1.
 
-In both, learning rates of the stage of lambda are those of the code: cosine annealing (over 100 epochs) in epochs 0 to
-6, then a rise to `swa_lr` within ten epochs, where they stay. The paper speaks of a cyclical learning rate (footnote
-6); the code has none. With 13 epochs or fewer the code takes no snapshot, and silently keeps the prior: here that is an
-error, unless `snapshots="optional"` asks for it.
+In both presets, the learning rates of the stage of lambda are those of the code: cosine annealing
+(over 100 epochs) in epochs 0 to 6, then an increase to `swa_lr` within ten epochs, then constant.
+The paper mentions a cyclical learning rate (footnote 6), which the code does not have. With 13
+epochs or fewer the code takes no snapshot and silently keeps the prior: here that is an error,
+unless `snapshots="optional"` is set.
 """
 
 from __future__ import annotations
@@ -41,22 +44,23 @@ from steelyard.rules.fedlaw import (
     Point,
     check_optimizer,
     default_init,
+    describe_range,
     finish_mixture,
-    learned,
+    minimize_proxy_loss,
     optimizer,
     rate,
-    reachable,
 )
 
 FIRST = 6  # the epoch after which the first snapshot is taken
-_ANNEAL, _RISE = 100, 10  # epochs
+_ANNEAL = 100  # epochs
+_RISE = 10  # epochs
 _ORDERS = {"paper": "gamma_first", "official": "lambda_first"}
 
 
 @RULES.register
 @dataclass(frozen=True)
 class FedLAWSWA(Weighting):
-    """FedLAW in two stages, the weights averaged over the end of theirs.
+    """FedLAW in two stages; the weights are averaged over the last epochs of their stage.
 
     Attributes:
         preset: `paper` or `official`.
@@ -64,16 +68,17 @@ class FedLAWSWA(Weighting):
         lr: learning rate of the first epochs.
         swa_lr: learning rate of the last epochs of the stage of lambda.
         optimizer: `adam` or `sgd` (momentum 0.9).
-        betas: of adam.
+        betas: decay rates of adam.
         function: `exp` or `quad`.
-        init: where lambda starts: at the `prior` or `uniform`.
+        init: initial lambda: the `prior` or `uniform`.
         learn: `both`, or `lambda` (LAW with SWA).
         order: `lambda_first` or `gamma_first`.
-        halve: epochs after which the learning rate of the stage of gamma is halved.
-        snapshots: `required`, or `optional`: too few epochs leave the prior, as in the code.
+        halve: number of epochs after which the learning rate of the stage of gamma is halved.
+        snapshots: `required`; or `optional`: with too few epochs the prior is used, as in the code.
         average: what is averaged: `logits`, as in the code, or `weights`.
-        floor: lower bound on the product of all gammas so far.
-        trace: record the server's training curves of all stages, thinned, as `trace`.
+        floor: lower limit of the product of all gammas so far.
+        trace: whether to report the server's training curves of all stages, at most 25 epochs, as
+            `trace`.
         global_lr: learning rate on the aggregated step, inside the shrinking (eta in Eq. 4).
     """
 
@@ -119,13 +124,14 @@ class FedLAWSWA(Weighting):
         checks.one_of("snapshots", self.snapshots, "required", "optional")
         if self.snapshots == "required" and self._stage_epochs <= FIRST:
             raise SteelyardError(
-                f"epochs={self.epochs}: the first snapshot is taken after epoch {FIRST} of {self._stage_epochs}, so "
-                f"none would be: use at least {self._stages * (FIRST + 1)}"
+                f"epochs={self.epochs}: the first snapshot is taken after epoch {FIRST} of a stage, "
+                f"but a stage has only {self._stage_epochs}: "
+                f"use at least {self._stages * (FIRST + 1)}"
             )
         if self.floor is not None:
             checks.number("floor", self.floor, 0.0, 1.0, open_low=True)
             if self.learn == "lambda":
-                raise SteelyardError(f"floor={self.floor}: learn=lambda keeps gamma at 1: leave floor out")
+                raise SteelyardError(f"floor={self.floor}: with learn=lambda gamma is 1: leave floor out")
         checks.one_of("trace", self.trace, True, False)
         checks.number("global_lr", self.global_lr, 0.0, open_low=True)
 
@@ -144,18 +150,19 @@ class FedLAWSWA(Weighting):
 
     @property
     def reach(self) -> float:
-        """How far log gamma moves at most with one batch per epoch, about."""
+        """How far log gamma can move with one batch per epoch, approximately."""
         return sum(rate(self.lr, epoch, self.halve) for epoch in range(self._stage_epochs))
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """How far gamma can go."""
+        """The range of gamma."""
         if self.learn == "lambda":
             return ()
-        return (reachable(self.reach, self.floor),)
+        return (describe_range(self.reach, self.floor),)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """The stages, in order."""
+        """Run the stages in order."""
+        # Choose the stages.
         prior = prior.with_global_lr(self.global_lr)
         point = Point.at(prior.shares[0], self.function, self.init)
         curves = Curves()
@@ -164,40 +171,56 @@ class FedLAWSWA(Weighting):
             stages.append(self._gamma)
         if self.order == "gamma_first":
             stages.reverse()
+
+        # Run them.
         for stage in stages:
             point = stage(point, prior, view, curves)
+
+        # Build the mixture.
         mixture, after = finish_mixture(prior, point.shares, point.gamma, self.floor, view, state)
-        return mixture.add_report(trace=curves.thin_out(view.ids)) if self.trace else mixture, after
+        if self.trace:
+            mixture = mixture.add_report(trace=curves.thin_out(view.ids))
+        return mixture, after
 
     def _lambda(self, point: Point, prior: Mixture, view: View, curves: Curves) -> Point:
-        taken: list[Array] = []
+        """Run the stage of lambda; return the point at the mean of the snapshots."""
+        # Learn lambda, and take snapshots.
+        snapshots: list[Array] = []
 
-        def after(epoch: int, now: Point, loss: float) -> None:
-            curves.add(loss, now.gamma, now.shares)
+        def after(epoch: int, reached: Point, loss: float) -> None:
+            curves.add(loss, reached.gamma, reached.shares)
             if epoch >= FIRST:
-                taken.append(now.x)
+                snapshots.append(reached.x)
 
-        rates = lambda epoch: swa_rate(self.lr, self.swa_lr, epoch)  # noqa: E731
+        def rates(epoch: int) -> float:
+            return swa_rate(self.lr, self.swa_lr, epoch)
+
         step = optimizer(self.optimizer, self.betas)
-        learned(view, prior, point, self._stage_epochs, rates, step, True, False, after)
-        if not taken:
+        minimize_proxy_loss(view, prior, point, self._stage_epochs, rates, step, True, False, after)
+
+        # Average logits or weights.
+        if not snapshots:
             return point
         if self.average == "logits":
-            return replace(point, x=np.mean(taken, axis=0))
-        mean = np.mean([replace(point, x=x).shares for x in taken], axis=0)
+            return replace(point, x=np.mean(snapshots, axis=0))
+        mean = np.mean([replace(point, x=x).shares for x in snapshots], axis=0)
         return replace(Point.at(mean, self.function, "prior"), g=point.g)
 
     def _gamma(self, point: Point, prior: Mixture, view: View, curves: Curves) -> Point:
-        def after(_: int, now: Point, loss: float) -> None:
-            curves.add(loss, now.gamma, now.shares)
+        """Run the stage of gamma; return the last point."""
 
-        rates = lambda epoch: rate(self.lr, epoch, self.halve)  # noqa: E731
+        def after(_: int, reached: Point, loss: float) -> None:
+            curves.add(loss, reached.gamma, reached.shares)
+
+        def rates(epoch: int) -> float:
+            return rate(self.lr, epoch, self.halve)
+
         step = optimizer(self.optimizer, self.betas)
-        return learned(view, prior, point, self._stage_epochs, rates, step, False, True, after)
+        return minimize_proxy_loss(view, prior, point, self._stage_epochs, rates, step, False, True, after)
 
 
 def swa_rate(lr: float, swa_lr: float, epoch: int) -> float:
-    """The learning rate of an epoch of the stage of lambda."""
+    """Return the learning rate of an epoch in the stage of lambda."""
     annealed = lr * (1 + math.cos(math.pi * min(epoch, FIRST) / _ANNEAL)) / 2
-    risen = (1 - math.cos(math.pi * min(max(epoch - FIRST, 0), _RISE) / _RISE)) / 2
-    return swa_lr * risen + annealed * (1 - risen)
+    swa_share = (1 - math.cos(math.pi * min(max(epoch - FIRST, 0), _RISE) / _RISE)) / 2
+    return swa_lr * swa_share + annealed * (1 - swa_share)

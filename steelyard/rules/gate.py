@@ -1,4 +1,4 @@
-"""gate: a rule that acts only in critical periods."""
+"""gate: applies a rule only in critical periods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from steelyard.rules.detectors import Detector, parse_detector
 @RULES.register
 @dataclass(frozen=True)
 class Gate(Weighting):
-    """Closed, the prior passes through and nothing inside is computed: no pass over the updates, no change of state."""
+    """The rule in rounds that the detector calls critical, the prior in all others.
+
+    In other rounds nothing of the rule is computed: there is no pass over the updates, and the
+    rule's state does not change.
+    """
 
     detector: Detector
     rule: Weighting
@@ -33,7 +37,7 @@ class Gate(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """Those of the detector and of the rule."""
+        """The needs of the detector and of the rule."""
         return self.detector.needs | self.rule.needs
 
     @property
@@ -42,12 +46,17 @@ class Gate(Weighting):
         return (self.rule,)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """Asks the detector first."""
-        seen = view.restrict(self.detector.needs)
-        critical, detected = self.detector.critical(seen, state.get(self.detector.name, {}))
-        after: dict[str, Any] = {**state, self.detector.name: detected}
+        """Apply the rule if the detector says that the round is critical."""
+        # The detector.
+        name = self.detector.name
+        detector_view = view.restrict(self.detector.needs)
+        critical, detector_state = self.detector.critical(detector_view, state.get(name, {}))
+        after: dict[str, Any] = {**state, name: detector_state}
+
+        # The rule.
         mixture = prior
         if critical:
-            mixture, kept = self.rule.apply(prior, view.restrict(self.rule.needs), state.get(self.rule.name, {}))
-            after[self.rule.name] = kept
+            rule_view = view.restrict(self.rule.needs)
+            rule_state = state.get(self.rule.name, {})
+            mixture, after[self.rule.name] = self.rule.apply(prior, rule_view, rule_state)
         return mixture.add_report(critical=critical), after

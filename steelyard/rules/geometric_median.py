@@ -4,7 +4,8 @@ Pillutla, Kakade, Harchaoui, "Robust Aggregation for Federated Learning" (RFA), 
 
     z_0 = 0 ,  b_k = 1 / max(nu, |d_k - z|) ,  z <- sum_k b_k d_k / sum_k b_k        (`steps` times)
 
-starting at the unchanged global model, as ByzFL's code does (three steps from there are not three steps from the mean).
+starting at the unchanged global model, as ByzFL's code does (three steps from there differ from
+three steps from the mean).
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from steelyard.core.weighting import Info, Weighting
 @RULES.register
 @dataclass(frozen=True)
 class GeometricMedian(Weighting):
-    """Sizes play no part."""
+    """The point with the smallest total distance to the updates; sizes are not used.
+
+    Attributes:
+        steps: number of iterations.
+        nu: lower limit of the distances in the iteration.
+    """
 
     steps: int = 3
     nu: float = 0.1
@@ -44,14 +50,14 @@ class GeometricMedian(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """Distances."""
+        """The Gram, for distances."""
         return Needs.of(gram=True)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """The iterate is a combination of the updates throughout."""
+        """Iterate on the coefficients of `z` as a combination of the updates."""
         gram = view.gram
         weights = np.zeros((gram.dots.shape[0], len(view.ids)))
-        floor = max(self.nu, 1e-150)  # one over less is infinite
+        floor = max(self.nu, 1e-150)  # the inverse of a smaller number overflows
         for _ in range(self.steps):
             pull = 1 / np.maximum(floor, np.sqrt(gram.sq_distances_to(weights)))
             weights = pull / pull.sum(axis=1, keepdims=True)

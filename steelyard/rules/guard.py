@@ -1,21 +1,25 @@
-"""guard: one client contributes at most (3/K) x 2 median norms, whatever the rule and whatever it sends.
+"""guard: limits a client's contribution to (3/K) x 2 median norms, for any rule and any update.
 
-The adaptive rules amplify attacks as published: one client of 20 that sends a 100-fold update gets 57 % of FedAdp's
-weight. The guard wraps any rule with ordered checks (the stores do the first, structure and finiteness, for everyone):
+The adaptive rules, as published, amplify attacks: one client of 20 that sends a 100-fold update gets
+57 % of FedAdp's weight. The guard wraps any rule with checks, in this order (structure and finite
+values are checked before, by the stores, for every rule):
 
-    G1  a zero update, a negative loss, accuracy or gradient norm: the client is set aside, named in the report
-    G2  updates are clipped to `clip` medians of the norms; with fewer than 3 clients, of past rounds' medians; where
-        there are none, to `clip` times the shortest
-    G3  reported sizes are capped at `size_cap` medians, losses and gradient norms at `metric_cap`, work on both sides
-    G4  a non-finite weight: the round falls back to weights by size, and says so
-    G5  no weight above `weight_cap / K` (water-filling among those the rule weighs); of a rule that picks m clients on
-        purpose (Krum), none above 1/m if that is more
-    G6  an aggregate longer than `clip` medians is shortened to them
+    G1  a client with a zero update, or a negative loss, accuracy or gradient norm, is set aside and
+        named in the report
+    G2  updates are clipped to `clip` times the median norm; with fewer than 3 clients, that of past
+        rounds; without past rounds, to `clip` times the shortest
+    G3  reported sizes are capped at `size_cap` medians, losses and gradient norms at `metric_cap`
+        medians; work is limited from both sides
+    G4  if a weight is not finite, the round uses weights by size, and the report says so
+    G5  no weight is above `weight_cap / K` (water-filling among the clients with a weight); for a
+        rule that selects m clients on purpose (Krum), none is above 1/m if that is more
+    G6  an aggregate longer than `clip` medians is shortened to that norm
 
-All of it happens in Gram space, at a cost linear in K for rules that need no Gram. G2 and G5 bound a client's direct
-contribution by (weight_cap / K) x clip x median. The median is over all clients whose update is finite, so that idle
-clients cannot raise it. Server parts of client terms, and refiners, see the clipped updates. The guard does not stop
-collusion: docs/guard.md has the measurements.
+All checks use the Gram or the norms; the cost is linear in K for rules that need no Gram. G2 and G5
+limit a client's direct contribution to (weight_cap / K) x clip x median. The median is over all
+clients whose update is finite, so that idle clients cannot raise it. Server parts of client terms,
+and refiners, see the clipped updates. The guard does not stop collusion: see docs/guard.md for
+measurements.
 """
 
 from __future__ import annotations
@@ -41,14 +45,24 @@ from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.chain import parse_rule, with_default_source
 from steelyard.rules.modifiers import water_fill
 
-_MEMORY = 10  # rounds whose median norms are remembered
-_WORK = ("normalizer", "num_steps")  # metrics that rules divide by: capped from below too
+_MEMORY = 10  # number of rounds whose median norms are stored
+_WORK = ("normalizer", "num_steps")  # metrics that rules divide by: they have a lower limit, too
 
 
 @RULES.register
 @dataclass(frozen=True)
 class Guard(Weighting):
-    """The rule, made safe against one bad client. Off in the papers' presets, on wherever real clients connect."""
+    """The rule, protected against single bad clients.
+
+    It is off in the papers' presets, and on wherever real clients connect.
+
+    Attributes:
+        rule: the rule inside.
+        clip: limit of an update's norm, in medians.
+        metric_cap: limit of reported losses, gradient norms and work, in medians.
+        weight_cap: limit of a weight, in units of 1/K.
+        size_cap: limit of reported numbers of examples, in medians.
+    """
 
     rule: Weighting
     clip: float = 2.0
@@ -57,7 +71,8 @@ class Guard(Weighting):
     size_cap: float = 1.5
 
     name = "guard"
-    modifies = False  # sizes must be capped before they become a prior, so the whole chain goes inside
+    # Sizes must be capped before they become a prior, so the whole chain goes inside.
+    modifies = False
     info = Info(
         "bounds what one client can do to any rule",
         "",
@@ -73,12 +88,12 @@ class Guard(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """Norms, and what the rule needs."""
+        """The Gram, for norms, and the needs of the rule."""
         return Needs.of(gram=True) | with_default_source(self.rule).needs
 
     @property
     def final(self) -> bool:
-        """What it bounds stays bounded."""
+        """True: no later rule may change the limited weights."""
         return True
 
     @property
@@ -87,16 +102,16 @@ class Guard(Weighting):
         return (self.rule,)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """G1 to G6, in order."""
+        """Apply the checks G1 to G6 in order."""
         rule = with_default_source(self.rule)
         norms = view.whole_gram.norms[0] if rule.needs.gram else view.norms
 
-        # G1: set clients aside whose update or report cannot be meant.
-        aside = _set_aside(norms, view)
-        keep = [k for k, client in enumerate(view.ids) if client not in aside]
+        # G1: set clients aside whose update or report is not plausible.
+        set_aside = _find_implausible(norms, view)
+        keep = [k for k, client in enumerate(view.ids) if client not in set_aside]
         if not keep:
             void = replace(prior, void="no progress: every update is zero or invalid")
-            return void.add_report(set_aside=aside), state
+            return void.add_report(set_aside=set_aside), state
 
         # G2: clip the updates.
         memory: list[float] = [*state.get("norms", [])]
@@ -104,12 +119,14 @@ class Guard(Weighting):
         factors = clip_factors(norms, self.clip * typical)
         rows = Selection.of(keep, factors)
 
-        # G3: cap what clients report.
+        # G3: cap the reported values.
         accepted = view.only(keep)
-        metrics = {name: self._cap_metric(name, values) for name, values in accepted.metrics.items()}
+        metrics = {}
+        for name, values in accepted.metrics.items():
+            metrics[name] = self._cap_metric(name, values)
         inner = replace(view.transform(rows), ids=accepted.ids, metrics=metrics)
 
-        # G4 and G5: weigh, and cap the weights.
+        # G4 and G5: apply the rule, and cap the weights.
         mixture, rule_state, fallback = _weigh(rule, inner, state.get("rule", {}))
         mixture, capped = self._cap_weights(mixture, len(view.ids))
 
@@ -118,8 +135,9 @@ class Guard(Weighting):
         if shortening < 1:
             mixture = replace(mixture, weights=mixture.weights * shortening)
 
+        # Report and mixture.
         notes: dict[str, Any] = {
-            "set_aside": aside,
+            "set_aside": set_aside,
             "clipped": {view.ids[k]: float(factors[k]) for k in keep if factors[k] < 1},
             "capped": [inner.ids[k] for k in capped],
         }
@@ -127,59 +145,63 @@ class Guard(Weighting):
             notes["fallback"] = fallback
         if shortening < 1:
             notes["shortened"] = shortening
-        bounded = replace(mixture.of_rows(rows), stat_clip=self.clip, clip_norm=self.clip * typical)
+        clip_norm = self.clip * typical
+        mixture = replace(mixture.of_rows(rows), stat_clip=self.clip, clip_norm=clip_norm)
 
-        # A round of one or two clients says nothing about what is usual.
+        # One or two clients are too few for a typical norm.
         if len(keep) >= FEWEST:
             memory = [*memory, typical][-_MEMORY:]
-        return bounded.add_report(**notes), {"norms": memory, "rule": rule_state}
+        return mixture.add_report(**notes), {"norms": memory, "rule": rule_state}
 
     def _cap_metric(self, name: str, values: Array) -> Array:
-        """Reported numbers within what the median makes plausible."""
+        """Return the reported values, limited to a multiple of their median."""
         if values.ndim != 1:
             return values
         if name.removesuffix("_before") == "accuracy":
             return np.clip(values, 0.0, 1.0)
-        middle = float(np.median(values))
-        if middle <= 0:
+        median = float(np.median(values))
+        if median <= 0:
             return values
         cap = self.size_cap if name == "num_examples" else self.metric_cap
-        low = middle / cap if name in _WORK else -np.inf
-        return np.clip(values, low, cap * middle)
+        low = median / cap if name in _WORK else -np.inf
+        return np.clip(values, low, cap * median)
 
     def _cap_weights(self, mixture: Mixture, clients: int) -> tuple[Mixture, list[int]]:
-        """The mixture with no weight above the cap, and who was capped."""
-        # A coordinate-wise reducer has weights of its own: its bound is that of the values it averages.
+        """Return the mixture with capped weights, and the positions of the capped clients."""
+        # A coordinate-wise reducer has weights of its own; clipping limits the values it averages.
         if mixture.reduce is not None:
             return mixture, []
+
+        # Find the weights above the limit.
         weights = mixture.weights
         limits = np.full((len(weights), 1), self.weight_cap / clients)
         if mixture.selects:
-            picked = np.maximum((weights > 0).sum(axis=1, keepdims=True), 1)
-            limits = np.maximum(limits, 1 / picked)
+            selected = np.maximum((weights > 0).sum(axis=1, keepdims=True), 1)
+            limits = np.maximum(limits, 1 / selected)
         over = (np.abs(weights) > limits * (1 + 1e-12)).any(axis=0)
         if not over.any():
             return mixture, []
         capped = [int(k) for k in np.flatnonzero(over)]
 
-        # Negative weights cannot be shared out: they are cut.
+        # With negative weights there is no redistribution: weights are clipped.
         total = weights.sum(axis=1, keepdims=True)
         if (weights < 0).any() or (total <= 0).any():
             return replace(mixture, weights=np.clip(weights, -limits, limits)), capped
 
-        # Whom the rule refused to weigh gets nothing of what others lose. Where few have a weight, the rest of it
-        # stays at the global model.
+        # The excess goes to the other clients with a positive weight. If they are too few to take
+        # it, the rest stays with the global model.
         filled = np.zeros_like(weights)
         for layer, limit in enumerate(limits[:, 0]):
             share = float(total[layer, 0])
-            chosen = weights[layer] > 0
-            shares = weights[None, layer, chosen] / share
-            filled[layer, chosen] = water_fill(shares, limit / share)[0] * share
+            positive = weights[layer] > 0
+            shares = weights[None, layer, positive] / share
+            filled[layer, positive] = water_fill(shares, limit / share)[0] * share
         return replace(mixture, weights=np.minimum(filled, limits)), capped
 
     def _shortening(self, mixture: Mixture, view: View, typical: float) -> float:
-        """What the weights are multiplied by so that the aggregate is no longer than `clip` typical norms."""
-        # Of a reducer nothing is known before the sum; a convex combination is no longer than the longest update.
+        """Return the factor that limits the aggregate to `clip` typical norms."""
+        # The result of a reducer is not known yet. A convex combination cannot be longer than the
+        # longest update.
         if mixture.reduce is not None or _is_convex(mixture):
             return 1.0
         layers = mixture.layers
@@ -191,29 +213,39 @@ class Guard(Weighting):
         return limit / length if length > limit * (1 + 1e-9) else 1.0
 
 
-def _set_aside(norms: Array, view: View) -> dict[ClientId, str]:
-    """Clients whose update or report cannot be meant, with the reason."""
-    aside: dict[ClientId, str] = {view.ids[k]: "zero update" for k in np.flatnonzero(norms == 0)}
+def _find_implausible(norms: Array, view: View) -> dict[ClientId, str]:
+    """Return the clients with a zero update or a negative report, and the reasons."""
+    reasons: dict[ClientId, str] = {}
+    for k in np.flatnonzero(norms == 0):
+        reasons[view.ids[k]] = "zero update"
     for name, values in view.metrics.items():
         if name.removesuffix("_before") in ("loss", "grad_norm", "accuracy"):
-            aside |= {view.ids[k]: f"negative {name}" for k in np.flatnonzero(values < 0)}
-    return aside
+            for k in np.flatnonzero(values < 0):
+                reasons[view.ids[k]] = f"negative {name}"
+    return reasons
 
 
 def _reference_norm(norms: Array, accepted: Array, memory: list[float]) -> float:
-    """The norm that updates are measured by: this round's, or that of past rounds where too few clients came."""
+    """Return the typical norm of this round; that of past rounds if there are too few clients."""
     if len(accepted) < FEWEST:
         return float(np.median(memory)) if memory else typical_norm(accepted)
     return float(np.median(norms)) or float(np.median(accepted))
 
 
 def _weigh(rule: Weighting, view: View, state: State) -> tuple[Mixture, State, str]:
-    """The rule's mixture and state, or weights by size and the reason why."""
+    """Apply the rule; fall back to weights by size if its weights are not finite.
+
+    Returns:
+        The mixture, the rule's state, and the reason of the fallback (empty without one).
+    """
+    # The rule.
     start = Mixture.convex(np.ones((1, len(view.ids))))
     with np.errstate(all="ignore"), suppress(NonFiniteLoss):
         mixture, after = rule.apply(start, view.restrict(rule.needs), state)
         if mixture.finite:
             return mixture, after, ""
+
+    # The fallback.
     reports: Mapping[str, Array] = view.metrics
     sizes = reports.get("num_examples", np.ones(len(view.ids)))
     if not sizes.any():
@@ -222,6 +254,6 @@ def _weigh(rule: Weighting, view: View, state: State) -> tuple[Mixture, State, s
 
 
 def _is_convex(mixture: Mixture) -> bool:
-    """Whether the aggregate is no longer than the longest clipped update, so that nothing has to be measured."""
+    """Return whether the mixture is convex: then it is not longer than the longest clipped update."""
     weights = mixture.weights
     return weights.shape[0] == 1 and bool((weights >= 0).all()) and float(weights.sum()) <= 1 + 1e-9

@@ -1,4 +1,4 @@
-"""if_finite: a rule that cannot poison the model with NaN weights."""
+"""if_finite: applies a rule unless its weights are not finite."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from steelyard.rules.chain import parse_rule
 @RULES.register
 @dataclass(frozen=True)
 class IfFinite(Weighting):
-    """The rule's mixture if every coefficient is finite; otherwise the prior passes and the rule's state stays."""
+    """The rule's mixture if every coefficient is finite, otherwise the prior.
+
+    If the prior is used, the rule's state does not change.
+    """
 
     rule: Weighting
 
@@ -33,7 +36,7 @@ class IfFinite(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """Those of the rule."""
+        """The needs of the rule."""
         return self.rule.needs
 
     @property
@@ -42,9 +45,9 @@ class IfFinite(Weighting):
         return (self.rule,)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """Falls back, and says so in the report."""
+        """Apply the rule; the report says if the prior is used instead."""
         with np.errstate(all="ignore"), suppress(NonFiniteLoss):
-            mixture, kept = self.rule.apply(prior, view, state.get(self.rule.name, {}))
+            mixture, rule_state = self.rule.apply(prior, view, state.get(self.rule.name, {}))
             if mixture.finite:
-                return mixture, ({self.rule.name: kept} if kept else {})
+                return mixture, ({self.rule.name: rule_state} if rule_state else {})
         return prior.add_report(fallback=f"{self.rule.name} gave non-finite weights"), state

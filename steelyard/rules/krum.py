@@ -2,11 +2,11 @@
 
 Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries", NeurIPS 2017.
 
-    score_i = sum of squared distances to the nearest neighbours ;  Krum takes the smallest, Multi-Krum the mean of the
-    n - f smallest
+    score_i = sum of squared distances to the nearest neighbours ;  Krum takes the update with the
+    smallest score, Multi-Krum the mean of the n - f updates with the smallest scores
 
-`neighbours="byzfl"`: the n - f nearest, the update itself among them, as the ByzFL library counts. `"blanchard"`: the
-paper's n - f - 2 nearest others.
+`neighbours="byzfl"`: the n - f nearest updates including the update itself, as in the ByzFL library.
+`"blanchard"`: the paper's n - f - 2 nearest other updates.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from steelyard.core.weighting import Info, Weighting
 @RULES.register
 @dataclass(frozen=True)
 class MultiKrum(Weighting):
-    """The mean of the `keep` updates with the smallest scores: n - f of them, or as many as you say.
+    """The mean of the updates with the smallest scores.
 
-    `f` is the number of Byzantine clients to withstand.
+    Attributes:
+        f: the number of Byzantine clients to tolerate.
+        neighbours: which neighbours count, `byzfl` or `blanchard`.
+        keep: number of selected updates; n - f by default.
     """
 
     f: int = 1
@@ -50,21 +53,23 @@ class MultiKrum(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """Distances."""
+        """The Gram, for distances."""
         return Needs.of(gram=True)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """Equal weights on the selected."""
+        """Return equal weights for the selected updates."""
         count = len(view.ids)
         f = withstand(self.f, count)
-        order = np.argsort(scores(view.gram.sq_distances(), f, self.neighbours), axis=1, kind="stable")
+        krum_scores = scores(view.gram.sq_distances(), f, self.neighbours)
+        order = np.argsort(krum_scores, axis=1, kind="stable")
+        keep = min(self.keep or count - f, count)
         weights = np.zeros(order.shape)
-        np.put_along_axis(weights, order[:, : min(self.keep or count - f, count)], 1.0, axis=1)
+        np.put_along_axis(weights, order[:, :keep], 1.0, axis=1)
         return replace(Mixture.convex(weights), selects=True).add_report(withstands=f), state
 
 
 def krum(f: int = 1, neighbours: str = "byzfl") -> Weighting:
-    """Krum: all weight on the update with the smallest score, `multikrum(f, neighbours, keep=1)`."""
+    """Return Krum: all weight on the update with the smallest score, `multikrum(keep=1)`."""
     return MultiKrum(f, neighbours, keep=1)
 
 
@@ -72,19 +77,22 @@ RULES.alias("krum", Info("the one update with the closest neighbours", "Blanchar
 
 
 def withstand(f: int, clients: int) -> int:
-    """How many Byzantine clients can be withstood among so many: never half of them or more."""
+    """Return how many Byzantine clients can be tolerated: at most `f`, and less than half of all."""
     return min(f, (clients - 1) // 2)
 
 
 def scores(sq_distances: Array, f: int, neighbours: str) -> Array:
-    """Krum's score of each update, `[g, K]`."""
-    nearest = np.sort(sq_distances, axis=2)  # the first is the update itself, at distance 0
-    count = nearest.shape[2]
-    among = slice(0, count - f) if neighbours == "byzfl" else slice(1, max(2, count - f - 1))
-    total: Array = nearest[:, :, among].sum(axis=2)
+    """Return Krum's score of each update, `[g, K]`."""
+    distances = np.sort(sq_distances, axis=2)  # the first is the update itself, at distance 0
+    count = distances.shape[2]
+    if neighbours == "byzfl":
+        included = slice(0, count - f)
+    else:
+        included = slice(1, max(2, count - f - 1))
+    total: Array = distances[:, :, included].sum(axis=2)
     return total
 
 
 def nearest(sq_distances: Array, count: int) -> NDArray[np.intp]:
-    """The `count` nearest neighbours of each update, itself included, `[K, count]`."""
+    """Return the `count` nearest neighbours of each update, including itself, `[K, count]`."""
     return np.argsort(sq_distances, axis=1, kind="stable")[:, :count]

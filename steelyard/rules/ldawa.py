@@ -1,15 +1,16 @@
-"""L-DAWA: scale each client's layer by its cosine to the last global one.
+"""L-DAWA: scale each client's layer by its cosine to the last global layer.
 
 Rehman, Gao, Porto Buarque de Gusmao, Alibeigi, Shen, Lane, "L-DAWA: Layer-wise Divergence Aware Weight Aggregation in
 Federated Self-Supervised Visual Representation Learning", ICCV 2023.
 
     delta_{k,l} = cos(theta_{k,l}, theta_{g,l}) ,  theta'_l = (1/K) sum_k delta_{k,l} theta_{k,l}
 
-As in the authors' code: weights are uniform, not divided by their sum (so layers shrink wherever delta < 1, and a
-negative cosine flips the sign), an all-zero client layer is left unscaled, and the first three rounds are FedAvg by
-size. Differences: an all-zero global layer counts as cosine 1 (the code divides by zero); BatchNorm statistics are
-averaged, not scaled by their own cosines (a negative one would make variances negative): `aggregate(...,
-kinds={"*.running_*": "param"})` gives the code's behaviour; `num_batches_tracked` is the maximum, not the mean.
+As in the authors' code: weights are uniform and not divided by their sum (so layers shrink wherever
+delta < 1, and a negative cosine changes the sign), a client layer of zeros is not scaled, and the
+first three rounds are FedAvg by size. Differences: a global layer of zeros has cosine 1 (the code
+divides by zero); BatchNorm statistics are averaged, not scaled by their own cosines (a negative one
+would make variances negative): `aggregate(..., kinds={"*.running_*": "param"})` has the code's
+behaviour; `num_batches_tracked` is the maximum, not the mean.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ from steelyard.core.weighting import Info, Weighting
 @RULES.register
 @dataclass(frozen=True)
 class LDAWA(Weighting):
-    """After `warmup` rounds of the prior: `w = delta / K` on the updates and `sum_k w` on the global model."""
+    """`w = delta / K` on the updates and `sum_k w` on the global model, after `warmup` rounds.
+
+    Attributes:
+        warmup: number of first rounds in which the prior is used.
+        layers: what a layer is.
+    """
 
     warmup: int = 3
     layers: Granularity = "tensor"
@@ -51,15 +57,17 @@ class LDAWA(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """Cosines between models, per layer."""
+        """One Gram per layer, for cosines between models."""
         return Needs(gram=True, per_layer=self.layers)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """The prior while warming up, the scaled layers afterwards."""
+        """Return the prior in the first rounds, and scaled layers afterwards."""
         if view.round <= self.warmup:
             return prior, state
         gram = view.layered(self.layers).gram
-        known = (gram.model_sq_norms > 0) & (gram.theta_sq > 0)[:, None]
-        delta = np.where(known, gram.model_cosines(), 1.0)
+        has_cosine = (gram.model_sq_norms > 0) & (gram.theta_sq > 0)[:, None]
+        delta = np.where(has_cosine, gram.model_cosines(), 1.0)
         weights = delta / len(view.ids)
-        return replace(prior, weights=weights, base=weights.sum(axis=1), layers=self.layers, scale=1.0), state
+        base = weights.sum(axis=1)
+        mixture = replace(prior, weights=weights, base=base, layers=self.layers, scale=1.0)
+        return mixture, state

@@ -1,4 +1,4 @@
-"""Modifiers: small steps at the end of a chain. `shrink(rule, gamma)` is `chain(rule, Shrink(gamma))`."""
+"""Modifiers for the end of a chain: `shrink(rule, gamma)` is `chain(rule, Shrink(gamma))`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ _AS_INPUT = "as the rules before it"
 @RULES.register
 @dataclass(frozen=True)
 class Shrink(Weighting):
-    """Fixed global weight shrinking: `theta' = gamma (theta + global_lr m)` (FedLAW, Eq. 4 with gamma fixed).
+    """Fixed global weight shrinking: `theta' = gamma (theta + global_lr m)` (FedLAW, Eq. 4).
 
     Attributes:
         gamma: the factor on the aggregated model.
-        stats: shrink BatchNorm statistics too, as the official FedAWA code's `gamma` does; leave it off.
-        global_lr: learning rate on the aggregated step m, inside the shrinking. `server=sgd:lr=...` does the same.
+        stats: whether to shrink BatchNorm statistics, too, as `gamma` of the official FedAWA code
+            does; not recommended.
+        global_lr: learning rate on the aggregated step m, inside the shrinking;
+            `server=sgd:lr=...` has the same effect.
     """
 
     gamma: float
@@ -49,19 +51,23 @@ class Shrink(Weighting):
         return Needs()
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """The weights times `global_lr`, then base and weights times gamma."""
-        shrunk = prior.with_global_lr(self.global_lr).scale_by(self.gamma)
+        """Multiply the weights by `global_lr`, then base and weights by gamma."""
+        mixture = prior.with_global_lr(self.global_lr).scale_by(self.gamma)
         if self.stats:
-            shrunk = replace(shrunk, stat_scale=prior.stat_scale * self.gamma)
-        return shrunk.add_report(gamma=self.gamma), state
+            mixture = replace(mixture, stat_scale=prior.stat_scale * self.gamma)
+        return mixture.add_report(gamma=self.gamma), state
 
 
 @RULES.register
 @dataclass(frozen=True)
 class Cap(Weighting):
-    """No client above `max_weight` of the total; what is cut off goes to the others in proportion (water-filling).
+    """Limits each client's share to `max_weight`.
 
-    With fewer than `1 / max_weight` clients the cap cannot hold: all weights become equal then.
+    The excess goes to the other clients in proportion to their shares (water-filling). With fewer
+    than `1 / max_weight` clients the limit is impossible, and all shares become equal.
+
+    Attributes:
+        max_weight: the largest share of a client.
     """
 
     max_weight: float
@@ -79,14 +85,18 @@ class Cap(Weighting):
         return Needs()
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """Water-filling on the shares."""
+        """Limit the shares."""
         return prior.reweight(water_fill(prior.shares, self.max_weight)), state
 
 
 @RULES.register
 @dataclass(frozen=True)
 class Ema(Weighting):
-    """Each client's share averaged over the rounds it took part in: `s = decay * s_before + (1 - decay) * share`."""
+    """Averages each client's share over its rounds: `s = decay * s_before + (1 - decay) * share`.
+
+    Attributes:
+        decay: the factor of the earlier average.
+    """
 
     decay: float = 0.9
 
@@ -103,7 +113,7 @@ class Ema(Weighting):
         return Needs()
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """A client seen for the first time enters with its share of this round."""
+        """Return the averaged shares; a new client starts with its share of this round."""
         table = state.get("shares", {})
         shares = prior.shares
         before = gather(table, view.ids, shares)
@@ -112,25 +122,32 @@ class Ema(Weighting):
 
 
 def shrink(rule: Weighting | str, gamma: float, global_lr: float = 1.0) -> Weighting:
-    """The rule, with its step multiplied by `global_lr` and then its aggregated model by gamma."""
+    """Return the rule with its step multiplied by `global_lr`, then its model by gamma."""
     return chain(rule, Shrink(gamma, global_lr=global_lr))
 
 
 def cap(rule: Weighting | str, max_weight: float) -> Weighting:
-    """The rule, with no client above `max_weight`."""
+    """Return the rule with each client's share limited to `max_weight`."""
     return chain(rule, Cap(max_weight))
 
 
 def ema(rule: Weighting | str, decay: float = 0.9) -> Weighting:
-    """The rule, with its weights averaged over rounds."""
+    """Return the rule with its shares averaged over rounds."""
     return chain(rule, Ema(decay))
 
 
 def water_fill(shares: Array, limit: float) -> Array:
-    """Shares `[g, K]` with nothing above `limit`; the excess is spread over the rest in proportion to their shares."""
+    """Return shares `[g, K]` that do not exceed `limit`.
+
+    The excess goes to the other clients in proportion to their shares. If `limit` is too small for
+    this number of clients, all shares are equal.
+    """
+    # The limit may be impossible.
     count = shares.shape[1]
     if limit * count <= 1:
         return np.full_like(shares, 1 / count)
+
+    # Each pass fixes the clients above the limit and redistributes the rest, until none is above.
     out = shares / shares.sum(axis=1, keepdims=True)
     full = np.zeros(out.shape, dtype=np.bool_)
     for _ in range(count):
@@ -138,7 +155,7 @@ def water_fill(shares: Array, limit: float) -> Array:
         room = 1 - limit * full.sum(axis=1, keepdims=True)
         rest = np.where(full, 0.0, out)
         total = rest.sum(axis=1, keepdims=True)
-        # Clients of weight zero share the excess evenly when nobody else can take it.
+        # If all other clients are full, clients with weight zero get equal parts of the excess.
         free = ~full
         even = free / np.maximum(free.sum(axis=1, keepdims=True), 1)
         spread = np.where(total > 0, rest / np.where(total > 0, total, 1.0), even) * room

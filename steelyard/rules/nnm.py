@@ -1,7 +1,8 @@
 """NNM: nearest-neighbour mixing before any rule.
 
-Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan, "Fixing by Mixing", AISTATS 2023: each update is replaced by the
-mean of its n - f nearest, itself included. In Gram space this is `G -> M G M^T`; no tensor is touched.
+Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan, "Fixing by Mixing", AISTATS 2023: each
+update is replaced by the mean of its n - f nearest updates, including itself. For the Gram this is
+`G -> M G M^T`; the updates are not read again.
 """
 
 from __future__ import annotations
@@ -24,13 +25,20 @@ from steelyard.rules.krum import nearest, withstand
 @RULES.register
 @dataclass(frozen=True)
 class NNM(Weighting):
-    """The rule, on mixed updates. Costs some clean accuracy; buys collusion of up to 30 % of the clients."""
+    """The rule, applied to mixed updates.
+
+    It costs some accuracy without attacks, and tolerates collusion of up to 30 % of the clients.
+
+    Attributes:
+        rule: the rule inside.
+        f: the number of Byzantine clients to tolerate.
+    """
 
     rule: Weighting
     f: int = 1
 
     name = "nnm"
-    modifies = True  # of an instance: whether its rule does
+    modifies = True  # an instance has the value of its rule
     info = Info("replaces each update by the mean of its nearest", "Allouah et al., AISTATS 2023")
 
     def __post_init__(self) -> None:
@@ -40,7 +48,7 @@ class NNM(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """Distances, and what the rule needs."""
+        """The Gram, for distances, and the needs of the rule."""
         return Needs.of(gram=True) | self.rule.needs
 
     @property
@@ -49,11 +57,20 @@ class NNM(Weighting):
         return (self.rule,)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """Neighbours are those of whole models, also for a rule that works layer by layer."""
+        """Apply the rule to mixed updates.
+
+        Neighbours are those of the whole model, also for a rule that works layer by layer.
+        """
+        # The mixing matrix.
         count = len(view.ids)
         f = withstand(self.f, count)
+        neighbours = nearest(view.whole_gram.sq_distances()[0], count - f)
         mix = np.zeros((count, count))
-        np.put_along_axis(mix, nearest(view.whole_gram.sq_distances()[0], count - f), 1 / (count - f), axis=1)
+        np.put_along_axis(mix, neighbours, 1 / (count - f), axis=1)
+
+        # The rule.
+        name = self.rule.name
         inner = view.transform(mix).restrict(self.rule.needs)
-        mixture, kept = self.rule.apply(prior, inner, state.get(self.rule.name, {}))
-        return mixture.of_rows(mix).add_report(withstands=f), ({self.rule.name: kept} if kept else {})
+        mixture, rule_state = self.rule.apply(prior, inner, state.get(name, {}))
+        after = {name: rule_state} if rule_state else {}
+        return mixture.of_rows(mix).add_report(withstands=f), after

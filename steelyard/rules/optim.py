@@ -1,4 +1,4 @@
-"""Torch's Adam and SGD on small float64 vectors: what rules optimise with, fresh in every round."""
+"""Torch's Adam and SGD for small float64 vectors, for rules that optimise weights."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import numpy as np
 
 from steelyard.core.gram import Array
 
-Step = Callable[[Array, Array, float], Array]  # from a point, its gradient and a learning rate to the next point
+# From a point, its gradient and a learning rate to the next point.
+Step = Callable[[Array, Array, float], Array]
 
 
 def adam(betas: tuple[float, float] = (0.5, 0.999), eps: float = 1e-8) -> Step:
-    """Adam."""
+    """Return a new Adam optimizer."""
     m: Array | float = 0.0
     v: Array | float = 0.0
     t = 0
@@ -22,28 +23,29 @@ def adam(betas: tuple[float, float] = (0.5, 0.999), eps: float = 1e-8) -> Step:
         t += 1
         m = betas[0] * m + (1 - betas[0]) * gradient
         v = betas[1] * v + (1 - betas[1]) * gradient**2
-        moved: Array = x - lr / (1 - betas[0] ** t) * m / (np.sqrt(v) / np.sqrt(1 - betas[1] ** t) + eps)
-        return moved
+        scale = np.sqrt(v) / np.sqrt(1 - betas[1] ** t) + eps
+        next_x: Array = x - lr / (1 - betas[0] ** t) * m / scale
+        return next_x
 
     return step
 
 
 def sgd(momentum: float = 0.9, decay: float = 0.0) -> Step:
-    """SGD with momentum."""
+    """Return a new SGD optimizer with momentum and weight decay."""
     velocity: Array | None = None
 
     def step(x: Array, gradient: Array, lr: float) -> Array:
         nonlocal velocity
         gradient = gradient + decay * x
         velocity = gradient if velocity is None else momentum * velocity + gradient
-        moved: Array = x - lr * velocity
-        return moved
+        next_x: Array = x - lr * velocity
+        return next_x
 
     return step
 
 
 def softmax(logits: Array) -> Array:
-    """Along the last axis."""
+    """Return the softmax along the last axis."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares: Array = powers / powers.sum(axis=-1, keepdims=True)
     return shares

@@ -6,21 +6,24 @@
     alpha_i = exp(-beta (s_i^{t-sigma} - s_i^t)) ,  sigma = rounds since its last selection        (10)
     weight  = m_i alpha_i inside a critical period, m_i outside                        (Algorithm 1, line 20)
 
-The paper contradicts itself on two points, and `preset` chooses the reading:
+The paper contradicts itself on two points, and `preset` selects the interpretation:
 
                  "intended" (default)   "literal"
-    score        "neg_loss"             "loss"       as printed, a client whose loss fell is weighed down, against the
-                                                     text: "the score serves as an indicator of a client's performance
-                                                     ... ideally, it should show a gradual increase"
-    model        "global"               "global"     Eq. (7) writes the downloaded w^t; Algorithm 1 scores after local
-                                                     training, which is model="local"
+    score        "neg_loss"             "loss"       as printed, a client whose loss decreased gets
+                                                     less weight, unlike the text: "the score serves
+                                                     as an indicator of a client's performance ...
+                                                     ideally, it should show a gradual increase"
+    model        "global"               "global"     Eq. (7) has the downloaded w^t; Algorithm 1
+                                                     scores after local training, which is
+                                                     model="local"
 
-`score="accuracy"` is Eq. (9). After long local training the trained model's loss hardly changes from one selection to
-the next, so with `model="local"` every alpha is close to 1 (docs/pa3fed.md). The paper leaves open: the
-normalisation (here over the cohort), the first selection of a client (alpha = 1), round 1 (the detector decides).
+`score="accuracy"` is Eq. (9). After long local training the loss of the trained model hardly changes
+from one selection to the next, so with `model="local"` every alpha is close to 1 (docs/pa3fed.md).
+The paper does not define the normalisation (here over the cohort), the first selection of a client
+(here alpha = 1) and round 1 (here the detector decides).
 
-PA3Fed is not written as `gate(detector, scores)`: scores must be remembered outside critical periods too, and a
-closed gate computes nothing.
+PA3Fed is not written as `gate(detector, scores)`: scores must be stored outside critical periods,
+too, and a closed gate computes nothing.
 """
 
 from __future__ import annotations
@@ -52,8 +55,13 @@ _PRESETS = {
 class PA3Fed(Weighting):
     """Prior weights times `exp(-beta * (last score - score))` in critical periods.
 
-    `detector` is a detector or its text form: `"eq6"`, `"criticalfl_window:window=5"`, `"always"`. `score` and `model`
-    follow from `preset` unless they are given.
+    Attributes:
+        beta: the strength of the adaptation.
+        score: `loss`, `neg_loss` or `accuracy`; by default that of the preset.
+        detector: a detector or its spec string: `"eq6"`, `"criticalfl_window:window=5"`,
+            `"always"`.
+        model: score the `global` or the `local` model; by default that of the preset.
+        preset: `intended` or `literal`.
     """
 
     beta: float = 0.3
@@ -77,7 +85,8 @@ class PA3Fed(Weighting):
         checks.number("beta", self.beta)
         checks.one_of("score", self.score, "loss", "neg_loss", "accuracy")
         checks.one_of("model", self.model, "local", "global")
-        if self._detector.name != self.detector:  # a plain name stays one, for the sake of a short text form
+        # A plain name is not replaced, so that the spec string stays short.
+        if self._detector.name != self.detector:
             object.__setattr__(self, "detector", self._detector)
 
     @cached_property
@@ -86,7 +95,7 @@ class PA3Fed(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """The score, and what the detector asks for."""
+        """The score, and the needs of the detector."""
         return Needs.of(self._metric) | self._detector.needs
 
     @property
@@ -97,30 +106,34 @@ class PA3Fed(Weighting):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """A warning about the reading that hardly acts."""
+        """A warning about `model="local"`, which has little effect."""
         if self.model == "global":
             return ()
         return ("model=local scores trained models: after long local training scores change little, and so do weights",)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """Algorithm 1, lines 13 to 20; scores are remembered in and out of critical periods."""
-        # Scores: a client that is selected for the first time has no earlier one, and so no change.
+        """Apply Algorithm 1, lines 13 to 20; scores are stored in every round."""
+        # Scores. A new client has no earlier score: its change is zero.
         reported = view.metric(self._metric)
         sign = -1.0 if self.score == "neg_loss" else 1.0
         score = (sign * reported)[None, :]  # [1, K]
-        memory = f"{self.score} {self.model}"  # scores of another reading cannot be compared with these
-        earlier = state.get("scores", {}).get(memory, {})
+        key = f"{self.score} {self.model}"  # scores of other kinds cannot be compared with these
+        earlier = state.get("scores", {}).get(key, {})
         last = gather(earlier, view.ids, score)
 
         # The period check.
-        critical, detected = self._detector.critical(view.restrict(self._detector.needs), state.get("period", {}))
+        detector_view = view.restrict(self._detector.needs)
+        critical, period = self._detector.critical(detector_view, state.get("period", {}))
 
-        # Equation (10). Shares are relative, so a common factor may be taken out before exp overflows.
+        # Equation (10). Only relative shares matter: a common factor is removed so that exp does
+        # not overflow.
         power = -self.beta * (last - score) if critical else np.zeros_like(score)
         alpha = np.exp(power - max(float(power.max()) - 700.0, 0.0))
+
+        # State and report.
         after: dict[str, Any] = {
-            "period": detected,
-            "scores": {memory: scatter(earlier, view.ids, score)},
+            "period": period,
+            "scores": {key: scatter(earlier, view.ids, score)},
         }
         notes = {"critical": critical, "alpha": dict(zip(view.ids, alpha[0].tolist(), strict=True))}
         return prior.reweight(prior.shares * alpha, **notes), after

@@ -1,4 +1,4 @@
-"""per_layer: a rule with one set of weights for each layer."""
+"""per_layer: applies a rule to each layer, with one set of weights per layer."""
 
 from __future__ import annotations
 
@@ -19,37 +19,42 @@ from steelyard.rules.chain import parse_rule
 @RULES.register
 @dataclass(frozen=True)
 class PerLayer(Weighting):
-    """The same rule over a leading axis: `per_layer(fedawa())` is FedAWA-L.
+    """The rule with one set of weights per layer: `per_layer(fedawa())` is FedAWA-L.
 
-    `layers` is `"tensor"`, `"module"`, a tuple of sizes that cut the flat vector, or a tuple of name patterns.
+    Attributes:
+        rule: the rule inside.
+        layers: `"tensor"`, `"module"`, a tuple of sizes that cut a flat vector, or a tuple of name
+            patterns.
     """
 
     rule: Weighting
     layers: Granularity = "tensor"
 
     name = "per_layer"
-    modifies = True  # of an instance: whether its rule does
+    modifies = True  # an instance has the value of its rule
     info = Info("one set of weights for each layer", "", "as the rule inside", "as the rule inside")
 
     def __post_init__(self) -> None:
+        # Parse the options.
         object.__setattr__(self, "rule", parse_rule(self.rule))
         layers: object = self.layers
         if isinstance(layers, list):
             object.__setattr__(self, "layers", tuple(layers))
         check_granularity(self.layers)
+
+        # Refuse rules that cannot work per layer.
+        name = self.rule.name
         if self.rule.needs.per_layer:
-            raise SteelyardError(f"per_layer({self.rule.name}): {self.rule.name} is layer by layer already")
+            raise SteelyardError(f"per_layer({name}): {name} works layer by layer already: leave per_layer out")
         if self.rule.needs.coordinates:
-            raise SteelyardError(f"per_layer({self.rule.name}): {self.rule.name} is finer than layers already")
+            raise SteelyardError(f"per_layer({name}): {name} works by coordinate already: leave per_layer out")
         if self.rule.needs.probe:
-            raise SteelyardError(
-                f"per_layer({self.rule.name}): it looks at a loss, which only the whole model has: use {self.rule.name}"
-            )
+            raise SteelyardError(f"per_layer({name}): {name} needs a loss, which only the whole model has: use {name}")
         object.__setattr__(self, "modifies", self.rule.modifies)
 
     @property
     def needs(self) -> Needs:
-        """Those of the rule, with one Gram per layer if it wants a Gram."""
+        """The needs of the rule, with one Gram per layer if it needs a Gram."""
         return replace(self.rule.needs, per_layer=self.layers)
 
     @property
@@ -58,8 +63,10 @@ class PerLayer(Weighting):
         return (self.rule,)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """The rule, over a view whose Gram has one block per layer."""
+        """Apply the rule to a view whose Gram has one block per layer."""
+        name = self.rule.name
         layered = view.layered(self.layers).restrict(self.rule.needs)
-        inner: dict[str, Any] = state.get(self.rule.name, {})
-        mixture, kept = self.rule.apply(prior, layered, inner)
-        return mixture.in_layers(self.layers, layered.layer_count), ({self.rule.name: kept} if kept else {})
+        before: dict[str, Any] = state.get(name, {})
+        mixture, rule_state = self.rule.apply(prior, layered, before)
+        after = {name: rule_state} if rule_state else {}
+        return mixture.in_layers(self.layers, layered.layer_count), after

@@ -83,10 +83,10 @@ def test_none_is_none(nothing):
 
 
 def test_only_images_are_augmented():
-    with pytest.raises(SteelyardError, match=r"augment=crop_flip: a sample is float32 \[5\], not an image"):
+    with pytest.raises(SteelyardError, match=r"augment=crop_flip: a sample is float32 \[5\]"):
         simulate(local=CROPPED)
     tokens = torch.zeros(2, 1, 9, 9, dtype=torch.int64)
-    with pytest.raises(SteelyardError, match=r"a sample is int64 \[1, 9, 9\], not an image"):
+    with pytest.raises(SteelyardError, match=r"a sample is int64 \[1, 9, 9\]"):
         CropFlip().check(tokens)
     with pytest.raises(SteelyardError, match="padding=6, but images are 6x6: use less"):
         simulate(data=clients(shape=IMAGES), model=net("cnn"), local=CROPPED | {"augment": "crop_flip:padding=6"})

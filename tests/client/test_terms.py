@@ -178,7 +178,7 @@ def test_terms_add_up():
     assert terms.proximal == 0.1
     assert steelyard.parse_terms(None) == Terms() == steelyard.parse_terms("none")
     assert steelyard.parse_terms("fedprox:mu=1e+1").proximal == 10
-    with pytest.raises(SteelyardError, match="each may occur once"):
+    with pytest.raises(SteelyardError, match="use each term once"):
         steelyard.parse_terms("fedprox+fedprox:mu=2")
 
 

@@ -256,8 +256,8 @@ def test_schedules():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 1, "steps": 2}, "give one of them"),
-        ({"nesterov": True}, "give a momentum"),
+        ({"epochs": 1, "steps": 2}, "epochs=1 and steps=2"),
+        ({"nesterov": True}, "nesterov=True"),
         ({"optimizer": "adam", "momentum": 0.9}, "adam has betas"),
         ({"lr": 0.0}, "lr=0.0"),
         ({"schedule": "exponentail"}, "did you mean 'exponential'"),

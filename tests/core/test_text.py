@@ -100,7 +100,7 @@ def test_text_and_objects_are_the_same(text, rule):
         ("per_layer(ldawa)", "already"),
         ("fedawa:layers=[1", "layers"),
         ("(" * 50, "expected"),
-        ("guard(" * 50 + "fedavg" + ")" * 50, "inside one another"),
+        ("guard(" * 50 + "fedavg" + ")" * 50, "nested more than 20"),
     ],
 )
 def test_wrong_texts_say_what_is_wrong(text, message):

@@ -90,7 +90,7 @@ def test_an_optimizer_that_a_term_cannot_bear_is_named(local, tmp_path):
     with pytest.raises(Exception, match="void"):
         runs.start(made, LocalGrid(runs.app(local=local), runs.COUNT), rounds=1)
     failed = read_log(tmp_path)[0]["failed"]
-    assert "a mean gradient only under SGD whose velocity starts at zero" in next(iter(failed.values()))
+    assert "a mean gradient only for SGD whose velocity starts at zero" in next(iter(failed.values()))
 
 
 def test_evaluation_is_on_the_test_data():

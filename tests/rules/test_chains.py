@@ -11,11 +11,11 @@ BASE, CLIENTS = cohort(4, wide=8)
 METRICS = reports(CLIENTS) | {"loss_before": dict.fromkeys(CLIENTS, 1.0)}
 RULES = every_rule()
 SENSELESS = (
-    "ignores what comes before it",
+    "ignores the rules before it",
     "layer by layer",
-    "bounds them for good",
-    "makes no weighted sum",
-    "cut the model into different layers",
+    "limits them for the last time",
+    "does not compute a weighted sum",
+    "different layers",
 )
 
 
@@ -45,7 +45,7 @@ def test_weights_learned_for_the_whole_model_come_before_layers(layered, learned
 
 @pytest.mark.parametrize("after", ["fedlaw", "fedadp", "cap:max_weight=0.1", "ema"])
 def test_what_is_no_weighted_sum_has_no_weights_to_divide(after):
-    with pytest.raises(steelyard.SteelyardError, match="median before it makes no weighted sum"):
+    with pytest.raises(steelyard.SteelyardError, match="median before it does not compute a weighted sum"):
         steelyard.chain("median", after)
     assert steelyard.chain("median", "shrink:gamma=0.9")
 

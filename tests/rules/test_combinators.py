@@ -181,7 +181,7 @@ def test_a_score_beyond_all_measure_is_all_the_weight_and_not_nan():
 
 
 def test_weights_that_are_not_finite_are_named_as_such():
-    with pytest.raises(steelyard.SteelyardError, match=r"fedavg\|broken:weight=inf gives NaN or infinity for a weight"):
+    with pytest.raises(steelyard.SteelyardError, match=r"fedavg\|broken:weight=inf .*NaN or infinite"):
         weights_of(Broken(np.inf), [1, 1])
     weights, _ = weights_of(steelyard.if_finite(Broken(np.inf)), [1, 1])
     assert weights.tolist() == [0.5, 0.5]

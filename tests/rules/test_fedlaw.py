@@ -223,7 +223,7 @@ def test_law_with_swa_refuses_what_has_no_meaning_for_it():
     with pytest.raises(SteelyardError, match=r"epochs=6: the first snapshot is taken after epoch 6 of 6.*at least 7"):
         steelyard.fedlaw_swa(learn="lambda", epochs=6)
     steelyard.fedlaw_swa(learn="lambda", epochs=7)
-    with pytest.raises(SteelyardError, match="learn=lambda keeps gamma at 1"):
+    with pytest.raises(SteelyardError, match=r"floor=.*learn=lambda"):
         steelyard.fedlaw_swa(learn="lambda", floor=0.5)
     with pytest.raises(SteelyardError, match="learn"):
         steelyard.fedlaw_swa(learn="gamma")
@@ -406,14 +406,14 @@ def test_law_stops_at_the_critical_point_and_stays_stopped():
     assert_near(at_once.weights, DATA["mlp/sizes"] / DATA["mlp/sizes"].sum(), 1e-12)
     later = aggregate("law:epochs=3,critical=-1", "mlp", probe("mlp", 40), state=at_once.state, round=2)
     assert_near(later.weights, at_once.weights, 1e-12)
-    with pytest.raises(SteelyardError, match="early stopping is law's"):
+    with pytest.raises(SteelyardError, match=r"critical=.*law"):
         steelyard.fedlaw(critical=0.0)
 
 
 def test_a_rule_without_proxy_data_is_refused_with_the_cure():
-    with pytest.raises(SteelyardError, match=r"law looks at proxy data.*probe=steelyard.Probe"):
+    with pytest.raises(SteelyardError, match=r"law needs proxy data.*probe=steelyard.Probe"):
         aggregate("law", "mlp", None)
-    with pytest.raises(SteelyardError, match="feddf looks at proxy data"):
+    with pytest.raises(SteelyardError, match="feddf needs proxy data"):
         aggregate("fedavg", "mlp", None, refine="feddf")
 
 
@@ -423,7 +423,7 @@ def test_layers_are_refused():
 
 
 def test_a_merge_of_files_has_no_proxy_data(tmp_path):
-    with pytest.raises(SteelyardError, match="fedlaw looks at proxy data, and a merge has none"):
+    with pytest.raises(SteelyardError, match="fedlaw needs proxy data"):
         steelyard.Merge(tmp_path / "base.safetensors", {}, "guard(fedlaw)")
 
 

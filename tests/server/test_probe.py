@@ -142,7 +142,7 @@ def test_the_users_model_and_random_numbers_are_left_alone():
 
 def test_another_model_is_refused():
     inputs, targets = samples()
-    with pytest.raises(SteelyardError, match=r"probe.model has '0.weight'.*use one model"):
+    with pytest.raises(SteelyardError, match=r"probe.model has '0.weight'"):
         steelyard.aggregate(
             "fedlaw",
             net().state_dict(),
