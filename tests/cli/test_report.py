@@ -95,4 +95,4 @@ def test_watch_prints_its_address_and_ends_clean(folder):
             assert b"<!doctype html>" in answer.read()
         process.send_signal(signal.SIGINT)
         said, errors = process.communicate(timeout=600)
-    assert (process.returncode, said.strip(), errors) == (0, "ended", "")
+    assert (process.returncode, said.strip(), errors) == (0, "stopped", "")
