@@ -11,9 +11,18 @@ from steelyard.core.errors import SteelyardError
 from steelyard.experiments import paper_table as table
 from steelyard.experiments.jobs import Outcome
 from steelyard.experiments.paper_table import parse_table
-from steelyard.experiments.reproduce import beyond, by_seed, comma_separated, gap, jobs, markdown, ours, results
+from steelyard.experiments.reproduce import (
+    beyond,
+    by_seed,
+    comma_separated,
+    gap,
+    jobs,
+    markdown,
+    ours,
+    results,
+    subset,
+)
 from steelyard.experiments.scores import METRICS
-from steelyard.experiments.subset import subset
 from steelyard.runs.history import History
 from steelyard.sim.config import read
 
