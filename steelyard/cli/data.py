@@ -87,8 +87,8 @@ class _FileProgress:
         self.bar = bar
         self.task = bar.add_task(Path(file.path).name, total=file.size)
 
-    def __call__(self, done: int, total: int | None) -> None:
-        self.bar.update(self.task, completed=done, total=total)
+    def __call__(self, completed: int, total: int | None) -> None:
+        self.bar.update(self.task, completed=completed, total=total)
 
 
 def _create_bar(console: Console) -> Progress:

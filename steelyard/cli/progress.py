@@ -98,15 +98,15 @@ class Lines(Callback):
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
         """Print a line unless the last one is less than a second old."""
-        now = time.monotonic()
+        current_time = time.monotonic()
         rounds = simulation.work.rounds
         is_last = record["round"] >= rounds
-        if now - self.last_print < 1.0 and not is_last and not record.get("void"):
+        if current_time - self.last_print < 1.0 and not is_last and not record.get("void"):
             return
-        self.last_print = now
+        self.last_print = current_time
 
         # Speed and remaining time.
-        speed = (record["round"] - self.first_round) / max(now - self.start_time, 1e-9)
+        speed = (record["round"] - self.first_round) / max(current_time - self.start_time, 1e-9)
         seconds_left = (rounds - record["round"]) / speed
 
         # The monitored metric first, then accuracy and loss.

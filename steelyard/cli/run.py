@@ -116,12 +116,12 @@ def resume(
 
     console = Console()
     try:
-        stored = read_config(directory)
-        if "config" not in stored:
+        stored_config = read_config(directory)
+        if "config" not in stored_config:
             raise SteelyardError(
                 f"{directory}: was started from Python: call simulate(..., out=..., resume=True) again"
             )
-        values = {**stored["config"]}
+        values = {**stored_config["config"]}
         if rounds is not None:
             values["rounds"] = rounds
         if workers is not None:

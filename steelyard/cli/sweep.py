@@ -241,7 +241,7 @@ def open_board(jobs: Sequence[Job], quiet: bool, console: Console) -> Iterator[B
 def run_with_board(
     jobs: Sequence[Job],
     out: Path,
-    what: str,
+    kind: str,
     parallel: int | None,
     overwrite: bool,
     quiet: bool,
@@ -252,7 +252,7 @@ def run_with_board(
     Args:
         jobs: the jobs.
         out: the directory that will contain the runs. It is locked meanwhile.
-        what: what the directory is, for messages: "sweep", "reproduction".
+        kind: what the directory is, for messages: "sweep", "reproduction".
         parallel: number of simultaneous runs; None for one per core.
         overwrite: replace runs of another configuration.
         quiet: show nothing.
@@ -264,7 +264,7 @@ def run_with_board(
     from steelyard.experiments.jobs import run_jobs
     from steelyard.runs.lock import lock_directory
 
-    with lock_directory(out, what), open_board(jobs, quiet, console) as board:
+    with lock_directory(out, kind), open_board(jobs, quiet, console) as board:
         return run_jobs(jobs, out, parallel=parallel, watch=board, overwrite=overwrite)
 
 

@@ -101,7 +101,7 @@ def compare(
         for algorithm, seeds in algorithms.items():
             if algorithm == base:
                 continue
-            paired = difference(
+            seed_difference = difference(
                 label(algorithm),
                 label(base),
                 {seed: metric.of(run.history, target) for seed, run in seeds.items()},
@@ -112,7 +112,7 @@ def compare(
             for seed, run in seeds.items():
                 if seed in base_runs:
                     speedups[seed] = speedup(run.history, base_runs[seed].history)
-            comparisons.append(Comparison(label(setting), paired, speedups, monitored))
+            comparisons.append(Comparison(label(setting), seed_difference, speedups, monitored))
         all_comparisons += correct_comparisons(comparisons)
     return all_comparisons
 

@@ -209,7 +209,7 @@ def _is_missing(number: Number) -> bool:
 
 def markdown(
     table: Table,
-    found: Sequence[Result],
+    cell_results: Sequence[Result],
     command: Sequence[str],
     environment: Mapping[str, Any],
 ) -> str:
@@ -217,12 +217,12 @@ def markdown(
 
     Args:
         table: the table.
-        found: the result of each cell.
+        cell_results: the result of each cell.
         command: the command that ran the table.
         environment: the versions and cores, as `environment.json` has them.
     """
     # The command and the versions.
-    seconds = sum(result.seconds for result in found)
+    seconds = sum(result.seconds for result in cell_results)
     packages = ("steelyard", "python", "torch", "numpy")
     versions = ", ".join(f"{name} {environment[name]}" for name in packages)
     lines = [
@@ -241,17 +241,17 @@ def markdown(
     ]
 
     # Warnings.
-    reduced = {result.rounds for result in found if result.rounds < table.rounds}
+    reduced = {result.rounds for result in cell_results if result.rounds < table.rounds}
     if reduced:
         rounds = " or ".join(map(str, sorted(reduced)))
         paper_rounds = f"{table.rounds_source}'s {table.rounds}"
         lines += [f"**Reduced: {rounds} rounds instead of {paper_rounds}.** Gaps say little.", ""]
-    if any(result.subset for result in found):
+    if any(result.subset for result in cell_results):
         lines += [
             "**Some cells had only a subset of their data set.** They cannot be compared with the paper's.",
             "",
         ]
-    if any(result.cell.difference and not result.cell.is_control for result in found):
+    if any(result.cell.difference and not result.cell.is_control for result in cell_results):
         lines += [
             "**Some cells had another network or data set than the paper's.** They have no gap.",
             "",
@@ -262,7 +262,7 @@ def markdown(
         "| setting | algorithm | paper | ours | by seed | gap | |",
         "|---|---|---|---|---|---|---|",
     ]
-    for result in found:
+    for result in cell_results:
         cell = result.cell
         fields = [cell.column, cell.row, cell.paper_text]
         fields += [ours(result), by_seed(result), gap(result), _describe_flag(result, table)]
@@ -271,12 +271,12 @@ def markdown(
     # What the flags mean.
     limit = f"{SHARE:.0%} of rounds" if table.metric == "rounds" else f"{POINTS:g} points"
     lines += ["", f"*beyond*: further than {limit} from the paper.", ""]
-    if any(result.cell.is_control for result in found):
+    if any(result.cell.is_control for result in cell_results):
         lines += ["*control*: a row of ours, which the paper does not have.", ""]
 
     # Failures and deviations.
     errors = []
-    for result in found:
+    for result in cell_results:
         for seed, error in result.errors.items():
             errors.append(f"- {result.cell.name}, seed {seed}: {markdown_text(error)}")
     if errors:
@@ -302,7 +302,7 @@ def _describe_flag(result: Result, table: Table) -> str:
     return "beyond" if beyond(result) else ""
 
 
-def comma_separated(found: Sequence[Result]) -> str:
+def comma_separated(cell_results: Sequence[Result]) -> str:
     """Return the file `table.csv`: one line per cell and seed."""
     rows: list[list[str | float | None]] = [
         [
@@ -317,14 +317,14 @@ def comma_separated(found: Sequence[Result]) -> str:
             "remark",
         ]
     ]
-    for result in found:
+    for result in cell_results:
         cell = result.cell
         paper = "" if cell.number.value is None else f"{cell.number.value:g}"
         for seed, value in result.values.items():
             number = "" if value is None else f"{value:g}"
             best = f"{result.best[seed]:.4f}"
-            row = [cell.name, cell.column, cell.row, seed, result.rounds, paper, number, best]
-            rows.append([*row, result.remark])
+            names = [cell.name, cell.column, cell.row]
+            rows.append([*names, seed, result.rounds, paper, number, best, result.remark])
     return csv_lines(rows)
 
 

@@ -108,8 +108,8 @@ class Run:
     @property
     def name(self) -> str:
         """The name of the run in messages."""
-        where = ", ".join(filter(None, [label(self.setting), f"seed {self.seed}"]))
-        return f"{label(self.algorithm) or 'run'} ({where})"
+        context = ", ".join(filter(None, [label(self.setting), f"seed {self.seed}"]))
+        return f"{label(self.algorithm) or 'run'} ({context})"
 
 
 def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tuple[list[Run], list[str]]:

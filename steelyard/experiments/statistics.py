@@ -116,9 +116,9 @@ class Difference:
         if average == 0:
             sentence = f"{self.first} and {self.second} are equal in the mean"
         else:
-            verb, more, less = metric.words
+            verb, more_word, less_word = metric.words
             size = _format_number(metric.to_display(abs(average)))
-            relation = more if average > 0 else less
+            relation = more_word if average > 0 else less_word
             sentence = f"{self.first} {verb} {size} {metric.unit} {relation} {self.second}"
 
         # Without an interval: one seed, or no difference at all.

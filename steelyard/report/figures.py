@@ -167,7 +167,8 @@ class Figure:
     @property
     def series(self) -> dict[str, int]:
         """The names and styles of the entries of the legend."""
-        return {item.name: item.style for item in (*self.lines, *self.bars)}
+        lines = {line.name: line.style for line in self.lines}
+        return lines | {bars.name: bars.style for bars in self.bars}
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -300,17 +301,17 @@ def look(style: int) -> tuple[str, str, str]:
     return colour, dash, marker
 
 
-def shorten_name(name: str, most: int = 32) -> str:
+def shorten_name(name: str, limit: int = 32) -> str:
     """Return a name short enough for a sentence; a long name loses its options.
 
     Args:
         name: the name of a series.
-        most: the maximal number of characters.
+        limit: the maximal number of characters.
     """
-    if len(name) <= most:
+    if len(name) <= limit:
         return name
     head = name.partition(":")[0]
-    return head if len(head) < most else f"{head[: most - 1]}…"
+    return head if len(head) < limit else f"{head[: limit - 1]}…"
 
 
 def by_round(lines: Sequence[Line], deviation: str = "±") -> Table:

@@ -210,8 +210,8 @@ def _draw_heats(canvas: Drawing, figure: Figure, heights: list[float]) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     # All panels have the same colours; empty cells are white.
-    shades = LinearSegmentedColormap.from_list("ink", PALETTES[figure.palette])
-    shades = shades.with_extremes(bad=panels.PAPER)
+    colours = LinearSegmentedColormap.from_list("ink", PALETTES[figure.palette])
+    shades = colours.with_extremes(bad=panels.PAPER)
     low, high = figure.limits
 
     # One panel per heat map.
@@ -247,7 +247,7 @@ def _round_ticks(names: tuple[str, ...]) -> list[int]:
     return [0, *range(positions.step - 1, len(names), positions.step)]
 
 
-def _shorten_label(text: str, most: int = 60) -> str:
-    """Return a text in one line of at most `most` characters, without control characters."""
+def _shorten_label(text: str, limit: int = 60) -> str:
+    """Return a text in one line of at most `limit` characters, without control characters."""
     line = re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", " ", text)
-    return line if len(line) <= most else f"{line[: most - 1]}…"
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -176,13 +176,13 @@ def legend(axes: Axes, groups: Counts) -> None:
     )
 
 
-def ticks(count: int, most: int) -> range:
-    """Return positions from 0 to `count`, at most `most` of them.
+def ticks(count: int, limit: int) -> range:
+    """Return positions from 0 to `count`, at most `limit` of them.
 
     The step is 1, 2 or 5 times a power of ten.
     """
     steps = (factor * 10**power for power in range(len(str(count)) + 1) for factor in (1, 2, 5))
-    step = next(step for step in steps if -(-count // step) <= most)
+    step = next(step for step in steps if -(-count // step) <= limit)
     return range(0, count, step)
 
 

@@ -61,7 +61,7 @@ def test_plot_lists_the_figures_and_draws_one(folder, tmp_path, monkeypatch):
     ("arguments", "words"),
     [
         (["report", "nowhere"], "nowhere: holds no run: give run directories"),
-        (["report", "{runs}", "-o", "report.pdf"], "give it the ending .html"),
+        (["report", "{runs}", "-o", "report.pdf"], "report.pdf: a report is an HTML page"),
         (["report", "{runs}", "--target", "90"], "target=90: use an accuracy in (0, 1]"),
         (["plot", "{runs}", "coherense"], "unknown figure 'coherense': did you mean 'coherence'?"),
         (["plot", "{runs}", "x" * 5000], "unknown figure 'xxxx"),
