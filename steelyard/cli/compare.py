@@ -100,15 +100,15 @@ def _check_comparable(runs: list[Run], anyway: bool) -> tuple[list[Run], list[st
     Raises:
         SteelyardError: if there is nothing to compare, or an objection without `anyway`.
     """
-    from steelyard.experiments.run_groups import find_differences, groups, label
+    from steelyard.experiments.run_groups import find_differences, format_labels, group_runs
 
     if not runs:
         raise SteelyardError("there is no finished run to compare: finish the runs first (steelyard resume DIR)")
-    settings = groups(runs)
+    settings = group_runs(runs)
     algorithms = {algorithm for column in settings.values() for algorithm in column}
     if len(settings) == 1 and len(algorithms) == 1:
         raise SteelyardError(
-            f"all {len(runs)} runs are of the same algorithm ({label(runs[0].algorithm)}): "
+            f"all {len(runs)} runs are of the same algorithm ({format_labels(runs[0].algorithm)}): "
             "add runs of another algorithm"
         )
     objections = find_differences(runs)

@@ -16,7 +16,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.spec import parse
 from steelyard.data import PARTITIONS, Federation, corrupt, load
 from steelyard.report.panels import Counts
-from steelyard.report.partition import Summary, checked_path, draw, group_counts
+from steelyard.report.partition import Summary, check_path, draw, group_counts
 
 app = typer.Typer(help="List and show partitions: how a data set is divided among clients.", no_args_is_help=True)
 
@@ -72,7 +72,7 @@ def show(
     try:
         # Check the options before the data is read.
         if out is not None:
-            checked_path(out)
+            check_path(out)
         if by not in ("labels", "groups"):
             raise SteelyardError(f"--by {by}: use labels or groups")
         parse(partition, PARTITIONS)

@@ -143,14 +143,14 @@ def _run_table(
         quiet: print only errors.
         console: where to print.
     """
-    from steelyard.experiments.reproduce import comma_separated, jobs, markdown, results
+    from steelyard.experiments.reproduce import compute_results, make_jobs, to_csv, to_markdown
     from steelyard.runs.directory import environment, write_text
 
-    outcomes = run_with_board(jobs(table, seeds), out, "reproduction", parallel, overwrite, quiet, console)
-    cell_results = results(table, outcomes)
+    outcomes = run_with_board(make_jobs(table, seeds), out, "reproduction", parallel, overwrite, quiet, console)
+    cell_results = compute_results(table, outcomes)
     command = ["steelyard", *sys.argv[1:]]
-    write_text(out / "table.md", markdown(table, cell_results, command, environment()))
-    write_text(out / "table.csv", comma_separated(cell_results))
+    write_text(out / "table.md", to_markdown(table, cell_results, command, environment()))
+    write_text(out / "table.csv", to_csv(cell_results))
     if not quiet:
         _print_results(table, cell_results, console)
         path = escape(str(out / "table.md"))
@@ -160,7 +160,7 @@ def _run_table(
 
 def _print_tables(console: Console) -> None:
     """Print the names of all tables with the estimated time of one seed."""
-    from steelyard.experiments.cost import duration, seconds
+    from steelyard.experiments.cost import estimate_seconds, format_duration
     from steelyard.experiments.paper_table import METRICS, tables
 
     grid = RichTable(title="Tables of the papers", title_justify="left")
@@ -169,14 +169,14 @@ def _print_tables(console: Console) -> None:
     for column in ("cells", "one seed here"):
         grid.add_column(column, justify="right", overflow="fold")
     for table in tables():
-        costs = [seconds(cell.config(table.seeds[0])) for cell in table.cells]
+        costs = [estimate_seconds(cell.config(table.seeds[0])) for cell in table.cells]
         total = None if None in costs else sum(cost for cost in costs if cost is not None)
         grid.add_row(
             table.name,
             escape(table.title),
             METRICS[table.metric],
             str(len(table.cells)),
-            duration(total),
+            format_duration(total),
         )
     console.print(grid)
     console.print(
@@ -188,7 +188,7 @@ def _print_tables(console: Console) -> None:
 
 def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
     """Print the cells of a table with the estimated time of all seeds."""
-    from steelyard.experiments.cost import duration, seconds
+    from steelyard.experiments.cost import estimate_seconds, format_duration
 
     # The first column is never folded: its names are copied to --cells.
     grid = RichTable(title=escape(f"{table.name}: {table.title}"), title_justify="left")
@@ -202,15 +202,15 @@ def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
     # One row per cell.
     total = 0.0
     for cell in table.cells:
-        cost = seconds(cell.config(seeds[0]))
+        cost = estimate_seconds(cell.config(seeds[0]))
         if cost is not None:
             cost *= len(seeds)
             total += cost
         fields = [cell.name, cell.column, cell.row, cell.paper_text]
-        grid.add_row(*map(escape, fields), duration(cost))
+        grid.add_row(*map(escape, fields), format_duration(cost))
     show(grid, console)
     console.print(
-        f"at most {duration(total)} in all: runs may stop early at a target, and the estimate "
+        f"at most {format_duration(total)} in all: runs may stop early at a target, and the estimate "
         "assumes complete data sets",
         highlight=False,
     )
@@ -218,7 +218,7 @@ def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
 
 def _print_results(table: Table, results: Sequence[Result], console: Console) -> None:
     """Print the paper's numbers beside ours; gaps beyond noise are yellow."""
-    from steelyard.experiments.reproduce import beyond, gap, ours
+    from steelyard.experiments.reproduce import format_gap, format_mean, has_large_gap
 
     grid = RichTable(title=escape(f"{table.name}: {table.title}"), title_justify="left")
     for column in ("setting", "algorithm"):
@@ -227,10 +227,10 @@ def _print_results(table: Table, results: Sequence[Result], console: Console) ->
         grid.add_column(column, justify="right")
     for result in results:
         cell = result.cell
-        gap_text = escape(result.remark or gap(result))
-        if beyond(result) and result.rounds >= table.rounds:
+        gap_text = escape(result.remark or format_gap(result))
+        if has_large_gap(result) and result.rounds >= table.rounds:
             gap_text = f"[yellow]{gap_text}[/]"
-        fields = [cell.column, cell.row, cell.paper_text, ours(result)]
+        fields = [cell.column, cell.row, cell.paper_text, format_mean(result)]
         grid.add_row(*map(escape, fields), gap_text)
     show(grid, console)
 

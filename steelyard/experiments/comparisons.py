@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from steelyard.core.errors import SteelyardError
-from steelyard.experiments.run_groups import Labels, Run, groups, label, list_algorithms
+from steelyard.experiments.run_groups import Labels, Run, format_labels, group_runs, list_algorithms
 from steelyard.experiments.scores import Metric, speedup
 from steelyard.experiments.statistics import Difference, correct_for_many, difference
 from steelyard.runs.monitor import check_target
@@ -88,8 +88,8 @@ def compare(
     runs = list(runs)
     monitored = next((run.history.monitor.metric for run in runs), "accuracy")
     check_target(target, monitored)
-    settings = groups(runs)
-    base = reference(list_algorithms(settings), against)
+    settings = group_runs(runs)
+    base = find_reference(list_algorithms(settings), against)
 
     # Compare within each setting, and correct the p-values of a setting together.
     all_comparisons = []
@@ -102,8 +102,8 @@ def compare(
             if algorithm == base:
                 continue
             seed_difference = difference(
-                label(algorithm),
-                label(base),
+                format_labels(algorithm),
+                format_labels(base),
                 {seed: metric.of(run.history, target) for seed, run in seeds.items()},
                 {seed: metric.of(run.history, target) for seed, run in base_runs.items()},
                 confidence,
@@ -112,7 +112,7 @@ def compare(
             for seed, run in seeds.items():
                 if seed in base_runs:
                     speedups[seed] = speedup(run.history, base_runs[seed].history)
-            comparisons.append(Comparison(label(setting), seed_difference, speedups, monitored))
+            comparisons.append(Comparison(format_labels(setting), seed_difference, speedups, monitored))
         all_comparisons += correct_comparisons(comparisons)
     return all_comparisons
 
@@ -128,7 +128,7 @@ def correct_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
     ]
 
 
-def reference(algorithms: Sequence[Labels], against: str | None = None) -> Labels:
+def find_reference(algorithms: Sequence[Labels], against: str | None = None) -> Labels:
     """Return the algorithm that the others are compared with.
 
     Args:
@@ -136,7 +136,7 @@ def reference(algorithms: Sequence[Labels], against: str | None = None) -> Label
         against: the label of the reference; by default plain FedAvg, or the first algorithm.
     """
     if against is not None:
-        by_label = {label(algorithm): algorithm for algorithm in algorithms}
+        by_label = {format_labels(algorithm): algorithm for algorithm in algorithms}
         if against not in by_label:
             raise SteelyardError(f"against {against!r}: no such algorithm here: use one of {'; '.join(by_label)}")
         return by_label[against]

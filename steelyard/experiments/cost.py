@@ -35,7 +35,7 @@ SIZES: dict[str, tuple[int, int, Shape, int]] = {
 EFFICIENCY = 0.6  # speed of convolutions and small products, relative to one large product
 
 
-def seconds(config: Config) -> float | None:
+def estimate_seconds(config: Config) -> float | None:
     """Return the estimated seconds of a run on all cores; None for a data set of unknown size."""
     sizes = SIZES.get(config.data.name.partition(":")[0])
     if sizes is None:
@@ -67,7 +67,7 @@ def seconds(config: Config) -> float | None:
     # Operations divided by speed.
     forward = _count_operations(config.model or "mlp", shape, classes)
     operations = config.rounds * forward * (3 * (trained + proxy) + evaluated)
-    return operations / (speed() * EFFICIENCY * cores)
+    return operations / (measure_speed() * EFFICIENCY * cores)
 
 
 def _proxy_epochs(config: Config) -> int:
@@ -81,7 +81,7 @@ def _proxy_epochs(config: Config) -> int:
 
 
 @cache
-def speed() -> float:
+def measure_speed() -> float:
     """Return the operations per second of one core in a 512 x 512 matrix product.
 
     It is the highest speed of the products within 0.2 seconds.
@@ -110,7 +110,7 @@ def _count_operations(model: str, shape: Shape, classes: int) -> float:
     return float(counter.get_total_flops())
 
 
-def duration(value: float | None) -> str:
+def format_duration(value: float | None) -> str:
     """Return seconds as text: `40 s`, `12 min`, `3.5 h`, `4 days`; `?` for None."""
     if value is None:
         return "?"

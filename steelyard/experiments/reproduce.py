@@ -11,7 +11,7 @@ from typing import Any
 
 from steelyard.core.spec import parse
 from steelyard.data.partitions import PARTITIONS
-from steelyard.experiments.cost import SIZES, duration
+from steelyard.experiments.cost import SIZES, format_duration
 from steelyard.experiments.jobs import Job, Outcome
 from steelyard.experiments.paper_table import METRICS, Cell, Number, Table
 from steelyard.experiments.scores import Metric, metric
@@ -83,7 +83,7 @@ class Result:
         return statistics.stdev(value for value in self.values.values() if value is not None)
 
 
-def jobs(table: Table, seeds: Sequence[int]) -> list[Job]:
+def make_jobs(table: Table, seeds: Sequence[int]) -> list[Job]:
     """Return all runs of a table, seed by seed, so that an interrupted table has complete seeds."""
     table_jobs = []
     for seed in seeds:
@@ -93,7 +93,7 @@ def jobs(table: Table, seeds: Sequence[int]) -> list[Job]:
     return table_jobs
 
 
-def results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
+def compute_results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
     """Return the result of each cell."""
     score = metric(table.metric)
     cell_results = []
@@ -116,12 +116,12 @@ def results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
             values[config.seed] = None if value is None else score.to_display(value)
             best[config.seed] = 100 * (outcome.history.best or 0.0)
             times += [record["timings"]["total"] for record in outcome.history.records]
-            part = part or subset(config, outcome.path)
+            part = part or describe_subset(config, outcome.path)
         cell_results.append(Result(cell, score, rounds, values, best, sum(times), errors, part))
     return cell_results
 
 
-def subset(config: Config, path: Path) -> str | None:
+def describe_subset(config: Config, path: Path) -> str | None:
     """Return what part of a data set a run used; None if it used all, or if it is not known.
 
     The number of samples is checked only if the partition uses all samples.
@@ -144,7 +144,7 @@ def subset(config: Config, path: Path) -> str | None:
     return f"subset: {samples:,} samples, {classes} classes"
 
 
-def ours(result: Result) -> str:
+def format_mean(result: Result) -> str:
     """Return the mean and deviation as text.
 
     If a target was not reached: in how many runs, and the mean of the best accuracies.
@@ -162,7 +162,7 @@ def ours(result: Result) -> str:
     return text
 
 
-def by_seed(result: Result) -> str:
+def format_values(result: Result) -> str:
     """Return the values of all seeds as text."""
     digits = _digits(result)
     texts = ["N/A" if value is None else f"{value:.{digits}f}" for value in result.values.values()]
@@ -173,7 +173,7 @@ def _digits(result: Result) -> int:
     return 2 if result.metric.percent else 0
 
 
-def gap(result: Result) -> str:
+def format_gap(result: Result) -> str:
     """Return our number minus the paper's as text; empty if they cannot be compared.
 
     It is in points of accuracy, or in percent of the paper's rounds.
@@ -190,7 +190,7 @@ def gap(result: Result) -> str:
     return f"{result.mean - paper:+.2f}"
 
 
-def beyond(result: Result) -> bool:
+def has_large_gap(result: Result) -> bool:
     """Return whether the gap is so large that it needs an explanation."""
     paper = result.cell.number.value
     if result.remark is not None or _is_missing(result.cell.number):
@@ -207,7 +207,7 @@ def _is_missing(number: Number) -> bool:
     return number.value is None and number.best is None
 
 
-def markdown(
+def to_markdown(
     table: Table,
     cell_results: Sequence[Result],
     command: Sequence[str],
@@ -236,7 +236,7 @@ def markdown(
         f"$ {shlex.join(_drop_out_option(command))}",
         "```",
         "",
-        f"{versions}; {environment['cores']} cores; {duration(seconds)} of rounds in all, runs side by side.",
+        f"{versions}; {environment['cores']} cores; {format_duration(seconds)} of rounds in all, runs side by side.",
         "",
     ]
 
@@ -265,7 +265,7 @@ def markdown(
     for result in cell_results:
         cell = result.cell
         fields = [cell.column, cell.row, cell.paper_text]
-        fields += [ours(result), by_seed(result), gap(result), _describe_flag(result, table)]
+        fields += [format_mean(result), format_values(result), format_gap(result), _describe_flag(result, table)]
         lines.append(f"| {' | '.join(map(markdown_text, fields))} |")
 
     # What the flags mean.
@@ -299,10 +299,10 @@ def _describe_flag(result: Result, table: Table) -> str:
         return result.difference
     if is_reduced:
         return "reduced"
-    return "beyond" if beyond(result) else ""
+    return "beyond" if has_large_gap(result) else ""
 
 
-def comma_separated(cell_results: Sequence[Result]) -> str:
+def to_csv(cell_results: Sequence[Result]) -> str:
     """Return the file `table.csv`: one line per cell and seed."""
     rows: list[list[str | float | None]] = [
         [

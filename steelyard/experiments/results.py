@@ -73,7 +73,7 @@ def summarise(sweep: Sweep, outcomes: Sequence[Outcome], metric: Metric, confide
     )
 
 
-def markdown(sweep: Sweep, summary: Summary, metric: Metric) -> str:
+def to_markdown(sweep: Sweep, summary: Summary, metric: Metric) -> str:
     """Return the page `results.md`."""
     table = summary.table
     parts = [f"# {markdown_text(sweep.name)}\n", f"{table.title}.\n", table.markdown()]
@@ -116,7 +116,7 @@ def write(sweep: Sweep, outcomes: Sequence[Outcome], summary: Summary, metric: M
         if outcome.history is not None:
             rows.append(long_row(outcome.job.name, sweep.axes, Run.of(outcome), sweep.target))
     texts = {
-        "results.md": markdown(sweep, summary, metric),
+        "results.md": to_markdown(sweep, summary, metric),
         "results.tex": summary.table.latex() + "\n" + summary.overview.latex(),
         "table.csv": summary.table.csv(),
         RESULTS: csv_lines([long_head(sweep.axes, sweep.target), *rows]),

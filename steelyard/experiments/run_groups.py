@@ -37,7 +37,7 @@ def is_of_algorithm(axis: str) -> bool:
     return axis in ALGORITHM or axis.startswith("local.")
 
 
-def label(labels: Labels) -> str:
+def format_labels(labels: Labels) -> str:
     """Return labels as text: `fedavg + fedcos:mu=0.02 lr=0.1`; settings with commas.
 
     Parts of the algorithm that are "none" are omitted.
@@ -65,7 +65,7 @@ def is_bare(value: str) -> bool:
     return True
 
 
-def text(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """Return a value of a configuration as text."""
     if value is None:
         return "none"
@@ -108,8 +108,8 @@ class Run:
     @property
     def name(self) -> str:
         """The name of the run in messages."""
-        context = ", ".join(filter(None, [label(self.setting), f"seed {self.seed}"]))
-        return f"{label(self.algorithm) or 'run'} ({context})"
+        context = ", ".join(filter(None, [format_labels(self.setting), f"seed {self.seed}"]))
+        return f"{format_labels(self.algorithm) or 'run'} ({context})"
 
 
 def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tuple[list[Run], list[str]]:
@@ -207,7 +207,7 @@ def _remove_copies(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
             continue
         reason = _compare_starts(previous, run) or _compare_records(previous, run)
         if reason:
-            name = label(run.algorithm) or "a run"
+            name = format_labels(run.algorithm) or "a run"
             raise SteelyardError(
                 f"{run.path} and {previous.path} are both {name}, seed {run.seed}, "
                 f"and are not the same run ({reason}): give one of them"
@@ -235,7 +235,7 @@ def _copy_rank(run: Run) -> tuple[bool, int]:
     return run.planned is None, (run.path / ROUNDS).stat().st_mtime_ns
 
 
-def groups(runs: Iterable[Run]) -> dict[Labels, dict[Labels, dict[str, Run]]]:
+def group_runs(runs: Iterable[Run]) -> dict[Labels, dict[Labels, dict[str, Run]]]:
     """Return runs by setting, algorithm and seed, in the order of their appearance."""
     settings: dict[Labels, dict[Labels, dict[str, Run]]] = {}
     for run in runs:
@@ -243,7 +243,7 @@ def groups(runs: Iterable[Run]) -> dict[Labels, dict[Labels, dict[str, Run]]]:
         if run.seed in seeds:
             raise SteelyardError(
                 f"{run.path}: the same run as {seeds[run.seed].path} "
-                f"({label(run.algorithm)}, seed {run.seed}): give one of them"
+                f"({format_labels(run.algorithm)}, seed {run.seed}): give one of them"
             )
         seeds[run.seed] = run
     return settings
@@ -260,7 +260,7 @@ def list_algorithms(settings: Mapping[Labels, Mapping[Labels, Any]]) -> list[Lab
 def find_differences(runs: Iterable[Run]) -> list[str]:
     """Return a sentence for each run that did not start like others of its setting and seed."""
     sentences = []
-    for algorithms in groups(runs).values():
+    for algorithms in group_runs(runs).values():
         first_runs: dict[str, Run] = {}
         for seeds in algorithms.values():
             for run in seeds.values():
@@ -334,7 +334,7 @@ def _read_settings(configs: Mapping[Path, Mapping[str, Any]]) -> dict[Path, dict
             values = flatten_keys(config["config"])
         else:
             values = _flatten_resolved(config["resolved"])
-        settings[path] = {key: text(value) for key, value in values.items()}
+        settings[path] = {key: format_setting(value) for key, value in values.items()}
     return settings
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from steelyard.core.errors import SteelyardError, nearest_name
 from steelyard.experiments.jobs import Job, flatten_keys
-from steelyard.experiments.run_groups import is_bare, is_of_algorithm, text
+from steelyard.experiments.run_groups import format_setting, is_bare, is_of_algorithm
 from steelyard.runs.monitor import check_target
 from steelyard.sim.config import Config, check_values, read_toml, validate_config
 
@@ -94,7 +94,7 @@ def plan(raw: Mapping[str, Any], source: str = "sweep") -> Sweep:
             settings["seed"] = seed
         config = _make_config(base, settings, source)
         labels = {} if case is None else {case_axis: case}
-        labels |= {key: text(value) for key, value in grid_settings.items()}
+        labels |= {key: format_setting(value) for key, value in grid_settings.items()}
         labels["seed"] = str(config.seed)
         configs.append(config)
         all_labels.append(labels)
@@ -165,7 +165,7 @@ def _parse_grid(grid: Mapping[str, Any], source: str) -> dict[str, list[Any]]:
     for key, values in axes.items():
         if not isinstance(values, (list, tuple)) or not values:
             raise SteelyardError(f"{source}: grid.{key} = {values!r}: use a list of values")
-        for value, count in Counter(map(text, values)).items():
+        for value, count in Counter(map(format_setting, values)).items():
             if count > 1:
                 raise SteelyardError(f"{source}: grid.{key}: {value!r} is given twice")
     return {key: list(values) for key, values in axes.items()}

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from steelyard.experiments.comparisons import reference
-from steelyard.experiments.run_groups import Run, groups, label, list_algorithms
+from steelyard.experiments.comparisons import find_reference
+from steelyard.experiments.run_groups import Run, format_labels, group_runs, list_algorithms
 from steelyard.experiments.scores import METRICS, Metric, of_monitored, saved
 from steelyard.experiments.statistics import deviation, mean
 
@@ -119,7 +119,7 @@ def pivot(runs: Iterable[Run], metric: Metric, target: float | None = None, coun
         count: the number of seeds that each cell should have; by default the largest number.
     """
     # The cells of each setting.
-    settings = groups(runs)
+    settings = group_runs(runs)
     algorithms = list_algorithms(settings)
     if not count:
         seed_counts = [len(seeds) for column in settings.values() for seeds in column.values()]
@@ -144,8 +144,8 @@ def pivot(runs: Iterable[Run], metric: Metric, target: float | None = None, coun
     title += "; one seed" if count == 1 else f"; mean ± deviation over {count} seeds"
     rows = []
     for number, algorithm in enumerate(algorithms):
-        rows.append((label(algorithm), tuple(column[number] for column in columns)))
-    heads = tuple(label(setting) or metric.name for setting in settings)
+        rows.append((format_labels(algorithm), tuple(column[number] for column in columns)))
+    heads = tuple(format_labels(setting) or metric.name for setting in settings)
     return Table(title, "algorithm", heads, tuple(rows))
 
 
@@ -161,11 +161,11 @@ def overview(runs: Iterable[Run], target: float | None = None, against: str | No
     """
     # The scores and the reference.
     runs = list(runs)
-    settings = groups(runs)
-    base = reference(list_algorithms(settings), against)
+    settings = group_runs(runs)
+    base = find_reference(list_algorithms(settings), against)
     histories = [run.history for run in runs]
     metrics = [of_monitored(metric, histories, strict=False) for metric in _list_metrics(target)]
-    share = Metric("saved", f"communication saved against {label(base)}", lambda *_: None)
+    share = Metric("saved", f"communication saved against {format_labels(base)}", lambda *_: None)
 
     # One row per algorithm and setting.
     rows = []
@@ -181,10 +181,10 @@ def overview(runs: Iterable[Run], target: float | None = None, against: str | No
                 if seed in base_runs:
                     shares.append(saved(run.history, base_runs[seed].history))
             cells.append(_make_cell(shares, len(seeds), share))
-            name = ", ".join(filter(None, (label(algorithm), label(setting))))
+            name = ", ".join(filter(None, (format_labels(algorithm), format_labels(setting))))
             rows.append((name, tuple(cells)))
     return Table(
-        f"means over seeds, accuracies in %; saved: communication against {label(base)}, in %",
+        f"means over seeds, accuracies in %; saved: communication against {format_labels(base)}, in %",
         "run",
         tuple(metric.name for metric in (*metrics, share)),
         tuple(rows),

@@ -152,7 +152,7 @@ def _make_summary(all_series: Sequence[Series], targets: Sequence[float]) -> Tab
         heads += [f"{metric}, last 10", "±", f"best {metric}"]
         digits += [4, 4, 4]
     if target is not None:
-        heads.append(f"rounds to {round_figures.target_text(target, metric)}")
+        heads.append(f"rounds to {round_figures.format_target(target, metric)}")
         digits.append(1)
     heads += ["effective clients", "seconds"]
     digits += [1, 1]

@@ -290,7 +290,7 @@ def round_number(value: float | None, digits: int = 6) -> float | None:
     return float(f"{value:.{digits}g}")
 
 
-def look(style: int) -> tuple[str, str, str]:
+def choose_style(style: int) -> tuple[str, str, str]:
     """Return the colour, dash and marker of a series.
 
     The first 42 styles have different pairs of colour and dash.
@@ -314,7 +314,7 @@ def shorten_name(name: str, limit: int = 32) -> str:
     return head if len(head) < limit else f"{head[: limit - 1]}…"
 
 
-def by_round(lines: Sequence[Line], deviation: str = "±") -> Table:
+def make_round_table(lines: Sequence[Line], deviation: str = "±") -> Table:
     """Return the table of curves: a row per round, a column per series.
 
     A line with a band has a second column: half of the width of the band.

@@ -15,8 +15,8 @@ import numpy as np
 from steelyard.core.errors import SteelyardError
 from steelyard.experiments.tables import csv_lines
 from steelyard.report import panels
-from steelyard.report.figures import PALETTES, Figure, look
-from steelyard.report.partition import checked_path, style, write
+from steelyard.report.figures import PALETTES, Figure, choose_style
+from steelyard.report.partition import check_path, style, write
 
 if TYPE_CHECKING:  # optional, and slow to import
     from matplotlib.axes import Axes
@@ -61,15 +61,15 @@ def save(figure: Figure, path: str | Path) -> Path:
         return path
 
     # The picture; its metadata have a hash of the figure.
-    path = checked_path(path)
+    path = check_path(path)
     stamp = hashlib.sha256(json.dumps(figure.to_dict(), sort_keys=True).encode()).hexdigest()
     with warnings.catch_warnings():
         # Characters that the font does not have are drawn as boxes.
         warnings.filterwarnings("ignore", "Glyph .* missing")
-        return write(drawing(figure), path, f"figure {figure.name} {stamp}")
+        return write(draw_figure(figure), path, f"figure {figure.name} {stamp}")
 
 
-def drawing(figure: Figure) -> Drawing:
+def draw_figure(figure: Figure) -> Drawing:
     """Return the figure as a matplotlib figure."""
     with style():
         from matplotlib.figure import Figure as Drawing
@@ -103,7 +103,7 @@ def drawing(figure: Figure) -> Drawing:
                 handles,
                 labels,
                 loc="outside upper center",
-                ncols=_columns(labels),
+                ncols=_count_columns(labels),
                 frameon=False,
                 handlelength=2.6,
                 columnspacing=1.4,
@@ -114,7 +114,7 @@ def drawing(figure: Figure) -> Drawing:
         return canvas
 
 
-def _columns(labels: list[str], limit: int = 96) -> int:
+def _count_columns(labels: list[str], limit: int = 96) -> int:
     """Return how many columns of a legend fit side by side.
 
     Args:
@@ -133,7 +133,7 @@ def _draw_lines(axes: Axes, figure: Figure) -> None:
     axes.grid(color="#eceff1", linewidth=0.5)
     axes.set_axisbelow(True)
     for span in figure.spans:
-        ink = look(span.style)[0]
+        ink = choose_style(span.style)[0]
         axes.axvspan(span.start - 0.5, span.end + 0.5, color=ink, alpha=0.13, linewidth=0)
     if figure.spans:
         axes.annotate(
@@ -149,7 +149,7 @@ def _draw_lines(axes: Axes, figure: Figure) -> None:
 
     # Lines with bands; about eight markers per line, at different rounds for different lines.
     for line in figure.lines:
-        ink, dash, marker = look(line.style)
+        ink, dash, marker = choose_style(line.style)
         if line.high:
             axes.fill_between(line.x, line.low, line.high, color=ink, alpha=0.15, linewidth=0)
         every = max(1, len(line.x) // 8)
@@ -167,7 +167,7 @@ def _draw_lines(axes: Axes, figure: Figure) -> None:
 
     # Rings around marked points.
     for mark in figure.marks:
-        ink = look(mark.style)[0]
+        ink = choose_style(mark.style)[0]
         axes.plot([mark.x], [mark.y], "o", markersize=8, markerfacecolor="none", color=ink)
     axes.margins(x=0.02)
     axes.set_xlabel(_shorten_label(figure.x), parse_math=False)
@@ -183,7 +183,7 @@ def _draw_bars(axes: Axes, figure: Figure) -> None:
     for number, bars in enumerate(figure.bars):
         values = np.array([value or 0.0 for value in bars.values])
         options: dict[str, Any] = {
-            "color": look(bars.style)[0],
+            "color": choose_style(bars.style)[0],
             "hatch": _HATCHES[bars.style % len(_HATCHES)],
             "edgecolor": "#ffffff",
             "linewidth": 0.4,
@@ -222,7 +222,7 @@ def _draw_heats(canvas: Drawing, figure: Figure, heights: list[float]) -> None:
         title = _shorten_label(heat.name, 90)
         axes.set_title(title, loc="left", fontsize=8, pad=3, parse_math=False)
         axes.set_ylabel(_shorten_label(figure.y), parse_math=False)
-        rows = panels.ticks(len(heat.rows), 10)
+        rows = panels.choose_ticks(len(heat.rows), 10)
         row_names = [_shorten_label(heat.rows[row], 16) for row in rows]
         axes.set_yticks(rows, row_names, parse_math=False)
         columns = _round_ticks(heat.columns)
@@ -241,7 +241,7 @@ def _round_ticks(names: tuple[str, ...]) -> list[int]:
 
     If the names count from 1, these are the positions of round numbers.
     """
-    positions = panels.ticks(len(names), 10)
+    positions = panels.choose_ticks(len(names), 10)
     if names[:2] != ("1", "2") or positions.step == 1:
         return list(positions)
     return [0, *range(positions.step - 1, len(names), positions.step)]

@@ -24,7 +24,7 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f
 """The colours of Okabe and Ito, which colour-blind readers can distinguish, without black."""
 
 
-def bubbles(main: Axes, side: Axes, counts: Counts, groups: Counts | None) -> None:
+def draw_bubbles(main: Axes, side: Axes, counts: Counts, groups: Counts | None) -> None:
     """Draw a circle per client and class whose area is the number of samples.
 
     Args:
@@ -77,7 +77,7 @@ def _circle_width(scale: float, counts: Any) -> Any:
     return np.round(2 * np.sqrt(scale * counts)) / 2
 
 
-def heat(main: Axes, side: Axes, counts: Counts) -> None:
+def draw_heat(main: Axes, side: Axes, counts: Counts) -> None:
     """Draw a cell per client and class, darker for more samples, white for none.
 
     Args:
@@ -117,7 +117,7 @@ def heat(main: Axes, side: Axes, counts: Counts) -> None:
     bar.set_title("samples", fontsize=7, loc="left", pad=4)
 
 
-def sizes(axes: Axes, counts: Counts, groups: Counts | None) -> None:
+def draw_sizes(axes: Axes, counts: Counts, groups: Counts | None) -> None:
     """Draw the samples per client as bars, stacked by group if there are groups.
 
     Args:
@@ -154,7 +154,7 @@ def sizes(axes: Axes, counts: Counts, groups: Counts | None) -> None:
         axes.spines[edge].set_visible(False)
 
 
-def legend(axes: Axes, groups: Counts) -> None:
+def draw_legend(axes: Axes, groups: Counts) -> None:
     """Draw the legend of the colours of groups."""
     from matplotlib.patches import Patch
 
@@ -176,7 +176,7 @@ def legend(axes: Axes, groups: Counts) -> None:
     )
 
 
-def ticks(count: int, limit: int) -> range:
+def choose_ticks(count: int, limit: int) -> range:
     """Return positions from 0 to `count`, at most `limit` of them.
 
     The step is 1, 2 or 5 times a power of ten.

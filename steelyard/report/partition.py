@@ -109,7 +109,7 @@ def draw(federation: Federation, path: str | Path, title: str = "", by: By = "la
     Returns:
         The path.
     """
-    path = checked_path(path)
+    path = check_path(path)
     if by not in ("labels", "groups"):
         raise SteelyardError(f"by={by!r}: use 'labels' or 'groups'")
     counts = federation.label_counts()
@@ -124,7 +124,7 @@ def group_counts(federation: Federation) -> Counts:
     return federation.group_counts()
 
 
-def checked_path(path: str | Path) -> Path:
+def check_path(path: str | Path) -> Path:
     """Return the path of a picture; raise an error for another suffix or a missing directory."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
@@ -212,21 +212,21 @@ def _draw_figure(counts: Counts, title: str, groups: Counts | None) -> Figure:
     sizes = figure.add_axes((left, sizes_base, right - left, heights["sizes"] / height), sharex=main)
     side = figure.add_axes((right + 0.12 / width, base, 0.75 / width, heights["body"] / height))
     if has_bubbles:
-        panels.bubbles(main, side, counts, groups)
+        panels.draw_bubbles(main, side, counts, groups)
     else:
-        panels.heat(main, side, counts)
-    panels.sizes(sizes, counts, groups)
+        panels.draw_heat(main, side, counts)
+    panels.draw_sizes(sizes, counts, groups)
 
     # Axes, title and summary.
     main.set_xlim(-0.5, clients - 0.5)
     main.set_ylim(-0.5, classes - 0.5)
-    main.set_xticks(panels.ticks(clients, 20 if has_bubbles else 10))
-    main.set_yticks(panels.ticks(classes, 25 if has_bubbles else 12))
+    main.set_xticks(panels.choose_ticks(clients, 20 if has_bubbles else 10))
+    main.set_yticks(panels.choose_ticks(classes, 25 if has_bubbles else 12))
     main.set_xlabel(main.get_xlabel() or "client", labelpad=2)
     main.set_ylabel("class", labelpad=2)
     _add_texts(figure, title, Summary.of(counts))
     if groups is not None:
-        panels.legend(sizes, groups)
+        panels.draw_legend(sizes, groups)
     return figure
 
 

@@ -17,17 +17,17 @@ from steelyard.report.figures import (
     Span,
     Table,
     Value,
-    by_round,
+    make_round_table,
     shorten_name,
 )
 from steelyard.report.series import (
     Read,
     Series,
     as_number,
-    critical_rounds,
+    find_critical_rounds,
     group_consecutive,
-    mean_of,
-    number,
+    read_mean,
+    read_number,
 )
 
 _BAND = (
@@ -151,11 +151,11 @@ def make_result_figures(
     }
     curves = [
         make_curves(all_series, "accuracy", _read_percent, descriptions["accuracy"]),
-        make_curves(all_series, "loss", number("loss"), descriptions["loss"]),
+        make_curves(all_series, "loss", read_number("loss"), descriptions["loss"]),
     ]
     for name in user_metrics:
         description = Description(f"{name} on the test set", name, _ONE_SEED, "Results")
-        curves.append(make_curves(all_series, name, number(name), description))
+        curves.append(make_curves(all_series, name, read_number(name), description))
     figures = []
     for figure in curves:
         if figure is not None:
@@ -202,7 +202,7 @@ def make_curves(all_series: Sequence[Series], name: str, read: Read, description
         description.section,
         "round",
         description.y,
-        by_round(lines),
+        make_round_table(lines),
         lines=tuple(lines),
     )
 
@@ -213,7 +213,7 @@ def _add_periods(figure: Figure, all_series: Sequence[Series]) -> Figure:
     spans = []
     for series in all_series:
         if series.name in names:
-            for start, end in group_consecutive(critical_rounds(series)):
+            for start, end in group_consecutive(find_critical_rounds(series)):
                 spans.append(Span(series.name, series.style, start, end))
     if not spans:
         return figure
@@ -247,7 +247,7 @@ def make_target_figure(all_series: Sequence[Series], targets: Sequence[float]) -
         rows.append(tuple(cells))
 
     # The heads of the table.
-    names = tuple(target_text(target, metric) for target in targets)
+    names = tuple(format_target(target, metric) for target in targets)
     heads = ["series"]
     for name in names:
         heads += [f"rounds to {name}", f"got to {name}"]
@@ -271,7 +271,7 @@ def monitored_metric(all_series: Sequence[Series]) -> str:
     return all_series[0].first.history.monitor.metric
 
 
-def target_text(target: float, metric: str) -> str:
+def format_target(target: float, metric: str) -> str:
     """Return a target as text: accuracies in percent."""
     return f"{100 * target:g} %" if metric == "accuracy" else f"{target:g}"
 
@@ -284,7 +284,7 @@ def make_coherence_figure(all_series: Sequence[Series]) -> Figure | None:
         "How much the updates of clients have the same direction (FedLAW, Def. 5.1); rings mark the "
         "critical point, where it first falls to 5 % of its peak.",
     )
-    figure = make_curves(all_series, "coherence", number("coherence"), description)
+    figure = make_curves(all_series, "coherence", read_number("coherence"), description)
     if figure is None:
         return None
     marks = []
@@ -316,7 +316,7 @@ def make_other_figures(all_series: Sequence[Series], sections: Iterable[Section]
             caption = "As the rule or a callback records it."
             description = Description(title, name, caption, _LEARNED)
         if description.section in included:
-            figures.append(make_curves(all_series, name, number(name), description))
+            figures.append(make_curves(all_series, name, read_number(name), description))
 
     # Means over clients.
     if "Geometry of the updates" in included:
@@ -325,9 +325,9 @@ def make_other_figures(all_series: Sequence[Series], sections: Iterable[Section]
             "cosine",
             "Near one, clients agree with their mean.",
         )
-        figures.append(make_curves(all_series, "mean_cosines", mean_of("cosines"), cosines))
+        figures.append(make_curves(all_series, "mean_cosines", read_mean("cosines"), cosines))
         directions = Description("Cosine to the direction sent, mean", "cosine", "FedCos's penalty raises it.")
-        read = mean_of("direction_cosines")
+        read = read_mean("direction_cosines")
         figures.append(make_curves(all_series, "mean_direction_cosines", read, directions))
     return [figure for figure in figures if figure is not None]
 
@@ -345,7 +345,7 @@ def make_rate_figures(all_series: Sequence[Series]) -> list[Figure]:
     }
     figures = []
     for name, description in descriptions.items():
-        figure = make_curves(all_series, name, number(name), description)
+        figure = make_curves(all_series, name, read_number(name), description)
         if figure is not None and any(len(set(line.y)) > 1 for line in figure.lines):
             figures.append(figure)
     return figures

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.core.errors import SteelyardError
-from steelyard.experiments.run_groups import Run, groups, label, read_runs
+from steelyard.experiments.run_groups import Run, format_labels, group_runs, read_runs
 from steelyard.experiments.statistics import deviation, mean
 from steelyard.report.figures import Line
 
@@ -95,12 +95,12 @@ def read_series(directories: Sequence[str | Path]) -> tuple[list[Series], list[s
 
     # Finished runs of an algorithm are one series; each unfinished run is a series of its own.
     all_series: list[Series] = []
-    settings = groups(runs)
+    settings = group_runs(runs)
     for setting, algorithms in settings.items():
         for algorithm, seeds in algorithms.items():
-            name = label(algorithm) or "run"
+            name = format_labels(algorithm) or "run"
             if len(settings) > 1:
-                name = f"{name} ({label(setting)})"
+                name = f"{name} ({format_labels(setting)})"
             finished = tuple(run for run in seeds.values() if run.planned is None)
             if finished:
                 all_series.append(Series(name, len(all_series), finished))
@@ -111,7 +111,7 @@ def read_series(directories: Sequence[str | Path]) -> tuple[list[Series], list[s
     return all_series, notes
 
 
-def number(name: str) -> Read:
+def read_number(name: str) -> Read:
     """Return a function that reads a number from a record; None if there is none."""
 
     def read(record: Mapping[str, Any]) -> float | None:
@@ -120,7 +120,7 @@ def number(name: str) -> Read:
     return read
 
 
-def mean_of(name: str) -> Read:
+def read_mean(name: str) -> Read:
     """Return a function that reads a value by client from a record and returns the mean."""
 
     def read(record: Mapping[str, Any]) -> float | None:
@@ -141,7 +141,7 @@ def as_number(value: Any) -> float | None:
     return float(value)
 
 
-def critical_rounds(series: Series) -> list[int]:
+def find_critical_rounds(series: Series) -> list[int]:
     """Return the rounds that at least half of the seeds record as critical."""
     votes: dict[int, list[bool]] = {}
     for run in series.runs:

@@ -10,7 +10,7 @@ import pytest
 from steelyard.core.errors import SteelyardError
 from steelyard.report import client_figures
 from steelyard.report.build import find, gather
-from steelyard.report.figures import DASHES, INKS, Heat, Table, look, shorten_name
+from steelyard.report.figures import DASHES, INKS, Heat, Table, choose_style, shorten_name
 from steelyard.report.page import html, write
 from steelyard.report.series import group_consecutive
 from steelyard.runs.directory import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
@@ -301,8 +301,8 @@ def test_names_that_do_not_exist_are_answered(report, tmp_path):
 
 
 def test_series_are_told_apart_without_colour():
-    assert len({look(style)[:2] for style in range(42)}) == 42
-    assert len({look(style)[1] for style in range(len(DASHES))}) == len(DASHES)
+    assert len({choose_style(style)[:2] for style in range(42)}) == 42
+    assert len({choose_style(style)[1] for style in range(len(DASHES))}) == len(DASHES)
     assert "#f0e442" not in INKS
     assert shorten_name("pa3fed:score=neg_loss,detector=criticalfl_window") == "pa3fed"
     assert len(shorten_name("x" * 300)) == 32
