@@ -75,7 +75,7 @@ def fetch(
         fail(error)
     except KeyboardInterrupt:
         command = shlex.join(["steelyard", "data", "fetch", *names, "--dir", str(directory)])
-        fail(f"interrupted; go on with: {command}", 130)
+        fail(f"interrupted; resume with: {command}", 130)
     for name in names:
         console.print(escape(f"{name} is in {directory}"), highlight=False, soft_wrap=True)
 

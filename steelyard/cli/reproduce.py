@@ -118,7 +118,7 @@ def reproduce(
         directory = out or Path("runs") / table.name
         _run_table(table, seed_list, directory, parallel, overwrite, quiet, console)
     except KeyboardInterrupt:
-        fail("interrupted; finished runs are kept: start the same command again to go on", 130)
+        fail("interrupted; finished runs are kept: start the same command again to resume", 130)
     except (SteelyardError, OSError) as error:
         fail(error)
 

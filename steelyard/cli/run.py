@@ -176,7 +176,7 @@ def _simulate(config: Config, directory: Path, console: Console, quiet: bool, as
         if isinstance(progress, Bar):
             progress.bar.stop()
         command = shlex.join(["steelyard", "resume", str(directory)])
-        fail(f"interrupted; go on with: {command}", 130)
+        fail(f"interrupted; resume with: {command}", 130)
     finally:
         if isinstance(progress, Bar):
             progress.bar.stop()

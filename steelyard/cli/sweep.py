@@ -206,7 +206,7 @@ def sweep(
             )
     except KeyboardInterrupt:
         fail(
-            f"interrupted; finished runs are kept: start the same command again to go on with {file}",
+            f"interrupted; finished runs are kept: start the same command again to resume {file}",
             130,
         )
     except (SteelyardError, OSError) as error:

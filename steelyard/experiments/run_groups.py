@@ -171,7 +171,7 @@ def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tu
 
 
 def _resume_hint(path: Path) -> str:
-    return f"go on with steelyard resume {shlex.quote(str(path))}"
+    return f"finish it with steelyard resume {shlex.quote(str(path))}"
 
 
 def _find_axes(settings: Iterable[Mapping[str, str]]) -> list[str]:
