@@ -1,4 +1,4 @@
-"""What every command says the same way."""
+"""Terminal output shared by all commands: safe texts, error messages and tables."""
 
 from __future__ import annotations
 
@@ -18,21 +18,29 @@ from steelyard.core.escape import escape_lines, escape_text
 
 
 class Console(rich_console.Console):
-    """A console that shows control characters in texts as escape sequences: others wrote some of the texts."""
+    """A console that prints control characters as escape sequences.
+
+    Some texts, such as client names, come from other machines and are not trusted.
+    """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as usual, but let no text move the cursor or change colours; rich's own control codes stay."""
+        """Render as rich does, but escape texts that would move the cursor or change colours.
+
+        The control codes that rich itself writes are kept.
+        """
         for segment in super().render(renderable, options):
-            is_safe = bool(segment.control) or segment.text.isprintable()
-            yield segment if is_safe else Segment(escape_lines(segment.text), segment.style)
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(escape_lines(segment.text), segment.style)
 
 
 console = Console()
 
-_WIDEST = 10_000
-_LONGEST = 2000  # characters of an error
+_MAX_WIDTH = 10_000
+_MAX_ERROR_LENGTH = 2000
 
-# How the library names a cure, and what it is on the command line.
+# Patterns in messages of the library, and what replaces them on the command line.
 _FLAGS = {
     r"pass force=True": "use --force",
     r"pass allow_partial=True": "use --allow-partial",
@@ -44,31 +52,44 @@ _FLAGS = {
 
 
 def escape(text: object) -> str:
-    """Return a text as one line that shows as it is: without markup, control characters or line breaks."""
+    """Return a text as one line that rich prints unchanged.
+
+    Markup, control characters and line breaks are escaped.
+    """
     return escape_markup(escape_text(text))
 
 
 def fail(error: Exception | str, code: int = 2) -> NoReturn:
-    """One line on standard error, and a code that says it failed."""
+    """Print an error as one line on standard error and exit.
+
+    Args:
+        error: the error or its message. A very long message is cut in the middle.
+        code: the exit code.
+    """
     message = name_flags(str(error))
-    if len(message) > _LONGEST:  # a path or a value of thousands of characters
-        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
-    Console(stderr=True).print(f"[red]steelyard:[/] {escape(message)}", soft_wrap=True, highlight=False)
+    if len(message) > _MAX_ERROR_LENGTH:
+        message = f"{message[: _MAX_ERROR_LENGTH // 2]} ... {message[-_MAX_ERROR_LENGTH // 2 :]}"
+    errors = Console(stderr=True)
+    errors.print(f"[red]steelyard:[/] {escape(message)}", soft_wrap=True, highlight=False)
     raise typer.Exit(code)
 
 
 def name_flags(message: str) -> str:
-    """A message of the library with the flags of the command line in the place of Python's arguments."""
+    """Return a message of the library with command-line flags instead of Python arguments."""
     for pattern, flag in _FLAGS.items():
         message = re.sub(pattern, flag, message)
     return message
 
 
 def show(table: Table, console: Console) -> None:
-    """Prints a table with nothing cut off: on a terminal cells fold, and a file or a pipe has no edge."""
+    """Print a table without cutting off text.
+
+    Long cells are folded on a terminal. In a file or a pipe, the table is as wide as it needs to be.
+    """
     for column in table.columns:
         column.overflow = "fold"
     if not console.is_terminal:
-        wanted = Measurement.get(console, console.options.update(width=_WIDEST), table).maximum
-        console = Console(file=console.file, width=max(console.width, wanted))
+        options = console.options.update(width=_MAX_WIDTH)
+        table_width = Measurement.get(console, options, table).maximum
+        console = Console(file=console.file, width=max(console.width, table_width))
     console.print(table)

@@ -1,4 +1,4 @@
-"""Algorithms against one of them, over common seeds, in each setting."""
+"""Compares algorithms with a reference algorithm, over common seeds, in each setting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from steelyard.core.errors import SteelyardError
-from steelyard.experiments.run_groups import Labels, Run, groups, label
+from steelyard.experiments.run_groups import Labels, Run, format_labels, group_runs, list_algorithms
 from steelyard.experiments.scores import Metric, speedup
 from steelyard.experiments.statistics import Difference, correct_for_many, difference
 from steelyard.runs.monitor import check_target
@@ -18,12 +18,13 @@ class Comparison:
 
     Attributes:
         setting: the setting as text; empty if there is only one.
-        difference: over common seeds.
-        speedups: by common seed, how many times fewer rounds until the reference's final accuracy (FedCos's measure);
-            None where it was not reached.
-        monitored: the metric that "final accuracy" is of, if it is another.
-        p_corrected: the p-value after Holm's correction over the comparisons of the setting; None for a single seed.
-        companions: how many comparisons of the setting were corrected together.
+        difference: the difference over common seeds.
+        speedups: by common seed, how many times fewer rounds the algorithm needs to reach the final
+            accuracy of the reference (FedCos's measure); None if it does not reach it.
+        monitored: the metric that is meant by "accuracy" above.
+        p_corrected: the p-value after Holm's correction over the comparisons of the setting; None
+            for a single seed.
+        companions: the number of comparisons that were corrected together.
     """
 
     setting: str
@@ -34,26 +35,32 @@ class Comparison:
     companions: int = 1
 
     def sentence(self, metric: Metric) -> str:
-        """What may be said, in plain words."""
-        said = self.difference.sentence(metric)
+        """Return a sentence about the difference."""
+        sentence = self.difference.sentence(metric)
         if self.companions > 1 and self.p_corrected is not None:
-            said += f" p = {self.p_corrected:.2g}, corrected for {self.companions} comparisons (Holm)."
-        return f"{self.setting}: {said}" if self.setting else said
+            comparisons = f"{self.companions} comparisons"
+            sentence += f" p = {self.p_corrected:.2g}, corrected for {comparisons} (Holm)."
+        return f"{self.setting}: {sentence}" if self.setting else sentence
 
     def communication(self) -> str:
-        """FedCos's measure in plain words."""
-        first, second = self.difference.first, self.difference.second
+        """Return a sentence about the speed-ups; empty without a common seed."""
+        if not self.speedups:
+            return ""
+        first = self.difference.first
+        second = self.difference.second
         reached = [f"{times:.2f}" for times in self.speedups.values() if times is not None]
         missing = len(self.speedups) - len(reached)
         if reached:
-            never = f"; with {missing} more, {first} never gets there" if missing else ""
-            seeds = f"{len(reached)} seed{'s' if len(reached) > 1 else ''}"
-            times = ", ".join(reached)
-            goal = f"its final {self.monitored}"
-            said = f"{second} takes {times} times as many rounds to {goal} as {first} ({seeds}{never})."
+            seeds = "1 seed" if len(reached) == 1 else f"{len(reached)} seeds"
+            if missing:
+                seeds += f"; with {missing} more, {first} never gets there"
+            sentence = (
+                f"{second} takes {', '.join(reached)} times as many rounds to its final "
+                f"{self.monitored} as {first} ({seeds})."
+            )
         else:
-            said = f"{first} never reaches the final {self.monitored} of {second}." if missing else ""
-        return f"{self.setting}: {said}" if self.setting and said else said
+            sentence = f"{first} never reaches the final {self.monitored} of {second}."
+        return f"{self.setting}: {sentence}" if self.setting else sentence
 
 
 def compare(
@@ -64,59 +71,76 @@ def compare(
     confidence: float = 0.95,
     against: str | None = None,
 ) -> list[Comparison]:
-    """Every algorithm against the reference, setting by setting; settings with one algorithm have no comparison.
+    """Compare every algorithm with the reference, setting by setting.
 
     Args:
-        runs: from a sweep or from directories.
-        metric: what to compare.
-        target: what to reach, for the metric `rounds`: an accuracy, unless the runs monitor another metric.
-        confidence: of intervals.
-        against: the reference, as its label; by default plain FedAvg, or else the algorithm that comes first.
+        runs: the runs of a sweep or of directories.
+        metric: the score to compare.
+        target: the value to reach, for the metric `rounds`: an accuracy, unless the runs monitor
+            another metric.
+        confidence: the confidence level of intervals.
+        against: the label of the reference; by default plain FedAvg, or the first algorithm.
+
+    Returns:
+        The comparisons; none for a setting without the reference or with the reference only.
     """
+    # Group the runs and find the reference.
     runs = list(runs)
     monitored = next((run.history.monitor.metric for run in runs), "accuracy")
     check_target(target, monitored)
-    sorted_runs = groups(runs)
-    names = dict.fromkeys(algorithm for algorithms in sorted_runs.values() for algorithm in algorithms)
-    base = reference(list(names), against)
-    made = []
-    for setting, algorithms in sorted_runs.items():
+    settings = group_runs(runs)
+    base = find_reference(list_algorithms(settings), against)
+
+    # Compare within each setting, and correct the p-values of a setting together.
+    all_comparisons = []
+    for setting, algorithms in settings.items():
         if base not in algorithms:
             continue
-        theirs = algorithms[base]
-        in_setting = []
-        for algorithm, ours in algorithms.items():
+        base_runs = algorithms[base]
+        comparisons = []
+        for algorithm, seeds in algorithms.items():
             if algorithm == base:
                 continue
-            paired = difference(
-                label(algorithm),
-                label(base),
-                {seed: metric.of(run.history, target) for seed, run in ours.items()},
-                {seed: metric.of(run.history, target) for seed, run in theirs.items()},
+            seed_difference = difference(
+                format_labels(algorithm),
+                format_labels(base),
+                {seed: metric.of(run.history, target) for seed, run in seeds.items()},
+                {seed: metric.of(run.history, target) for seed, run in base_runs.items()},
                 confidence,
             )
-            times = {seed: speedup(ours[seed].history, theirs[seed].history) for seed in ours if seed in theirs}
-            in_setting.append(Comparison(label(setting), paired, times, monitored))
-        made += correct_comparisons(in_setting)
-    return made
+            speedups = {}
+            for seed, run in seeds.items():
+                if seed in base_runs:
+                    speedups[seed] = speedup(run.history, base_runs[seed].history)
+            comparisons.append(Comparison(format_labels(setting), seed_difference, speedups, monitored))
+        all_comparisons += correct_comparisons(comparisons)
+    return all_comparisons
 
 
 def correct_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons of one setting with p-values corrected for their number."""
-    corrected = correct_for_many([one.difference.p_value for one in comparisons])
+    p_values = [comparison.difference.p_value for comparison in comparisons]
+    corrected = correct_for_many(p_values)
     companions = sum(value is not None for value in corrected)
     return [
-        replace(one, p_corrected=value, companions=companions)
-        for one, value in zip(comparisons, corrected, strict=True)
+        replace(comparison, p_corrected=value, companions=companions)
+        for comparison, value in zip(comparisons, corrected, strict=True)
     ]
 
 
-def reference(algorithms: Sequence[Labels], against: str | None = None) -> Labels:
-    """What the others are compared with."""
+def find_reference(algorithms: Sequence[Labels], against: str | None = None) -> Labels:
+    """Return the algorithm that the others are compared with.
+
+    Args:
+        algorithms: the algorithms.
+        against: the label of the reference; by default plain FedAvg, or the first algorithm.
+    """
     if against is not None:
-        named = {label(algorithm): algorithm for algorithm in algorithms}
-        if against not in named:
-            raise SteelyardError(f"against {against!r}: no such algorithm here: use one of {'; '.join(named)}")
-        return named[against]
-    plain = (one for one in algorithms if one and {value for _, value in one} <= {"fedavg", "none"})
-    return next(plain, algorithms[0]) if algorithms else ()
+        by_label = {format_labels(algorithm): algorithm for algorithm in algorithms}
+        if against not in by_label:
+            raise SteelyardError(f"against {against!r}: no such algorithm here: use one of {'; '.join(by_label)}")
+        return by_label[against]
+    for algorithm in algorithms:
+        if algorithm and {value for _, value in algorithm} <= {"fedavg", "none"}:
+            return algorithm
+    return algorithms[0] if algorithms else ()

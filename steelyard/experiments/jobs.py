@@ -1,4 +1,7 @@
-"""Many runs side by side, each in a directory and a process of its own; what is finished is not run again."""
+"""Runs many jobs at the same time, each in its own directory and process.
+
+Finished runs are not repeated.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any, Protocol
 
 from steelyard import threads
 from steelyard.core.errors import SteelyardError
-from steelyard.experiments.worker_process import Child, end
+from steelyard.experiments.worker_process import Child, stop_children
 from steelyard.runs.directory import CONFIG, read_config, read_log
 from steelyard.runs.history import History
 from steelyard.runs.monitor import Monitor
@@ -21,12 +24,14 @@ from steelyard.sim.config import Config, validate_config
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be done.
+    """A run to do.
 
     Attributes:
-        name: unique, and the run's directory below the common one: `fedawa-dirichlet-0.1/seed-1`.
-        config: the run, whole, with its seed.
-        labels: what sets it apart, as text by axis: `{"weighting": "fedawa", "seed": "1"}`.
+        name: a unique name, which is also the run directory, relative to the common one:
+            `fedawa-dirichlet-0.1/seed-1`.
+        config: the complete settings of the run, with its seed.
+        labels: what distinguishes the job from others, by axis:
+            `{"weighting": "fedawa", "seed": "1"}`.
     """
 
     name: str
@@ -36,14 +41,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job.
+    """The result of a job.
 
     Attributes:
         job: the job.
-        path: its run directory.
-        history: its rounds; None if it failed.
-        error: why it failed, in one sentence.
-        reused: whether it was finished before.
+        path: the run directory.
+        history: the rounds; None if the job failed.
+        error: why the job failed, in one sentence; None if it did not.
+        reused: whether the run was finished before.
     """
 
     job: Job
@@ -54,29 +59,29 @@ class Outcome:
 
 
 class Watch(Protocol):
-    """Hears what happens, in the thread that called `run_jobs`."""
+    """Callbacks of `run_jobs`, called in the thread that called it."""
 
     def on_start(self, job: Job) -> None:
-        """Its process has been started."""
+        """Handle the start of a job's process."""
 
     def on_progress(self, job: Job, record: Mapping[str, Any]) -> None:
-        """A round is done: `round`, `accuracy` and `loss` (None where not measured)."""
+        """Handle the end of a round: `round`, `accuracy` and `loss` (None if not measured)."""
 
     def on_finish(self, outcome: Outcome) -> None:
-        """It is done, has failed, or was done before."""
+        """Handle the end of a job: it is finished, has failed, or was finished before."""
 
 
 class Silent:
-    """Does nothing; override what you need."""
+    """Callbacks that do nothing: a base class to override."""
 
     def on_start(self, job: Job) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def on_progress(self, job: Job, record: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def on_finish(self, outcome: Outcome) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def run_jobs(
@@ -87,104 +92,134 @@ def run_jobs(
     watch: Watch | None = None,
     overwrite: bool = False,
 ) -> list[Outcome]:
-    """Runs every job that is not finished, several at a time.
+    """Run all jobs that are not finished, several at the same time.
 
-    A finished run of the same configuration is taken as it is, an unfinished one goes on from its last checkpoint. A
-    job that fails is recorded with its reason, and the others go on. Ctrl-C ends all processes; calling this again goes
-    on. Rules, models and data sets must be known to a fresh process: those registered in this one only are not.
+    A finished run of the same configuration is reused; an unfinished one is resumed from its last
+    checkpoint. If a job fails, its outcome has the reason, and the other jobs continue. Ctrl-C stops
+    all processes; calling this function again resumes the runs. Rules, models and data sets must be
+    registered in a new process, too: a registration in this process only is not enough.
 
     Args:
-        jobs: what to run; outcomes come in this order.
-        out: the directory above all run directories.
-        parallel: how many runs at a time; one per core by default. Cores that are left over go to the runs there are.
-        watch: hears what happens.
-        overwrite: start afresh where there is a run of another configuration, instead of refusing.
+        jobs: the jobs.
+        out: the directory that contains all run directories.
+        parallel: the number of simultaneous runs; by default one per core. If there are more cores
+            than runs, a run gets several.
+        watch: callbacks.
+        overwrite: replace runs of another configuration instead of raising an error.
+
+    Returns:
+        The outcomes, in the order of the jobs.
     """
-    out, watch = Path(out), watch or Silent()
+    # Check the arguments.
+    out = Path(out)
+    watch = watch or Silent()
     cores = threads.cores()
     slots = cores if parallel is None else parallel
     if slots < 1:
         raise SteelyardError(f"parallel={parallel}: use at least 1")
     _check_names([job.name for job in jobs])
-    replaced = {job.name for job in jobs if _other(job, out / job.name, overwrite)}
+    to_overwrite = {job.name for job in jobs if _holds_other_run(job, out / job.name, overwrite)}
+
+    # Reuse finished runs.
     outcomes: dict[str, Outcome] = {}
-    todo: deque[Job] = deque()
+    waiting: deque[Job] = deque()
     for job in jobs:
-        if job.name not in replaced and is_finished(job, out):
-            outcomes[job.name] = _outcome(job, out, None, reused=True)
+        if job.name not in to_overwrite and is_finished(job, out):
+            outcomes[job.name] = _read_outcome(job, out, None, reused=True)
             watch.on_finish(outcomes[job.name])
         else:
-            todo.append(job)
+            waiting.append(job)
+
+    # Run the others.
     with selectors.DefaultSelector() as selector:
         running: dict[str, tuple[Job, Child]] = {}
         try:
-            while todo or running:
-                while todo and len(running) < slots:
-                    free = cores - sum(child.workers for _, child in running.values())
-                    workers = max(1, free // min(slots - len(running), len(todo)))
-                    job = todo.popleft()
-                    child = Child(_order(job, out, workers, job.name in replaced))
+            while waiting or running:
+                # Start processes; free cores are shared by the jobs that can start now.
+                while waiting and len(running) < slots:
+                    free_cores = cores - sum(child.workers for _, child in running.values())
+                    workers = max(1, free_cores // min(slots - len(running), len(waiting)))
+                    job = waiting.popleft()
+                    child = Child(_make_order(job, out, workers, job.name in to_overwrite))
                     running[job.name] = (job, child)
                     selector.register(child.output, selectors.EVENT_READ, job.name)
                     watch.on_start(job)
+
+                # Read what they report.
                 for key, _ in selector.select():
                     job, child = running[key.data]
-                    lines = child.lines()
-                    for record in lines or ():
+                    records = child.read_records()
+                    for record in records or ():
                         watch.on_progress(job, record)
-                    if lines is None:
+                    if records is None:
                         selector.unregister(child.output)
-                        outcomes[job.name] = _outcome(job, out, child.ended())
+                        outcomes[job.name] = _read_outcome(job, out, child.wait())
                         del running[job.name]
                         watch.on_finish(outcomes[job.name])
         finally:
-            end(child for _, child in running.values())
+            stop_children(child for _, child in running.values())
     return [outcomes[job.name] for job in jobs]
 
 
 def is_finished(job: Job, out: str | Path) -> bool:
-    """Whether all rounds of a job are on record, or its target is reached; another run in its place is an error."""
+    """Return whether a job has all its rounds, or has reached its target.
+
+    Args:
+        job: the job.
+        out: the directory that contains all run directories.
+
+    Raises:
+        SteelyardError: if the job's directory holds another run.
+    """
     path = Path(out) / job.name
     if not (path / CONFIG).exists():
         return False
-    _other(job, path, overwrite=False)
-    records = _records(path)
+    _holds_other_run(job, path, overwrite=False)
+    records = _read_records(path)
     return len(records) >= job.config.rounds or Monitor.read(read_config(path)).is_done(records)
 
 
-def _other(job: Job, path: Path, overwrite: bool) -> bool:
-    """Whether the directory holds another run than the job's: refused unless it may be overwritten.
+def _holds_other_run(job: Job, path: Path, overwrite: bool) -> bool:
+    """Return whether a directory holds a run with other settings than the job's.
 
-    A run may be prolonged: its number of rounds is no part of what it is, as long as there are not too many.
+    The number of rounds may differ, because a run can be extended; but the run must not have more
+    rounds than the job.
+
+    Args:
+        job: the job.
+        path: the directory.
+        overwrite: return True for another run instead of raising an error.
     """
     if not (path / CONFIG).exists():
         return False
-    stored = read_config(path)
-    if "config" not in stored:
+
+    # Compare the settings, key by key.
+    stored_config = read_config(path)
+    if "config" not in stored_config:
         differences = ["it was started from Python, without a configuration"]
     else:
-        before = flatten_keys(
-            validate_config({**stored["config"], "rounds": job.config.rounds}, str(path / CONFIG)).to_stored()
-        )
-        now = flatten_keys(job.config.to_stored())
-        differences = [
-            f"{key} = {before.get(key)!r} there, {now.get(key)!r} here"
-            for key in dict.fromkeys([*before, *now])
-            if before.get(key) != now.get(key)
-        ]
-        done = len(_records(path))
-        if done > job.config.rounds:
-            differences.append(f"{done} rounds there, {job.config.rounds} here")
+        values = {**stored_config["config"], "rounds": job.config.rounds}
+        old = flatten_keys(validate_config(values, str(path / CONFIG)).to_stored())
+        new = flatten_keys(job.config.to_stored())
+        differences = []
+        for key in dict.fromkeys([*old, *new]):
+            if old.get(key) != new.get(key):
+                differences.append(f"{key} = {old.get(key)!r} there, {new.get(key)!r} here")
+        round_count = len(_read_records(path))
+        if round_count > job.config.rounds:
+            differences.append(f"{round_count} rounds there, {job.config.rounds} here")
+
+    # Refuse another run.
     if differences and not overwrite:
         raise SteelyardError(
-            f"{path}: holds another run ({'; '.join(differences)}): choose another directory (--out), "
-            "or overwrite it (--overwrite)"
+            f"{path}: holds another run ({'; '.join(differences)}): "
+            "choose another directory (--out), or overwrite it (--overwrite)"
         )
     return bool(differences)
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
-    """The rounds on record; none if the log is damaged, so that the run goes on from its last checkpoint."""
+def _read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the recorded rounds; none if the log is damaged, so that the run is resumed."""
     try:
         return read_log(path)
     except ValueError:
@@ -192,14 +227,17 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 
 def flatten_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys as `data.name`."""
-    plain: dict[str, Any] = {}
+    """Return the values of nested sections by their full keys, such as `data.name`."""
+    values: dict[str, Any] = {}
     for key, value in config.items():
-        plain |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return plain
+        if isinstance(value, Mapping):
+            values |= flatten_keys(value, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = value
+    return values
 
 
-def _order(job: Job, out: Path, workers: int, overwrite: bool) -> dict[str, Any]:
+def _make_order(job: Job, out: Path, workers: int, overwrite: bool) -> dict[str, Any]:
     return {
         "name": job.name,
         "path": str(out / job.name),
@@ -209,8 +247,15 @@ def _order(job: Job, out: Path, workers: int, overwrite: bool) -> dict[str, Any]
     }
 
 
-def _outcome(job: Job, out: Path, error: str | None, reused: bool = False) -> Outcome:
-    """What is on record; a model that ended with a loss that is no number has failed, too."""
+def _read_outcome(job: Job, out: Path, error: str | None, reused: bool = False) -> Outcome:
+    """Return the outcome of a job; a run whose last loss is not finite has failed.
+
+    Args:
+        job: the job.
+        out: the directory that contains all run directories.
+        error: why its process failed, or None.
+        reused: whether the run was finished before.
+    """
     path = out / job.name
     if error is not None:
         return Outcome(job, path, None, error, reused)
@@ -218,19 +263,20 @@ def _outcome(job: Job, out: Path, error: str | None, reused: bool = False) -> Ou
     last = history.records[-1]
     if "loss" in last and last["loss"] is None:
         error = f"round {last['round']}: the loss of the global model is not finite: a lower local.lr helps"
-    return Outcome(job, path, None if error else history, error, reused)
+        return Outcome(job, path, None, error, reused)
+    return Outcome(job, path, history, None, reused)
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Names become directories: relative, within the common one, and none within another."""
+    """Check that names can be directories: relative paths, none inside another."""
     for name in names:
         path = PurePosixPath(name)
-        plain = str(path) == name and name.isprintable() and "\\" not in name
-        if not plain or path.is_absolute() or ".." in path.parts or name == ".":
+        is_simple = str(path) == name and name.isprintable() and "\\" not in name
+        if not is_simple or path.is_absolute() or ".." in path.parts or name == ".":
             raise SteelyardError(f"job name {name!r}: use a relative path such as 'fedawa/seed-1'")
     counts = Counter(names)
     for name, count in counts.items():
         if count > 1:
             raise SteelyardError(f"job name {name!r}: given {count} times: use one name per job")
         if counts.keys() & {str(parent) for parent in PurePosixPath(name).parents}:
-            raise SteelyardError(f"job name {name!r}: lies within another job's directory: use names side by side")
+            raise SteelyardError(f"job name {name!r}: lies within another job's directory: use another name")

@@ -1,4 +1,4 @@
-"""A paper's table run here: jobs out of cells, numbers out of runs, the paper's beside ours."""
+"""Runs a table of a paper: makes jobs from cells, and shows the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -6,31 +6,39 @@ import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from steelyard.experiments.cost import duration
+from steelyard.core.spec import parse
+from steelyard.data.partitions import PARTITIONS
+from steelyard.experiments.cost import SIZES, format_duration
 from steelyard.experiments.jobs import Job, Outcome
 from steelyard.experiments.paper_table import METRICS, Cell, Number, Table
 from steelyard.experiments.scores import Metric, metric
-from steelyard.experiments.subset import subset
 from steelyard.experiments.tables import csv_lines, markdown_text
+from steelyard.runs.directory import read_clients
+from steelyard.sim.config import Config
 
-POINTS, SHARE = 2.0, 0.25  # gaps beyond these ask for a cause: points of accuracy, share of rounds
+# Gaps larger than these need an explanation: points of accuracy, share of rounds.
+POINTS = 2.0
+SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class Result:
-    """One cell, run.
+    """The result of one cell.
 
     Attributes:
-        cell: what was run.
-        metric: what was measured.
-        rounds: how many were planned.
-        values: by seed, rounds to the target or accuracy in percent; None where the target was not reached.
+        cell: the cell.
+        metric: the score.
+        rounds: the planned number of rounds.
+        values: by seed, rounds to the target or accuracy in percent; None if the target was not
+            reached.
         best: by seed, the highest accuracy in percent.
-        seconds: of all seeds together, as their rounds recorded them.
-        errors: by seed, why a run has no result.
-        subset: what there was of the data set, if it was not the whole: the paper's number is then of something else.
+        seconds: the recorded time of all rounds of all seeds.
+        errors: by seed, why a run failed.
+        subset: what part of the data set was used; None for all. The paper's number cannot be
+            compared with that of a subset.
     """
 
     cell: Cell
@@ -44,66 +52,103 @@ class Result:
 
     @property
     def difference(self) -> str | None:
-        """Why it cannot be compared with the paper's number: a subset, another network; None if it can."""
+        """Why the result cannot be compared with the paper's number; None if it can.
+
+        The reason is a subset of the data, another network or another data set.
+        """
         return self.subset or self.cell.difference
 
     @property
     def remark(self) -> str | None:
-        """What a reader has to know of the cell; None if nothing."""
+        """What a reader must know about the cell; None for nothing."""
         return "control" if self.cell.is_control else self.difference
 
     @property
     def reached(self) -> bool:
-        """Whether every seed has a number."""
+        """Whether every seed has a value."""
         return bool(self.values) and None not in self.values.values()
 
     @property
     def mean(self) -> float | None:
-        """Over seeds; None if one of them did not reach the target."""
-        return statistics.mean(v for v in self.values.values() if v is not None) if self.reached else None
+        """The mean over seeds; None if a seed did not reach the target."""
+        if not self.reached:
+            return None
+        return statistics.mean(value for value in self.values.values() if value is not None)
 
     @property
     def deviation(self) -> float | None:
-        """Sample standard deviation over seeds; None for fewer than two."""
-        known = [value for value in self.values.values() if value is not None]
-        return statistics.stdev(known) if self.reached and len(known) > 1 else None
+        """The sample standard deviation over seeds; None for fewer than two."""
+        if not self.reached or len(self.values) < 2:
+            return None
+        return statistics.stdev(value for value in self.values.values() if value is not None)
 
 
-def jobs(table: Table, seeds: Sequence[int]) -> list[Job]:
-    """All runs of a table, seed by seed, so that a table cut short has whole seeds."""
-    return [
-        Job(f"{cell.name}/seed-{seed}", cell.config(seed), {"cell": cell.name, "seed": str(seed)})
-        for seed in seeds
-        for cell in table.cells
-    ]
+def make_jobs(table: Table, seeds: Sequence[int]) -> list[Job]:
+    """Return all runs of a table, seed by seed, so that an interrupted table has complete seeds."""
+    table_jobs = []
+    for seed in seeds:
+        for cell in table.cells:
+            labels = {"cell": cell.name, "seed": str(seed)}
+            table_jobs.append(Job(f"{cell.name}/seed-{seed}", cell.config(seed), labels))
+    return table_jobs
 
 
-def results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
-    """The numbers of each cell."""
-    measure = metric(table.metric)
-    found = []
+def compute_results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
+    """Return the result of each cell."""
+    score = metric(table.metric)
+    cell_results = []
     for cell in table.cells:
-        mine = [outcome for outcome in outcomes if outcome.job.labels["cell"] == cell.name]
-        runs = {outcome.job.config.seed: outcome.history for outcome in mine if outcome.history is not None}
-        values = {seed: measure.of(history, mine[0].job.config.target) for seed, history in runs.items()}
-        parts = [subset(outcome.job.config, outcome.path) for outcome in mine if outcome.history is not None]
-        found.append(
-            Result(
-                cell,
-                measure,
-                mine[0].job.config.rounds if mine else 0,
-                {seed: None if value is None else measure.to_display(value) for seed, value in values.items()},
-                {seed: 100 * (history.best or 0.0) for seed, history in runs.items()},
-                sum(record["timings"]["total"] for history in runs.values() for record in history.records),
-                {outcome.job.config.seed: outcome.error for outcome in mine if outcome.error is not None},
-                next(filter(None, parts), None),
-            )
-        )
-    return found
+        # The outcomes of the cell, one per seed.
+        cell_outcomes = [item for item in outcomes if item.job.labels["cell"] == cell.name]
+        rounds = cell_outcomes[0].job.config.rounds if cell_outcomes else 0
+        values: dict[int, float | None] = {}
+        best = {}
+        errors = {}
+        times: list[float] = []
+        part = None
+        for outcome in cell_outcomes:
+            config = outcome.job.config
+            if outcome.error is not None:
+                errors[config.seed] = outcome.error
+            if outcome.history is None:
+                continue
+            value = score.of(outcome.history, config.target)
+            values[config.seed] = None if value is None else score.to_display(value)
+            best[config.seed] = 100 * (outcome.history.best or 0.0)
+            times += [record["timings"]["total"] for record in outcome.history.records]
+            part = part or describe_subset(config, outcome.path)
+        cell_results.append(Result(cell, score, rounds, values, best, sum(times), errors, part))
+    return cell_results
 
 
-def ours(result: Result) -> str:
-    """Mean and deviation as text; where a target was not reached, how often, and the best accuracy."""
+def describe_subset(config: Config, path: Path) -> str | None:
+    """Return what part of a data set a run used; None if it used all, or if it is not known.
+
+    The number of samples is checked only if the partition uses all samples.
+
+    Args:
+        config: the settings of the run.
+        path: the run directory.
+    """
+    sizes = SIZES.get(config.data.name.partition(":")[0])
+    clients = read_clients(path)
+    if sizes is None or clients is None or "counts" not in clients:
+        return None
+    all_samples, _, _, all_classes = sizes
+    samples = sum(clients["sizes"])
+    classes = len(clients["counts"][0])
+    uses_all_samples = parse(config.data.partition, PARTITIONS).whole
+    has_all_samples = samples == all_samples or not uses_all_samples
+    if classes == all_classes and has_all_samples:
+        return None
+    return f"subset: {samples:,} samples, {classes} classes"
+
+
+def format_mean(result: Result) -> str:
+    """Return the mean and deviation as text.
+
+    If a target was not reached: in how many runs, and the mean of the best accuracies.
+    """
     if not result.values:
         return "failed" if result.errors else "-"
     digits = _digits(result)
@@ -111,35 +156,44 @@ def ours(result: Result) -> str:
         missed = sum(value is None for value in result.values.values())
         best = statistics.mean(result.best.values())
         return f"N/A in {missed} of {len(result.values)} ({best:.2f} %)"
-    spread = "" if result.deviation is None else f" ± {result.deviation:.{digits}f}"
-    return f"{result.mean:.{digits}f}{spread}"
+    text = f"{result.mean:.{digits}f}"
+    if result.deviation is not None:
+        text += f" ± {result.deviation:.{digits}f}"
+    return text
 
 
-def by_seed(result: Result) -> str:
-    """The number of each seed."""
+def format_values(result: Result) -> str:
+    """Return the values of all seeds as text."""
     digits = _digits(result)
-    return ", ".join("N/A" if value is None else f"{value:.{digits}f}" for value in result.values.values())
+    texts = ["N/A" if value is None else f"{value:.{digits}f}" for value in result.values.values()]
+    return ", ".join(texts)
 
 
 def _digits(result: Result) -> int:
     return 2 if result.metric.percent else 0
 
 
-def gap(result: Result) -> str:
-    """Ours less the paper's: in points, or in percent of the paper's rounds; nothing where they cannot be compared."""
-    if result.remark is not None or _silent(result.cell.number):
-        return ""
-    if result.mean is None or result.cell.number.value is None:
-        return "" if (result.mean is None) != (result.cell.number.value is None) else "both N/A"
-    if not result.metric.percent:
-        return f"{result.mean / result.cell.number.value - 1:+.0%}"
-    return f"{result.mean - result.cell.number.value:+.2f}"
+def format_gap(result: Result) -> str:
+    """Return our number minus the paper's as text; empty if they cannot be compared.
 
-
-def beyond(result: Result) -> bool:
-    """Whether the gap asks for a cause."""
+    It is in points of accuracy, or in percent of the paper's rounds.
+    """
     paper = result.cell.number.value
-    if result.remark is not None or _silent(result.cell.number):
+    if result.remark is not None or _is_missing(result.cell.number):
+        return ""
+    if result.mean is None and paper is None:
+        return "both N/A"
+    if result.mean is None or paper is None:
+        return ""
+    if not result.metric.percent:
+        return f"{result.mean / paper - 1:+.0%}"
+    return f"{result.mean - paper:+.2f}"
+
+
+def has_large_gap(result: Result) -> bool:
+    """Return whether the gap is so large that it needs an explanation."""
+    paper = result.cell.number.value
+    if result.remark is not None or _is_missing(result.cell.number):
         return False
     if result.mean is None or paper is None:
         return (result.mean is None) != (paper is None)
@@ -148,14 +202,29 @@ def beyond(result: Result) -> bool:
     return abs(result.mean - paper) > POINTS
 
 
-def _silent(number: Number) -> bool:
+def _is_missing(number: Number) -> bool:
+    """Return whether the paper has no number."""
     return number.value is None and number.best is None
 
 
-def markdown(table: Table, found: Sequence[Result], command: Sequence[str], environment: Mapping[str, Any]) -> str:
-    """The table with everything needed to judge it: command, versions, time, deviations."""
-    seconds = sum(result.seconds for result in found)
-    versions = ", ".join(f"{name} {environment[name]}" for name in ("steelyard", "python", "torch", "numpy"))
+def to_markdown(
+    table: Table,
+    cell_results: Sequence[Result],
+    command: Sequence[str],
+    environment: Mapping[str, Any],
+) -> str:
+    """Return the page `table.md`: the table with command, versions, time and deviations.
+
+    Args:
+        table: the table.
+        cell_results: the result of each cell.
+        command: the command that ran the table.
+        environment: the versions and cores, as `environment.json` has them.
+    """
+    # The command and the versions.
+    seconds = sum(result.seconds for result in cell_results)
+    packages = ("steelyard", "python", "torch", "numpy")
+    versions = ", ".join(f"{name} {environment[name]}" for name in packages)
     lines = [
         f"# {table.name}: {table.title}",
         "",
@@ -167,72 +236,104 @@ def markdown(table: Table, found: Sequence[Result], command: Sequence[str], envi
         f"$ {shlex.join(_drop_out_option(command))}",
         "```",
         "",
-        f"{versions}; {environment['cores']} cores; {duration(seconds)} of rounds in all, runs side by side.",
+        f"{versions}; {environment['cores']} cores; {format_duration(seconds)} of rounds in all, runs side by side.",
         "",
     ]
-    short = {result.rounds for result in found if result.rounds < table.rounds}
-    if short:
-        planned = f"{table.rounds_source}'s {table.rounds}"
-        lines += [f"**Reduced: {_either(short)} rounds instead of {planned}.** Gaps say little.", ""]
-    if any(result.subset for result in found):
-        lines += ["**Some cells had only a subset of their data set.** They cannot be compared with the paper's.", ""]
-    if any(result.cell.difference and not result.cell.is_control for result in found):
-        lines += ["**Some cells had another network or data set than the paper's.** They have no gap.", ""]
-    lines += ["| setting | algorithm | paper | ours | by seed | gap | |", "|---|---|---|---|---|---|---|"]
-    for result in found:
+
+    # Warnings.
+    reduced = {result.rounds for result in cell_results if result.rounds < table.rounds}
+    if reduced:
+        rounds = " or ".join(map(str, sorted(reduced)))
+        paper_rounds = f"{table.rounds_source}'s {table.rounds}"
+        lines += [f"**Reduced: {rounds} rounds instead of {paper_rounds}.** Gaps say little.", ""]
+    if any(result.subset for result in cell_results):
+        lines += [
+            "**Some cells had only a subset of their data set.** They cannot be compared with the paper's.",
+            "",
+        ]
+    if any(result.cell.difference and not result.cell.is_control for result in cell_results):
+        lines += [
+            "**Some cells had another network or data set than the paper's.** They have no gap.",
+            "",
+        ]
+
+    # The table.
+    lines += [
+        "| setting | algorithm | paper | ours | by seed | gap | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in cell_results:
         cell = result.cell
-        fields = [cell.column, cell.row, cell.paper_text, ours(result), by_seed(result), gap(result)]
-        lines.append(f"| {' | '.join(map(markdown_text, [*fields, _flag(result, table)]))} |")
-    limits = f"{SHARE:.0%} of rounds" if table.metric == "rounds" else f"{POINTS:g} points"
-    lines += ["", f"*beyond*: further than {limits} from the paper.", ""]
-    if any(result.cell.is_control for result in found):
+        fields = [cell.column, cell.row, cell.paper_text]
+        fields += [format_mean(result), format_values(result), format_gap(result), _describe_flag(result, table)]
+        lines.append(f"| {' | '.join(map(markdown_text, fields))} |")
+
+    # What the flags mean.
+    limit = f"{SHARE:.0%} of rounds" if table.metric == "rounds" else f"{POINTS:g} points"
+    lines += ["", f"*beyond*: further than {limit} from the paper.", ""]
+    if any(result.cell.is_control for result in cell_results):
         lines += ["*control*: a row of ours, which the paper does not have.", ""]
-    errors = [(result.cell.name, seed, error) for result in found for seed, error in result.errors.items()]
+
+    # Failures and deviations.
+    errors = []
+    for result in cell_results:
+        for seed, error in result.errors.items():
+            errors.append(f"- {result.cell.name}, seed {seed}: {markdown_text(error)}")
     if errors:
-        lines += ["Failed:", "", *(f"- {name}, seed {seed}: {markdown_text(text)}" for name, seed, text in errors), ""]
+        lines += ["Failed:", "", *errors, ""]
     lines += ["Known deviations:", ""]
-    changed = [setting for setting in table.settings if not setting.startswith("data.dir=")]
-    if changed:
-        lines.append(f"- **Changed on the command line**, whatever is said below: `{'`, `'.join(changed)}`.")
+    settings = [setting for setting in table.settings if not setting.startswith("data.dir=")]
+    if settings:
+        texts = ", ".join(f"`{setting}`" for setting in settings)
+        lines.append(f"- **Changed on the command line**, whatever is said below: {texts}.")
     lines += [*(f"- {text}" for text in table.deviations), ""]
     return "\n".join(lines)
 
 
-def _flag(result: Result, table: Table) -> str:
-    """The last column of a cell: what a reader has to know before the gap."""
-    is_short = result.rounds < table.rounds
+def _describe_flag(result: Result, table: Table) -> str:
+    """Return the last column of a row: what a reader must know before the gap."""
+    is_reduced = result.rounds < table.rounds
     if result.cell.is_control:
-        return "control, reduced" if is_short else "control"
+        return "control, reduced" if is_reduced else "control"
     if result.difference is not None:
         return result.difference
-    if is_short:
+    if is_reduced:
         return "reduced"
-    return "beyond" if beyond(result) else ""
+    return "beyond" if has_large_gap(result) else ""
 
 
-def comma_separated(found: Sequence[Result]) -> str:
-    """One line per cell and seed."""
-    head = ["cell", "setting", "algorithm", "seed", "rounds_planned", "paper", "ours", "best_accuracy", "remark"]
-    rows: list[list[str | float | None]] = [[*head]]
-    for result in found:
+def to_csv(cell_results: Sequence[Result]) -> str:
+    """Return the file `table.csv`: one line per cell and seed."""
+    rows: list[list[str | float | None]] = [
+        [
+            "cell",
+            "setting",
+            "algorithm",
+            "seed",
+            "rounds_planned",
+            "paper",
+            "ours",
+            "best_accuracy",
+            "remark",
+        ]
+    ]
+    for result in cell_results:
         cell = result.cell
+        paper = "" if cell.number.value is None else f"{cell.number.value:g}"
         for seed, value in result.values.items():
-            paper = "" if cell.number.value is None else f"{cell.number.value:g}"
-            mine = "" if value is None else f"{value:g}"
+            number = "" if value is None else f"{value:g}"
             best = f"{result.best[seed]:.4f}"
-            rows.append([cell.name, cell.column, cell.row, seed, result.rounds, paper, mine, best, result.remark])
+            names = [cell.name, cell.column, cell.row]
+            rows.append([*names, seed, result.rounds, paper, number, best, result.remark])
     return csv_lines(rows)
 
 
 def _drop_out_option(command: Sequence[str]) -> list[str]:
-    """The command without where its runs went, which is nobody else's business."""
-    kept, skip = [], False
+    """Return the command without --out, which names a directory of the user."""
+    words = []
+    is_value = False
     for word in command:
-        if not skip and word != "--out" and not word.startswith("--out="):
-            kept.append(word)
-        skip = word == "--out"
-    return kept
-
-
-def _either(values: set[int]) -> str:
-    return " or ".join(map(str, sorted(values)))
+        if not is_value and word != "--out" and not word.startswith("--out="):
+            words.append(word)
+        is_value = word == "--out"
+    return words

@@ -1,8 +1,11 @@
-"""A sweep run whole, and what it leaves: `results.csv` as it goes on, then `results.md`, `results.tex`, `table.csv`."""
+"""Runs a sweep and writes its results.
+
+`results.csv` is written while the sweep runs; `results.md`, `results.tex` and `table.csv` at its end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +17,15 @@ from steelyard.experiments.run_groups import Run, find_differences
 from steelyard.experiments.scores import METRICS, Metric, of_monitored
 from steelyard.experiments.scores import metric as find_metric
 from steelyard.experiments.sweep import Sweep
-from steelyard.experiments.tables import Table, csv_lines, long_head, long_row, markdown_text, overview, pivot
+from steelyard.experiments.tables import (
+    Table,
+    csv_lines,
+    long_head,
+    long_row,
+    markdown_text,
+    overview,
+    pivot,
+)
 from steelyard.runs.directory import write_text
 from steelyard.runs.lock import lock_directory
 
@@ -23,14 +34,14 @@ RESULTS = "results.csv"
 
 @dataclass(frozen=True)
 class Summary:
-    """What a sweep came to.
+    """The results of a sweep.
 
     Attributes:
-        table: algorithms by settings.
-        overview: all measures.
-        comparisons: every algorithm against the reference.
-        failed: the outcomes of jobs that failed.
-        unlike: sentences on runs that should have started alike, and did not.
+        table: one score of all algorithms and settings.
+        overview: all scores.
+        comparisons: the comparison of every algorithm with the reference.
+        failed: the outcomes of failed jobs.
+        unlike: sentences about runs with the same seed that did not start alike.
         notes: what the user should know.
     """
 
@@ -43,7 +54,14 @@ class Summary:
 
 
 def summarise(sweep: Sweep, outcomes: Sequence[Outcome], metric: Metric, confidence: float = 0.95) -> Summary:
-    """Tables and comparisons of what is finished."""
+    """Return the tables and comparisons of the finished runs.
+
+    Args:
+        sweep: the sweep.
+        outcomes: the outcomes of its jobs.
+        metric: the score of the table and of comparisons.
+        confidence: the confidence level of intervals.
+    """
     runs = [Run.of(outcome) for outcome in outcomes if outcome.history is not None]
     return Summary(
         pivot(runs, metric, sweep.target, sweep.seeds),
@@ -55,33 +73,50 @@ def summarise(sweep: Sweep, outcomes: Sequence[Outcome], metric: Metric, confide
     )
 
 
-def markdown(sweep: Sweep, summary: Summary, metric: Metric) -> str:
-    """The page `results.md`."""
-    parts = [f"# {markdown_text(sweep.name)}\n", f"{summary.table.title}.\n", summary.table.markdown()]
-    said = [f"- {markdown_text(one.sentence(metric))}\n" for one in summary.comparisons]
-    said += [f"- {markdown_text(text)}\n" for one in summary.comparisons if (text := one.communication())]
-    if said:
-        parts += ["## Differences\n", "".join(said)]
+def to_markdown(sweep: Sweep, summary: Summary, metric: Metric) -> str:
+    """Return the page `results.md`."""
+    table = summary.table
+    parts = [f"# {markdown_text(sweep.name)}\n", f"{table.title}.\n", table.markdown()]
+
+    # Differences.
+    sentences = [comparison.sentence(metric) for comparison in summary.comparisons]
+    sentences += [comparison.communication() for comparison in summary.comparisons]
+    if sentences:
+        parts += ["## Differences\n", _format_list(filter(None, sentences))]
+
+    # All scores, failures and notes.
     parts += ["## All measures\n", f"{summary.overview.title}.\n", summary.overview.markdown()]
-    wrong = [f"- {markdown_text(one.job.name)}: {markdown_text(one.error or '')}\n" for one in summary.failed]
-    if wrong:
-        parts += ["## Failed\n", "".join(wrong)]
-    notes = [f"- {markdown_text(note)}\n" for note in (*summary.unlike, *summary.notes)]
+    if summary.failed:
+        errors = [f"{outcome.job.name}: {outcome.error or ''}" for outcome in summary.failed]
+        parts += ["## Failed\n", _format_list(errors)]
+    notes = (*summary.unlike, *summary.notes)
     if notes:
-        parts += ["## Notes\n", "".join(notes)]
+        parts += ["## Notes\n", _format_list(notes)]
     parts.append(f"{len(sweep.jobs)} runs, Steelyard {__version__}; `environment.json` of each run has the rest.\n")
     return "\n".join(parts)
 
 
+def _format_list(texts: Iterable[str]) -> str:
+    """Return texts as a list in Markdown."""
+    return "".join(f"- {markdown_text(text)}\n" for text in texts)
+
+
 def write(sweep: Sweep, outcomes: Sequence[Outcome], summary: Summary, metric: Metric, out: Path) -> list[Path]:
-    """Writes the files of a finished sweep, each atomically; returns their paths."""
-    rows = [
-        long_row(outcome.job.name, sweep.axes, Run.of(outcome), sweep.target)
-        for outcome in outcomes
-        if outcome.history is not None
-    ]
+    """Write the files of a finished sweep, each atomically, and return their paths.
+
+    Args:
+        sweep: the sweep.
+        outcomes: the outcomes of its jobs.
+        summary: their summary.
+        metric: the score of comparisons.
+        out: the directory.
+    """
+    rows = []
+    for outcome in outcomes:
+        if outcome.history is not None:
+            rows.append(long_row(outcome.job.name, sweep.axes, Run.of(outcome), sweep.target))
     texts = {
-        "results.md": markdown(sweep, summary, metric),
+        "results.md": to_markdown(sweep, summary, metric),
         "results.tex": summary.table.latex() + "\n" + summary.overview.latex(),
         "table.csv": summary.table.csv(),
         RESULTS: csv_lines([long_head(sweep.axes, sweep.target), *rows]),
@@ -91,22 +126,29 @@ def write(sweep: Sweep, outcomes: Sequence[Outcome], summary: Summary, metric: M
     return [out / name for name in texts]
 
 
-class _Ledger:
-    """`results.csv` while the sweep goes on: a row for each run as it finishes. Passes on what it hears."""
+class _ResultWriter:
+    """Writes a row to `results.csv` when a run finishes, and forwards all calls to `watch`."""
 
     def __init__(self, sweep: Sweep, out: Path, watch: Watch) -> None:
-        self.sweep, self.path, self.watch = sweep, out / RESULTS, watch
-        self.on_start, self.on_progress = watch.on_start, watch.on_progress
-        self.begun = False
+        self.sweep = sweep
+        self.path = out / RESULTS
+        self.watch = watch
+        self.on_start = watch.on_start
+        self.on_progress = watch.on_progress
+        self.has_head = False
 
     def on_finish(self, outcome: Outcome) -> None:
-        """One more row, if it did not fail."""
-        rows: list[list[str | float | None]] = [] if self.begun else [[*long_head(self.sweep.axes, self.sweep.target)]]
+        """Write a row, unless the job failed."""
+        axes = self.sweep.axes
+        target = self.sweep.target
+        rows: list[list[str | float | None]] = []
+        if not self.has_head:
+            rows.append([*long_head(axes, target)])
         if outcome.history is not None:
-            rows.append(long_row(outcome.job.name, self.sweep.axes, Run.of(outcome), self.sweep.target))
-        with open(self.path, "a" if self.begun else "w", encoding="utf-8") as file:
+            rows.append(long_row(outcome.job.name, axes, Run.of(outcome), target))
+        with open(self.path, "a" if self.has_head else "w", encoding="utf-8") as file:
             file.write(csv_lines(rows))
-        self.begun = True
+        self.has_head = True
         self.watch.on_finish(outcome)
 
 
@@ -119,16 +161,26 @@ def run_sweep(
     watch: Watch | None = None,
     overwrite: bool = False,
 ) -> Summary:
-    """Runs what is not finished of a sweep, and writes its results into `out`; `run_jobs` says how."""
-    chosen = find_metric(metric) if isinstance(metric, str) else metric
-    if chosen.name == "rounds" and sweep.target is None:
+    """Run the unfinished jobs of a sweep, and write the results.
+
+    Args:
+        sweep: the sweep.
+        out: the directory of the runs and the results. It is locked meanwhile.
+        metric: the score of the table and of comparisons, or its name.
+        parallel: the number of simultaneous runs; by default one per core.
+        watch: callbacks.
+        overwrite: replace runs of another configuration instead of raising an error.
+    """
+    score = find_metric(metric) if isinstance(metric, str) else metric
+    if score.name == "rounds" and sweep.target is None:
         raise SteelyardError("metric 'rounds': no target is given: use target = 0.9 in the file")
     out = Path(out)
-    ledger = _Ledger(sweep, out, watch or Silent())
+    writer = _ResultWriter(sweep, out, watch or Silent())
     with lock_directory(out, "sweep"):
-        outcomes = run_jobs(sweep.jobs, out, parallel=parallel, watch=ledger, overwrite=overwrite)
+        outcomes = run_jobs(sweep.jobs, out, parallel=parallel, watch=writer, overwrite=overwrite)
         histories = [outcome.history for outcome in outcomes if outcome.history is not None]
-        chosen = of_monitored(chosen, histories, strict=False) if chosen.name in METRICS else chosen
-        summary = summarise(sweep, outcomes, chosen)
-        write(sweep, outcomes, summary, chosen, out)
+        if score.name in METRICS:
+            score = of_monitored(score, histories, strict=False)
+        summary = summarise(sweep, outcomes, score)
+        write(sweep, outcomes, summary, score, out)
     return summary

@@ -1,4 +1,4 @@
-"""Finished runs, sorted by algorithm, setting and seed, and whether those with the same seed started alike."""
+"""Groups runs by algorithm, setting and seed, and checks that runs with the same seed started alike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from steelyard.runs.monitor import Monitor
 Labels = tuple[tuple[str, str], ...]
 
 ALGORITHM = ("case", *(part.name for part in fields(Algorithm)))
-_IDLE = (
+# Keys that do not change results, and the seed.
+_IGNORED_KEYS = (
     "seed",
     "workers",
     "executor",
@@ -28,17 +29,21 @@ _IDLE = (
     "data.dir",
     "monitor",
     "mode",
-)  # change no number, or are the seed
+)
 
 
 def is_of_algorithm(axis: str) -> bool:
-    """Whether an axis is about the algorithm; the others are about its setting."""
+    """Return whether an axis belongs to the algorithm; the others belong to the setting."""
     return axis in ALGORITHM or axis.startswith("local.")
 
 
-def label(labels: Labels) -> str:
-    """For people: `fedavg + fedcos:mu=0.02 lr=0.1`. Parts that are not there are left out, settings go by commas."""
-    names, values = [], []
+def format_labels(labels: Labels) -> str:
+    """Return labels as text: `fedavg + fedcos:mu=0.02 lr=0.1`; settings with commas.
+
+    Parts of the algorithm that are "none" are omitted.
+    """
+    names = []
+    values = []
     for axis, value in labels:
         if value == "none" and axis in ALGORITHM:
             continue
@@ -52,7 +57,7 @@ def label(labels: Labels) -> str:
 
 
 def is_bare(value: str) -> bool:
-    """Whether a value says nothing without what it is of: a number, true, false, none."""
+    """Return whether a value is unclear without its key: a number, true, false, none."""
     try:
         float(value)
     except ValueError:
@@ -60,22 +65,24 @@ def is_bare(value: str) -> bool:
     return True
 
 
-def text(value: Any) -> str:
-    """A value of a configuration as text."""
-    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+def format_setting(value: Any) -> str:
+    """Return a value of a configuration as text."""
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, finished unless it says otherwise.
+    """A run with the labels that distinguish it from others.
 
     Attributes:
-        path: its directory.
-        history: its rounds.
-        algorithm: what tells its algorithm from others, by axis.
-        setting: what tells its data, model and participation from others, by axis.
-        seed: of everything.
-        planned: rounds it was to have, if it has not had them all yet.
+        path: the run directory.
+        history: the rounds.
+        algorithm: the labels of the algorithm, by axis.
+        setting: the labels of data, model and participation, by axis.
+        seed: the random seed.
+        planned: the planned number of rounds if the run is unfinished; None if it is finished.
     """
 
     path: Path
@@ -87,7 +94,7 @@ class Run:
 
     @staticmethod
     def of(outcome: Outcome) -> Run:
-        """The run of a job that did not fail."""
+        """Return the run of a job that did not fail."""
         assert outcome.history is not None
         axes = [(axis, value) for axis, value in outcome.job.labels.items() if axis != "seed"]
         return Run(
@@ -100,165 +107,252 @@ class Run:
 
     @property
     def name(self) -> str:
-        """For messages."""
-        where = ", ".join(filter(None, [label(self.setting), f"seed {self.seed}"]))
-        return f"{label(self.algorithm) or 'run'} ({where})"
+        """The name of the run in messages."""
+        context = ", ".join(filter(None, [format_labels(self.setting), f"seed {self.seed}"]))
+        return f"{format_labels(self.algorithm) or 'run'} ({context})"
 
 
 def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tuple[list[Run], list[str]]:
-    """The finished runs in and below directories, told apart by what varies between them; and notes on the others.
+    """Read the finished runs in directories and their subdirectories.
 
     Args:
-        directories: run directories, or directories of them.
-        unfinished: take those in as well that have a round but not all of them.
+        directories: run directories, or directories that contain them.
+        unfinished: also return unfinished runs that have at least one round.
+
+    Returns:
+        The runs, labelled by the settings that differ between them; and notes on other runs.
     """
-    stored, histories, open_runs, notes = {}, {}, {}, []
+    # Read the runs; note those that are unfinished.
+    configs = {}
+    histories = {}
+    planned_rounds = {}
+    notes = []
     for path in _find_run_directories(map(Path, directories)):
         config = read_config(path)
         records = read_log(path)
         monitor = Monitor.read(config)
-        history = History(path.name, records, {}, path, monitor) if records else None
         planned = config.get("resolved", {}).get("rounds", 0)
-        done = 0 if history is None else len(history)
-        if history is None or (done < planned and not monitor.is_done(history)):
-            if unfinished and history is not None:
-                stored[path], histories[path], open_runs[path] = config, history, planned
-                notes.append(f"{path}: unfinished ({done} of {planned} rounds)")
-                continue
-            notes.append(
-                f"{path}: unfinished ({done} of {planned} rounds), left out: go on with "
-                f"steelyard resume {shlex.quote(str(path))}"
-            )
+        note = f"{path}: unfinished ({len(records)} of {planned} rounds)"
+        if not records:
+            notes.append(f"{note}, left out: {_resume_hint(path)}")
             continue
-        stored[path], histories[path] = config, history
-    plain = _settings(stored)
-    keys = dict.fromkeys(key for one in plain.values() for key in one)
-    varying = [key for key in keys if len({one.get(key) for one in plain.values()}) > 1 and key not in _IDLE]
-    parts = [part for part in ALGORITHM if any(one.get(part, "none") != "none" for one in plain.values())]
-    shown = varying if any(map(is_of_algorithm, varying)) else [*parts, *varying]  # one algorithm: all that it is
+        history = History(path.name, records, {}, path, monitor)
+        if len(history) < planned and not monitor.is_done(history):
+            if not unfinished:
+                notes.append(f"{note}, left out: {_resume_hint(path)}")
+                continue
+            notes.append(note)
+            planned_rounds[path] = planned
+        configs[path] = config
+        histories[path] = history
+
+    # Label the runs by the settings that differ; if the algorithm is the same, also by its parts.
+    settings = _read_settings(configs)
+    axes = _find_axes(settings.values())
     runs = []
-    for path, one in plain.items():
-        pairs = [(key, one.get(key, "none")) for key in shown]
-        algorithm = tuple(pair for pair in pairs if is_of_algorithm(pair[0]))
-        setting = tuple(pair for pair in pairs if not is_of_algorithm(pair[0]))
-        runs.append(Run(path, histories[path], algorithm, setting, one["seed"], open_runs.get(path)))
-    runs, left_out = _once(runs)
-    unknown = [
-        f"{run.path / COHORTS}: cannot be read: whether its rounds asked the same clients as others' is not checked"
-        for run in runs
-        if len(runs) > 1 and read_cohorts(run.path) is None
-    ]
-    return runs, [*notes, *left_out, *unknown]
+    for path, values in settings.items():
+        labels = [(key, values.get(key, "none")) for key in axes]
+        algorithm = tuple(pair for pair in labels if is_of_algorithm(pair[0]))
+        setting = tuple(pair for pair in labels if not is_of_algorithm(pair[0]))
+        planned = planned_rounds.get(path)
+        runs.append(Run(path, histories[path], algorithm, setting, values["seed"], planned))
+
+    # Remove copies, and note runs whose cohorts cannot be checked.
+    runs, copy_notes = _remove_copies(runs)
+    notes += copy_notes
+    if len(runs) > 1:
+        for run in runs:
+            if read_cohorts(run.path) is None:
+                notes.append(
+                    f"{run.path / COHORTS}: cannot be read: whether its rounds had the same clients "
+                    "as those of other runs is not checked"
+                )
+    return runs, notes
 
 
-def _once(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
-    """Each run once: of several the finished one, or else the newest; and notes on the others."""
-    kept: dict[tuple[Labels, Labels, str], Run] = {}
+def _resume_hint(path: Path) -> str:
+    return f"finish it with steelyard resume {shlex.quote(str(path))}"
+
+
+def _find_axes(settings: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return the keys that differ between runs.
+
+    If no key of the algorithm differs, the parts of the algorithm that are not "none" come first.
+    """
+    settings = list(settings)
+    varying = []
+    for key in dict.fromkeys(key for values in settings for key in values):
+        if key not in _IGNORED_KEYS and len({values.get(key) for values in settings}) > 1:
+            varying.append(key)
+    if any(map(is_of_algorithm, varying)):
+        return varying
+    parts = []
+    for part in ALGORITHM:
+        if any(values.get(part, "none") != "none" for values in settings):
+            parts.append(part)
+    return [*parts, *varying]
+
+
+def _remove_copies(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
+    """Return each run once, and notes on copies.
+
+    Of several copies, the finished one is returned, or the newest.
+    """
+    unique: dict[tuple[Labels, Labels, str], Run] = {}
     notes = []
     for run in runs:
         key = (run.setting, run.algorithm, run.seed)
-        other = kept.setdefault(key, run)
-        if other is run:
+        previous = unique.setdefault(key, run)
+        if previous is run:
             continue
-        what = _differences(other, run) or _parting(other, run)
-        if what:
+        reason = _compare_starts(previous, run) or _compare_records(previous, run)
+        if reason:
+            name = format_labels(run.algorithm) or "a run"
             raise SteelyardError(
-                f"{run.path} and {other.path} are both {label(run.algorithm) or 'a run'}, seed {run.seed}, "
-                f"and are not the same run ({what}): give one of them"
+                f"{run.path} and {previous.path} are both {name}, seed {run.seed}, "
+                f"and are not the same run ({reason}): give one of them"
             )
-        older, kept[key] = sorted((other, run), key=_standing)
-        notes.append(f"{older.path}: the same run as {kept[key].path}, left out")
-    return list(kept.values()), notes
+        older, newer = sorted((previous, run), key=_copy_rank)
+        unique[key] = newer
+        notes.append(f"{older.path}: the same run as {newer.path}, left out")
+    return list(unique.values()), notes
 
 
-def _parting(one: Run, other: Run) -> str:
-    """From which round on two runs are not the same: what they were made of may not be all on record."""
-    both = zip(one.history.comparable(), other.history.comparable(), strict=False)
-    differs = next((a["round"] for a, b in both if a != b), None)
-    return "" if differs is None else f"their records differ from round {differs} on"
+def _compare_records(first: Run, second: Run) -> str:
+    """Return the round from which the records of two runs differ, as text; empty if they do not.
+
+    Runs with the same recorded settings may differ: not all settings are recorded.
+    """
+    records = zip(first.history.comparable(), second.history.comparable(), strict=False)
+    for first_record, second_record in records:
+        if first_record != second_record:
+            return f"their records differ from round {first_record['round']} on"
+    return ""
 
 
-def _standing(run: Run) -> tuple[bool, int]:
+def _copy_rank(run: Run) -> tuple[bool, int]:
+    """Return a key that sorts finished runs after unfinished ones, then by time."""
     return run.planned is None, (run.path / ROUNDS).stat().st_mtime_ns
 
 
-def groups(runs: Iterable[Run]) -> dict[Labels, dict[Labels, dict[str, Run]]]:
-    """Runs by setting, algorithm and seed, each in the order they come in."""
-    made: dict[Labels, dict[Labels, dict[str, Run]]] = {}
+def group_runs(runs: Iterable[Run]) -> dict[Labels, dict[Labels, dict[str, Run]]]:
+    """Return runs by setting, algorithm and seed, in the order of their appearance."""
+    settings: dict[Labels, dict[Labels, dict[str, Run]]] = {}
     for run in runs:
-        seeds = made.setdefault(run.setting, {}).setdefault(run.algorithm, {})
+        seeds = settings.setdefault(run.setting, {}).setdefault(run.algorithm, {})
         if run.seed in seeds:
             raise SteelyardError(
-                f"{run.path}: the same run as {seeds[run.seed].path} ({label(run.algorithm)}, seed {run.seed}): "
-                "give one of them"
+                f"{run.path}: the same run as {seeds[run.seed].path} "
+                f"({format_labels(run.algorithm)}, seed {run.seed}): give one of them"
             )
         seeds[run.seed] = run
-    return made
+    return settings
+
+
+def list_algorithms(settings: Mapping[Labels, Mapping[Labels, Any]]) -> list[Labels]:
+    """Return all algorithms of grouped runs, in the order of their appearance."""
+    algorithms: dict[Labels, None] = {}
+    for column in settings.values():
+        algorithms.update(dict.fromkeys(column))
+    return list(algorithms)
 
 
 def find_differences(runs: Iterable[Run]) -> list[str]:
-    """What is wrong with pairs of the same setting and seed: a sentence for each that did not start alike."""
+    """Return a sentence for each run that did not start like others of its setting and seed."""
     sentences = []
-    for algorithms in groups(runs).values():
-        first: dict[str, Run] = {}
-        for run in (run for seeds in algorithms.values() for run in seeds.values()):
-            other = first.setdefault(run.seed, run)
-            what = _differences(other, run)
-            if what:
-                sentences.append(
-                    f"{other.name} and {run.name} did not start alike ({what}): "
-                    "their difference is not the algorithm's alone"
-                )
+    for algorithms in group_runs(runs).values():
+        first_runs: dict[str, Run] = {}
+        for seeds in algorithms.values():
+            for run in seeds.values():
+                first = first_runs.setdefault(run.seed, run)
+                reason = _compare_starts(first, run)
+                if reason:
+                    sentences.append(
+                        f"{first.name} and {run.name} did not start alike ({reason}): "
+                        "their difference is not the algorithm's alone"
+                    )
     return sentences
 
 
-def _differences(one: Run, other: Run) -> str:
-    a, b = (read_config(run.path).get("resolved", {}) for run in (one, other))
-    said = []
-    if a.get("data", {}).get("fingerprint") != b.get("data", {}).get("fingerprint"):
-        said.append("other data or another partition")
-    if a.get("proxy", {}).get("fingerprint") != b.get("proxy", {}).get("fingerprint"):
-        said.append("other proxy data")
-    if a.get("model", {}).get("initial") != b.get("model", {}).get("initial"):
-        said.append("another initial model")
-    asked = zip(
-        read_cohorts(one.path) or (), read_cohorts(other.path) or (), strict=False
-    )  # one of them may have been prolonged
-    differs = next((number for number, (x, y) in enumerate(asked, 1) if x != y), None)
-    if differs is not None:
-        said.append(f"other cohorts from round {differs} on")
-    layers = {resolved.get("model", {}).get("layers") for resolved in (a, b)} - {None}  # not in older runs
-    if len(layers) > 1:
-        said.append("other layers")
-    return ", ".join(said)
+def _compare_starts(first: Run, second: Run) -> str:
+    """Return how data, initial model and cohorts of two runs differ, as text; empty if not."""
+    first_values = read_config(first.path).get("resolved", {})
+    second_values = read_config(second.path).get("resolved", {})
+
+    def differ(section: str, key: str) -> bool:
+        first_value = first_values.get(section, {}).get(key)
+        return bool(first_value != second_values.get(section, {}).get(key))
+
+    # Data and initial model.
+    reasons = []
+    if differ("data", "fingerprint"):
+        reasons.append("other data or another partition")
+    if differ("proxy", "fingerprint"):
+        reasons.append("other proxy data")
+    if differ("model", "initial"):
+        reasons.append("another initial model")
+
+    # Cohorts of the rounds that both have: one run may have been extended.
+    first_cohorts = read_cohorts(first.path) or ()
+    second_cohorts = read_cohorts(second.path) or ()
+    cohorts = zip(first_cohorts, second_cohorts, strict=False)
+    for number, (first_cohort, second_cohort) in enumerate(cohorts, 1):
+        if first_cohort != second_cohort:
+            reasons.append(f"other cohorts from round {number} on")
+            break
+
+    # Layers, which older runs did not record.
+    layers = {values.get("model", {}).get("layers") for values in (first_values, second_values)}
+    if len(layers - {None}) > 1:
+        reasons.append("other layers")
+    return ", ".join(reasons)
 
 
 def _find_run_directories(directories: Iterable[Path]) -> list[Path]:
-    """Run directories in or below these."""
-    made: dict[Path, None] = {}
+    """Return the run directories in directories and their subdirectories, each once."""
+    paths: dict[Path, None] = {}
     for directory in directories:
-        runs = [directory] if (directory / CONFIG).exists() else sorted(p.parent for p in directory.rglob(CONFIG))
+        if (directory / CONFIG).exists():
+            runs = [directory]
+        else:
+            runs = sorted(path.parent for path in directory.rglob(CONFIG))
         if not runs:
             raise SteelyardError(f"{directory}: holds no run: give run directories, or a directory of them")
-        made |= dict.fromkeys(runs)
-    return list(made)
+        paths |= dict.fromkeys(runs)
+    return list(paths)
 
 
-def _settings(stored: Mapping[Path, Mapping[str, Any]]) -> dict[Path, dict[str, str]]:
-    """What each run is, key by key. Where one was started from Python, only what is resolved is known of all."""
-    if all("config" in one for one in stored.values()):
-        whole = {path: flatten_keys(one["config"]) for path, one in stored.items()}
-    else:
-        whole = {path: _flatten_resolved(one["resolved"]) for path, one in stored.items()}
-    return {path: {key: text(value) for key, value in one.items()} for path, one in whole.items()}
+def _read_settings(configs: Mapping[Path, Mapping[str, Any]]) -> dict[Path, dict[str, str]]:
+    """Return the settings of each run as text, by key.
+
+    If a run was started from Python, only the resolved settings can be compared.
+    """
+    has_configs = all("config" in config for config in configs.values())
+    settings = {}
+    for path, config in configs.items():
+        if has_configs:
+            values = flatten_keys(config["config"])
+        else:
+            values = _flatten_resolved(config["resolved"])
+        settings[path] = {key: format_setting(value) for key, value in values.items()}
+    return settings
 
 
 def _flatten_resolved(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Without hashes, which follow the seed, and metrics, which follow the algorithm: hashes are looked at by seed."""
-    apart = ("algorithm", "data", "model", "metrics", "proxy")
-    plain = {key: value for key, value in resolved.items() if key not in apart}
-    plain["data"] = {"name": resolved["data"]["name"], "clients": resolved["data"]["clients"]}
+    """Return resolved settings by key.
+
+    Hashes depend on the seed and are compared by `find_differences`; metrics depend on the
+    algorithm. Both are omitted.
+    """
+    omitted = ("algorithm", "data", "model", "metrics", "proxy")
+    values = {key: value for key, value in resolved.items() if key not in omitted}
+    data = resolved["data"]
+    values["data"] = {"name": data["name"], "clients": data["clients"]}
     if "proxy" in resolved:
-        options = resolved["proxy"].items()
-        plain["proxy"] = {key: value for key, value in options if key not in ("fingerprint", "samples")}
-    return flatten_keys(plain | dict(resolved["algorithm"]) | {"model": resolved["model"]["parameters"]})
+        proxy = dict(resolved["proxy"])
+        proxy.pop("fingerprint", None)
+        proxy.pop("samples", None)
+        values["proxy"] = proxy
+    values |= dict(resolved["algorithm"])
+    values["model"] = resolved["model"]["parameters"]
+    return flatten_keys(values)

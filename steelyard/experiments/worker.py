@@ -1,7 +1,8 @@
-"""One run in a process of its own: `python -m steelyard.experiments.worker`, started by `run_jobs`.
+"""Does one run in a process of its own: `python -m steelyard.experiments.worker`.
 
-The run comes as a line of JSON on standard input, which stays open: its end means that the parent is gone. One short
-line of JSON per round goes to standard output, and one sentence if the run fails.
+`run_jobs` starts it. The process reads its order as a line of JSON from standard input, which stays
+open: if it closes, the parent has ended. The process writes one line of JSON per round to standard
+output, and one with an error message if the run fails.
 """
 
 from __future__ import annotations
@@ -26,30 +27,36 @@ from steelyard.sim.simulate import simulate
 if TYPE_CHECKING:
     from steelyard.sim.simulator import Simulation
 
-SHOWN = ("round", "accuracy", "loss")
+REPORTED = ("round", "accuracy", "loss")
 
 
-class _Stream(Callback):
+class _Reporter(Callback):
+    """Sends a short record of every round to the parent."""
+
     def __init__(self, channel: IO[str]) -> None:
         self.channel = channel
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
-        say(self.channel, {name: record.get(name) for name in SHOWN})
+        send(self.channel, {name: record.get(name) for name in REPORTED})
 
 
-def say(channel: IO[str], message: Mapping[str, Any]) -> None:
-    """One line; a parent that is gone does not listen, and the watching thread will notice."""
+def send(channel: IO[str], message: Mapping[str, Any]) -> None:
+    """Write a message as one line.
+
+    If the parent has ended, nothing is written; `_exit_with_parent` ends the process.
+    """
     with contextlib.suppress(BrokenPipeError):
         channel.write(json.dumps(message) + "\n")
         channel.flush()
 
 
 def main() -> int:
-    """Reads the order, runs it, and says how it went."""
+    """Read the order, perform it, and return the exit code."""
     order = json.loads(sys.stdin.buffer.readline())
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what models and libraries print must not come between our lines
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    # Texts that models and libraries print go to standard error: our lines are for the parent only.
+    os.dup2(2, 1)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
         return perform(order, channel)
@@ -58,34 +65,48 @@ def main() -> int:
 
 
 def perform(order: Mapping[str, Any], channel: IO[str]) -> int:
-    """Runs what is ordered; the exit code."""
+    """Do a run and return the exit code.
+
+    Args:
+        order: `name`, `path`, `config`, `workers` and `overwrite` of the run.
+        channel: where to report rounds and errors.
+    """
     try:
         config = validate_config(order["config"], order["name"])
+        resources = {"executor": _choose_executor(config), "workers": order["workers"]}
         simulate(
-            **config.arguments() | {"executor": _executor(config), "workers": order["workers"]},
+            **config.arguments() | resources,
             out=Path(order["path"]),
             resume=not order["overwrite"],
             overwrite=order["overwrite"],
             config={"config": config.to_stored()},
-            callbacks=[_Stream(channel)],
+            callbacks=[_Reporter(channel)],
         )
     except (SteelyardError, OSError) as error:
-        say(channel, {"error": str(error)})
+        send(channel, {"error": str(error)})
         return 1
     except Exception as error:
-        say(channel, {"error": f"{type(error).__name__}: {error}"})
+        send(channel, {"error": f"{type(error).__name__}: {error}"})
         return 1
     return 0
 
 
-def _executor(config: Config) -> str:
-    """Forked workers where they can be had, even a single one: it keeps its memory, which is faster for CNNs."""
+def _choose_executor(config: Config) -> str:
+    """Return `process` for `auto` where possible.
+
+    Even a single forked worker is faster for CNNs, because it keeps its memory.
+    """
     on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
-    return "process" if config.executor == "auto" and can_fork() and on_cpu else config.executor
+    if config.executor == "auto" and on_cpu and can_fork():
+        return "process"
+    return config.executor
 
 
-def _die_with_parent() -> None:
-    """Waits for the end of standard input. Unbuffered: a lock held here would be waited for when Python ends."""
+def _exit_with_parent() -> None:
+    """Wait until standard input closes, then exit.
+
+    The input is read without a buffer: Python would wait for the lock of a buffer when it exits.
+    """
     while os.read(0, 1):
         pass
     os._exit(1)

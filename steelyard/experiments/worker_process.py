@@ -1,4 +1,4 @@
-"""A run in a process of its own, seen from the parent."""
+"""Starts and stops the processes of jobs."""
 
 from __future__ import annotations
 
@@ -16,49 +16,55 @@ from typing import Any
 
 import steelyard
 
-PATIENCE = 5.0  # seconds between asking a child to end and ending it
+PATIENCE = 5.0  # seconds between asking a process to stop and killing it
 
 
 class Child:
-    """A started `steelyard.experiments.worker`; `lines()` holds what it has said since the last call."""
+    """A process of `steelyard.experiments.worker`.
+
+    Args:
+        order: what to run, as `worker.perform` expects it.
+    """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        self.name, self.workers = str(order["name"]), int(order["workers"])
+        self.name = str(order["name"])
+        self.workers = int(order["workers"])
         self.error: str | None = None
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed at its end; a pipe nobody reads would fill up
+        # A file, because a pipe that is not read would fill up. It is closed by wait().
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            # -P: a file of the user's, here, must not pass for a module of ours
+            # -P: a file in the current directory must not be imported instead of a module
             [sys.executable, "-P", "-m", "steelyard.experiments.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
             env=_environment(),
-            process_group=0,  # Ctrl-C is the parent's to handle
+            process_group=0,  # only the parent handles Ctrl-C
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once: its end tells
+        with contextlib.suppress(BrokenPipeError):  # the process has failed: wait() says why
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
             self.process.stdin.flush()
         self.output = self.process.stdout.fileno()
-        self.half = b""
+        self.unfinished_line = b""
 
-    def lines(self) -> list[dict[str, Any]] | None:
-        """What it says, without waiting for more than there is; None at the end."""
+    def read_records(self) -> list[dict[str, Any]] | None:
+        """Return the new records of rounds, without waiting for more; None at the end."""
         data = os.read(self.output, 1 << 16)
         if not data:
             return None
-        *whole, self.half = (self.half + data).split(b"\n")
-        records = [json.loads(line) for line in whole]
+        *lines, self.unfinished_line = (self.unfinished_line + data).split(b"\n")
+        records = [json.loads(line) for line in lines]
         for record in records:
             self.error = record.get("error", self.error)
         return [record for record in records if "error" not in record]
 
-    def ended(self) -> str | None:
-        """Waits for its end; why it failed, or None if it did not."""
+    def wait(self) -> str | None:
+        """Wait for the end of the process. Return why it failed; None if it did not."""
         code = self.process.wait()
         self.errors.seek(0)
-        last = self.errors.read().decode(errors="replace").strip().splitlines()[-1:]
+        error_lines = self.errors.read().decode(errors="replace").strip().splitlines()
         self._close()
         if code == 0:
             return None
@@ -67,7 +73,8 @@ class Child:
         if code == -signal.SIGKILL:
             return "its process was killed (out of memory? use fewer at a time, --parallel)"
         cause = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-        return f"its process was ended {cause}" + "".join(f": {line}" for line in last)
+        message = f"its process was ended {cause}"
+        return f"{message}: {error_lines[-1]}" if error_lines else message
 
     def _close(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout, self.errors):
@@ -76,8 +83,8 @@ class Child:
                     pipe.close()
 
 
-def end(children: Iterable[Child]) -> None:
-    """Asks all to end, as Ctrl-C would; after a while, or at a second Ctrl-C, makes them."""
+def stop_children(children: Iterable[Child]) -> None:
+    """Ask processes to stop, as Ctrl-C does; kill them after a while, or at a second Ctrl-C."""
     running = list(children)
     for child in running:
         child.process.send_signal(signal.SIGINT)
@@ -89,11 +96,12 @@ def end(children: Iterable[Child]) -> None:
     finally:
         for child in running:
             child.process.kill()
-            child.ended()
+            child.wait()
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this very package, and one thread for every library that asks."""
-    home = str(Path(steelyard.__file__).parent.parent)
-    path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+    """Return our environment, with the path of this package and one thread per process."""
+    path = str(Path(steelyard.__file__).parent.parent)
+    if os.environ.get("PYTHONPATH"):
+        path += os.pathsep + os.environ["PYTHONPATH"]
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""From run directories to a report: what was run, a summary, every figure there is."""
+"""Builds a report from run directories: the facts, a summary table and all figures."""
 
 from __future__ import annotations
 
@@ -15,199 +15,265 @@ from steelyard.experiments.run_groups import Run, find_differences
 from steelyard.experiments.scores import best, last, rounds_to, seconds
 from steelyard.experiments.statistics import mean
 from steelyard.report import client_figures, round_figures
-from steelyard.report.figures import Figure, Report, Row, Section, Table
+from steelyard.report.figures import Figure, Report, Row, Section, Table, Value
 from steelyard.report.series import Series, read_series
 from steelyard.runs.directory import ENVIRONMENT, read_config
 from steelyard.runs.files import parse_json, read_bytes
 from steelyard.runs.monitor import Monitor, check_target
 
-_BY_CLIENT: tuple[Section, ...] = ("Weights", "What the rule learned", "Geometry of the updates", "Clients and data")
+_CLIENT_SECTIONS: tuple[Section, ...] = (
+    "Weights",
+    "What the rule learned",
+    "Geometry of the updates",
+    "Clients and data",
+)
 
 
-def gather(directories: Sequence[str | Path], target: float | None = None, out: str | Path | None = None) -> Report:
-    """Everything there is to show of the runs in and below directories, finished or not.
+def gather(
+    directories: Sequence[str | Path],
+    target: float | None = None,
+    out: str | Path | None = None,
+) -> Report:
+    """Return the report of all runs in directories and their subdirectories, finished or not.
 
     Args:
-        directories: run directories, or directories of them.
-        target: an accuracy, for rounds to target; else the runs' own target, else round numbers they reach. Of runs
-            that monitor another metric, a value of that.
-        out: the page's file, for the command that makes it again.
+        directories: run directories, or directories that contain them.
+        target: the accuracy to reach, for rounds to target; for runs that monitor another metric, a
+            value of that. By default the target of the runs, or round numbers that they reach.
+        out: the file of the page, for the command that writes it again.
     """
-    series, notes = read_series(directories)
-    check_target(target, round_figures.monitored_metric(series))
-    runs = [run for one in series for run in one.runs]
+    # Read the runs.
+    all_series, notes = read_series(directories)
+    check_target(target, round_figures.monitored_metric(all_series))
+    runs = [run for series in all_series for run in series.runs]
     configs = {run.path: read_config(run.path) for run in runs}
-    wanted = _targets(runs, configs.values(), target)
-    own = dict.fromkeys(name for config in configs.values() for name in _own_metrics(config))
-    figures = _figures(series, wanted, list(own))
-    going = sum(one.going for one in series)
-    facts = _facts(series, list(configs.values()))
+    targets = _choose_targets(runs, configs.values(), target)
+    user_metrics: dict[str, None] = {}
+    for config in configs.values():
+        user_metrics.update(dict.fromkeys(_user_metrics(config)))
+
+    # Notes: unfinished runs, void rounds, and whether finished runs are comparable.
+    notes += _describe_void_rounds(all_series)
+    unfinished = sum(series.is_unfinished for series in all_series)
+    if unfinished == 0:
+        notes += find_differences(runs)
+
+    # Put everything together.
+    facts = _collect_facts(all_series, list(configs.values()))
+    configuration = [(series.name, _format_configuration(configs[series.first.path])) for series in all_series]
     return Report(
-        title=_title(series, facts),
+        title=_make_title(all_series, facts),
         facts=tuple(facts.items()),
-        notes=(*notes, *_voids(series), *([] if going else find_differences(runs))),
-        summary=_summary(series, wanted),
-        figures=tuple(figures),
-        configuration=tuple((one.name, _configuration(configs[one.first.path])) for one in series),
-        environment=tuple(_environment(one.path for one in runs).items()),
-        command=_command(directories, target, out),
-        going=going,
+        notes=tuple(notes),
+        summary=_make_summary(all_series, targets),
+        figures=tuple(_make_figures(all_series, targets, list(user_metrics))),
+        configuration=tuple(configuration),
+        environment=tuple(_read_environment(run.path for run in runs).items()),
+        command=_make_command(directories, target, out),
+        going=unfinished,
     )
 
 
 def find(report: Report, name: str) -> Figure:
-    """A figure by its name."""
+    """Return the figure with this name."""
     for figure in report.figures:
         if figure.name == name:
             return figure
     raise SteelyardError(unknown("figure", name, [figure.name for figure in report.figures]))
 
 
-def _own_metrics(config: dict[str, Any]) -> list[str]:
-    """Return the names of the user's metrics, as `config.json` has them."""
+def _user_metrics(config: dict[str, Any]) -> list[str]:
+    """Return the names of the user's own metrics in a `config.json`."""
     names = config.get("test_metrics")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    if not isinstance(names, list):
+        return []
+    return [name for name in names if isinstance(name, str)]
 
 
-def _figures(series: Sequence[Series], targets: Sequence[float], own: Sequence[str]) -> list[Figure]:
-    heats = {section: client_figures.heats(series, [section]) for section in _BY_CLIENT}
-    made: list[Figure | None] = [
-        *round_figures.results(series, targets, own),
-        *heats["Weights"],
-        *round_figures.others(series, ["Weights"]),
-        *round_figures.others(series, ["What the rule learned"]),
-        client_figures.periods(series),
-        *heats["What the rule learned"],
-        round_figures.coherence(series),
-        *round_figures.others(series, ["Geometry of the updates"]),
-        *heats["Geometry of the updates"],
-        client_figures.partition(series),
-        *heats["Clients and data"],
-        client_figures.quarantined(series),
-        client_figures.timings(series),
-        *round_figures.rates(series),
+def _make_figures(all_series: Sequence[Series], targets: Sequence[float], user_metrics: Sequence[str]) -> list[Figure]:
+    """Return all figures in the order of the page."""
+    heat_maps = {section: client_figures.make_heat_maps(all_series, [section]) for section in _CLIENT_SECTIONS}
+    figures: list[Figure | None] = [
+        *round_figures.make_result_figures(all_series, targets, user_metrics),
+        *heat_maps["Weights"],
+        *round_figures.make_other_figures(all_series, ["Weights"]),
+        *round_figures.make_other_figures(all_series, ["What the rule learned"]),
+        client_figures.make_periods_figure(all_series),
+        *heat_maps["What the rule learned"],
+        round_figures.make_coherence_figure(all_series),
+        *round_figures.make_other_figures(all_series, ["Geometry of the updates"]),
+        *heat_maps["Geometry of the updates"],
+        client_figures.make_partition_figure(all_series),
+        *heat_maps["Clients and data"],
+        client_figures.make_quarantine_figure(all_series),
+        client_figures.make_timings_figure(all_series),
+        *round_figures.make_rate_figures(all_series),
     ]
-    named = {figure.name: figure for figure in reversed(made) if figure is not None}  # a rule may note a taken name
-    return [*reversed(named.values())]
+    # A rule may record a value under the name of another figure: the first figure is shown.
+    by_name: dict[str, Figure] = {}
+    for figure in reversed(figures):
+        if figure is not None:
+            by_name[figure.name] = figure
+    return [*reversed(by_name.values())]
 
 
-def _targets(runs: Sequence[Run], configs: Iterable[dict[str, Any]], target: float | None) -> list[float]:
-    """What to reach: the target asked for, the runs' own, or up to three multiples of 10 % that some run reached."""
+def _choose_targets(runs: Sequence[Run], configs: Iterable[dict[str, Any]], target: float | None) -> list[float]:
+    """Return the targets of the figure "Rounds to a target".
+
+    The first of: the argument, the targets of the runs, up to three multiples of 10 % accuracy that
+    some run reached.
+    """
     if target is not None:
         return [target]
-    asked = {own for config in configs if (own := Monitor.read(config).target) is not None}
-    if asked:
-        return sorted(asked)
+    run_targets = {Monitor.read(config).target for config in configs} - {None}
+    if run_targets:
+        return sorted(value for value in run_targets if value is not None)
     if runs[0].history.monitor.metric != "accuracy":
         return []
-    top = max((value for run in runs if (value := best(run.history)) is not None), default=0.0)
-    tens = math.floor(10 * top + 1e-9)
+    best_values = [best(run.history) for run in runs]
+    highest = max((value for value in best_values if value is not None), default=0.0)
+    tens = math.floor(10 * highest + 1e-9)
     return [number / 10 for number in range(max(1, tens - 2), tens + 1)]
 
 
-def _summary(series: Sequence[Series], targets: Sequence[float]) -> Table:
-    target = _common(series, targets)
-    metric = round_figures.monitored_metric(series)
+def _make_summary(all_series: Sequence[Series], targets: Sequence[float]) -> Table:
+    """Return the summary table: one row per series."""
+    target = _choose_common_target(all_series, targets)
+    metric = round_figures.monitored_metric(all_series)
     is_percent = metric == "accuracy"
-    names = ["last 10, %", "±", "best, %"] if is_percent else [f"{metric}, last 10", "±", f"best {metric}"]
-    heads = ["series", "seeds", "rounds", *names]
-    heads += [] if target is None else [f"rounds to {round_figures.target_text(target, metric)}"]
+
+    # The heads, and the number of decimals of each column.
+    heads = ["series", "seeds", "rounds"]
+    digits: list[int | None] = [None, 0, 0]
+    if is_percent:
+        heads += ["last 10, %", "±", "best, %"]
+        digits += [2, 2, 2]
+    else:
+        heads += [f"{metric}, last 10", "±", f"best {metric}"]
+        digits += [4, 4, 4]
+    if target is not None:
+        heads.append(f"rounds to {round_figures.format_target(target, metric)}")
+        digits.append(1)
+    heads += ["effective clients", "seconds"]
+    digits += [1, 1]
+
+    # One row per series.
     rows: list[Row] = []
-    for one in series:
-        final, spread = one.over(lambda run: last(run.history))
-        reached = [rounds_to(run.history, target) for run in one.runs] if target is not None else []
-        got = [at for at in reached if at is not None]
-        share = f"{len(got)} of {len(reached)} got there"
-        rows.append(
-            (
-                one.name,
-                len(one.runs),
-                max(len(run.history) for run in one.runs),
-                *(
-                    100 * value if is_percent and value is not None else value
-                    for value in (final, spread, one.over(lambda r: best(r.history))[0])
-                ),
-                *([] if target is None else [mean(got) if len(got) == len(reached) else share]),
-                one.over(_effective)[0],
-                one.over(lambda run: seconds(run.history))[0],
-            )
-        )
-    decimals = [2, 2, 2] if is_percent else [4, 4, 4]
-    digits = [None, 0, 0, *decimals, *([] if target is None else [1]), 1, 1]
-    return Table((*heads, "effective clients", "seconds"), tuple(rows), tuple(digits))
+    for series in all_series:
+        row: list[Value] = [series.name, len(series.runs)]
+        row.append(max(len(run.history) for run in series.runs))
+        final, deviation = series.over(lambda run: last(run.history))
+        best_value, _ = series.over(lambda run: best(run.history))
+        for value in (final, deviation, best_value):
+            row.append(100 * value if is_percent and value is not None else value)
+        if target is not None:
+            row.append(_mean_rounds(series, target))
+        effective_clients, _ = series.over(_mean_effective_clients)
+        total_seconds, _ = series.over(lambda run: seconds(run.history))
+        rows.append((*row, effective_clients, total_seconds))
+    return Table(tuple(heads), tuple(rows), tuple(digits))
 
 
-def _common(series: Sequence[Series], targets: Sequence[float]) -> float | None:
-    """The highest target that all reach; the lowest if there is none."""
-    runs = [run for one in series for run in one.runs]
+def _mean_rounds(series: Series, target: float) -> float | str:
+    """Return the mean rounds to a target, or how many runs reached it if not all did."""
+    rounds = [rounds_to(run.history, target) for run in series.runs]
+    reached = [number for number in rounds if number is not None]
+    if len(reached) < len(rounds):
+        return f"{len(reached)} of {len(rounds)} got there"
+    return mean(reached)
+
+
+def _choose_common_target(all_series: Sequence[Series], targets: Sequence[float]) -> float | None:
+    """Return the highest target that all runs reach; the lowest target if there is none."""
+    runs = [run for series in all_series for run in series.runs]
     score = runs[0].history.monitor.score
     reached = [target for target in targets if all(rounds_to(run.history, target) for run in runs)]
-    return max(reached, key=score) if reached else min(targets, key=score, default=None)
+    if reached:
+        return max(reached, key=score)
+    return min(targets, key=score, default=None)
 
 
-def _effective(run: Run) -> float | None:
+def _mean_effective_clients(run: Run) -> float | None:
     values = run.history.column("effective_clients")
     return mean(values) if values else None
 
 
-def _facts(series: Sequence[Series], configs: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """What was run, each fact once; several values of one are listed."""
+def _collect_facts(all_series: Sequence[Series], configs: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return what was run, by name. Different values of a fact are listed."""
     resolved = [config.get("resolved", {}) for config in configs]
-    asked = [config.get("config", {}) for config in configs]
-    seeds = sorted({run.seed for one in series for run in one.runs}, key=lambda seed: (len(seed), seed))
-    found = {
-        "data": [one.get("data", {}).get("name") or "data of one's own" for one in resolved],
-        "partition": [one.get("data", {}).get("partition") for one in asked],
-        "clients": [one.get("data", {}).get("clients") for one in resolved],
-        "model": [one.get("model") for one in asked],
-        "parameters": [f"{one['model']['parameters']:,}" for one in resolved if "model" in one],
-        "rounds": [one.get("rounds") for one in resolved],
-        "algorithms": [one.name for one in series],
+    settings = [config.get("config", {}) for config in configs]
+    values_by_fact = {
+        "data": [item.get("data", {}).get("name") or "own data" for item in resolved],
+        "partition": [item.get("data", {}).get("partition") for item in settings],
+        "clients": [item.get("data", {}).get("clients") for item in resolved],
+        "model": [item.get("model") for item in settings],
+        "parameters": [f"{item['model']['parameters']:,}" for item in resolved if "model" in item],
+        "rounds": [item.get("rounds") for item in resolved],
+        "algorithms": [series.name for series in all_series],
     }
-    plain = {name: list(dict.fromkeys(str(v) for v in values if v is not None)) for name, values in found.items()}
-    return {name: _join_names(values) for name, values in {**plain, "seeds": seeds}.items() if values}
+    facts = {}
+    for name, values in values_by_fact.items():
+        texts = list(dict.fromkeys(str(value) for value in values if value is not None))
+        if texts:
+            facts[name] = _join_names(texts)
+
+    # Seeds are sorted as numbers, though they are texts.
+    seeds = {run.seed for series in all_series for run in series.runs}
+    if seeds:
+        facts["seeds"] = _join_names(sorted(seeds, key=lambda seed: (len(seed), seed)))
+    return facts
 
 
-def _join_names(values: Sequence[str], most: int = 12) -> str:
-    more = f" and {len(values) - most} more" if len(values) > most else ""
-    return ", ".join(values[:most]) + more
+def _join_names(values: Sequence[str], limit: int = 12) -> str:
+    """Return values with commas; those beyond the limit are only counted."""
+    text = ", ".join(values[:limit])
+    if len(values) > limit:
+        text += f" and {len(values) - limit} more"
+    return text
 
 
-def _title(series: Sequence[Series], facts: dict[str, str]) -> str:
-    what = series[0].name if len(series) == 1 else f"{len(series)} algorithms"
-    return f"{what} on {facts['data']}"
+def _make_title(all_series: Sequence[Series], facts: dict[str, str]) -> str:
+    algorithms = all_series[0].name if len(all_series) == 1 else f"{len(all_series)} algorithms"
+    return f"{algorithms} on {facts['data']}"
 
 
-def _voids(series: Sequence[Series]) -> list[str]:
-    """A sentence for each series with void rounds."""
-    made = []
-    for one in series:
-        reasons = [record["void"] for run in one.runs for record in run.history if record.get("void")]
+def _describe_void_rounds(all_series: Sequence[Series]) -> list[str]:
+    """Return a sentence for each series with void rounds."""
+    sentences = []
+    for series in all_series:
+        reasons = []
+        for run in series.runs:
+            reasons += [record["void"] for record in run.history if record.get("void")]
         if reasons:
-            made.append(f"{one.name}: {len(reasons)} rounds were void, the last because: {reasons[-1]}")
-    return made
+            sentences.append(f"{series.name}: {len(reasons)} rounds were void, the last because: {reasons[-1]}")
+    return sentences
 
 
-def _configuration(config: dict[str, Any]) -> str:
-    return json.dumps(config.get("config") or config.get("resolved", {}), indent=1, ensure_ascii=False)
+def _format_configuration(config: dict[str, Any]) -> str:
+    values = config.get("config") or config.get("resolved", {})
+    return json.dumps(values, indent=1, ensure_ascii=False)
 
 
-def _environment(paths: Iterable[Path]) -> dict[str, str]:
-    """What runs share of their environments, and what they do not, listed."""
-    found: dict[str, list[str]] = {}
+def _read_environment(paths: Iterable[Path]) -> dict[str, str]:
+    """Return the environments of runs, by name. Different values are listed."""
+    values_by_name: dict[str, list[str]] = {}
     for path in paths:
         try:
-            stored = parse_json(read_bytes(path / ENVIRONMENT))
-        except (OSError, ValueError):  # worth knowing, not worth failing for
+            environment = parse_json(read_bytes(path / ENVIRONMENT))
+        except (OSError, ValueError):  # a missing or damaged file is not an error of the report
             continue
-        for name, value in stored.items() if isinstance(stored, dict) else ():
+        if not isinstance(environment, dict):
+            continue
+        for name, value in environment.items():
             if name != "promise":
                 text = shlex.join(map(str, value)) if isinstance(value, list) else str(value)
-                found.setdefault(name, []).append(text)
-    made = {name: _join_names(list(dict.fromkeys(values)), 3) for name, values in found.items()}
-    return {**made, "page made by": f"steelyard {__version__}"}
+                values_by_name.setdefault(name, []).append(text)
+    texts = {name: _join_names(list(dict.fromkeys(values)), 3) for name, values in values_by_name.items()}
+    return {**texts, "page made by": f"steelyard {__version__}"}
 
 
-def _command(directories: Sequence[str | Path], target: float | None, out: str | Path | None) -> str:
-    asked = [] if target is None else ["--target", f"{target:g}"]
-    return shlex.join(["steelyard", "report", *map(str, directories), *asked, "-o", str(out or "report.html")])
+def _make_command(directories: Sequence[str | Path], target: float | None, out: str | Path | None) -> str:
+    """Return the command that writes the page again."""
+    options = [] if target is None else ["--target", f"{target:g}"]
+    output = ["-o", str(out or "report.html")]
+    return shlex.join(["steelyard", "report", *map(str, directories), *options, *output])

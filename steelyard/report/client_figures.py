@@ -1,4 +1,4 @@
-"""Figures by client: weights and what else rounds say of each, the partition, who was quarantined; and timings."""
+"""Figures by client: recorded values, the partition, quarantined clients; and timings."""
 
 from __future__ import annotations
 
@@ -6,27 +6,36 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.diagnostics.recorded import NOT_BY_CLIENT
 from steelyard.experiments.statistics import mean
-from steelyard.report.figures import Bars, Figure, Heat, Row, Section, Table, Value
+from steelyard.report.figures import Bars, Figure, Heat, Row, Section, Table
 from steelyard.report.series import Series, as_number
 from steelyard.runs.directory import read_clients
 
-MOST_ROWS = 300  # of a heat map: about one per two pixels
-MOST_CELLS = 80_000  # of a panel; beyond it a column is the mean of several rounds
-MOST_PANELS = 8
-MOST_BARS = 40  # clients side by side
+MAX_ROWS = 300  # of a heat map: about one per two pixels
+MAX_CELLS = 80_000  # of a panel; with more, a column is the mean of several rounds
+MAX_PANELS = 8
+MAX_BARS = 40  # clients in a bar chart
 STAGES = ("train", "aggregate", "evaluate")
 
 
 @dataclass(frozen=True)
-class ByClient:
-    """How to speak of what rounds say of each client."""
+class Description:
+    """How a value that rounds record by client is shown.
+
+    Attributes:
+        title: the title of the figure.
+        z: what the colour means.
+        caption: what to look for.
+        section: the section of the page.
+        palette: a diverging palette is centred at zero.
+        zero: whether the colours begin at zero.
+    """
 
     title: str
     z: str
@@ -36,152 +45,215 @@ class ByClient:
     zero: bool = False
 
 
-_KNOWN = {
-    "weights": ByClient(
+_DESCRIPTIONS = {
+    "weights": Description(
         "Weights",
         "weight",
-        "Who counts for how much in each round: a dark row is a client that decides, a white "
-        "cell one that took no part.",
+        "The weight of each client in each round: a dark row is a client with much weight, a white "
+        "cell a client that did not take part.",
         "Weights",
         zero=True,
     ),
-    "cosines": ByClient(
+    "cosines": Description(
         "Cosine to the global update",
         "cosine",
-        "A client that stays orange pulls against the others: an outlier, or the only one with its data.",
+        "A client that stays orange moves against the others: it is an outlier, or the only one with its kind of data.",
         "Geometry of the updates",
         "diverging",
     ),
-    "direction_cosines": ByClient(
+    "direction_cosines": Description(
         "Cosine to the direction sent",
         "cosine",
-        "How far a client followed the last global displacement, which FedCos asks of it.",
+        "How well a client follows the last global update, as FedCos asks it to.",
         "Geometry of the updates",
         "diverging",
     ),
-    "lambda": ByClient("Lambda, learned shares", "share", "What the rule learned on its proxy data.", zero=True),
-    "angles": ByClient("Smoothed angles", "radians", "FedAdp gives clients with small angles more weight."),
-    "alpha": ByClient("Alpha, change of scores", "factor", "Above one, PA3Fed raises the client's weight."),
-    "client_accuracy": ByClient(
-        "Accuracy by client", "accuracy", "The global model on each client's own data.", "Clients and data"
+    "lambda": Description("Lambda, learned shares", "share", "What the rule learned on its proxy data.", zero=True),
+    "angles": Description("Smoothed angles", "radians", "FedAdp gives clients with small angles more weight."),
+    "alpha": Description("Alpha, change of scores", "factor", "Above one, PA3Fed raises the client's weight."),
+    "client_accuracy": Description(
+        "Accuracy by client",
+        "accuracy",
+        "The global model on each client's own data.",
+        "Clients and data",
     ),
-    "client_loss": ByClient(
+    "client_loss": Description(
         "Loss by client", "loss", "The global model on each client's own data.", "Clients and data"
     ),
 }
-_DROPPED = {*NOT_BY_CLIENT, "quarantined", "norms", "layer_weights"}  # norms are shown as a mean
+# Values with a figure of their own; norms are shown as a mean.
+_EXCLUDED = {*NOT_BY_CLIENT, "quarantined", "norms", "layer_weights"}
 
 
-def heats(series: Sequence[Series], sections: Sequence[Section]) -> list[Figure]:
-    """A figure for everything that rounds say by client."""
-    made = []
-    for name in _names(series):
-        about = _KNOWN.get(name) or ByClient(name.replace("_", " "), name, "As the rule puts it on record.")
-        if about.section in sections:
-            made.append(over_clients(series, name, about))
-    return made
+def make_heat_maps(all_series: Sequence[Series], sections: Sequence[Section]) -> list[Figure]:
+    """Return a heat map for every value that rounds record by client, in these sections."""
+    figures = []
+    for name in _find_names(all_series):
+        description = _DESCRIPTIONS.get(name)
+        if description is None:
+            description = Description(name.replace("_", " "), name, "As the rule records it.")
+        if description.section in sections:
+            figures.append(make_heat_map(all_series, name, description))
+    return figures
 
 
-def over_clients(series: Sequence[Series], name: str, about: ByClient) -> Figure:
-    """Clients x rounds, a panel per series, of its first seed: a client of another seed holds other data."""
-    having = [one for one in series if any(isinstance(record.get(name), Mapping) for record in one.first.history)]
-    shown, said, rows = [], [about.caption], []
-    for one in having[:MOST_PANELS]:
-        heat, table, notes = _panel(one, name)
-        shown.append(heat)
-        rows += table
-        said += [note for note in notes if note not in said]
-    if any(len(one.runs) > 1 for one in having):
-        said.append("The first seed is shown.")
-    if len(having) > MOST_PANELS:
-        said.append(f"The first {MOST_PANELS} of {len(having)} series are shown.")
+def make_heat_map(all_series: Sequence[Series], name: str, description: Description) -> Figure:
+    """Return a heat map of clients x rounds with a panel per series.
+
+    A panel shows the first seed only: a client of another seed has other data.
+    """
+    # One panel per series that has the value.
+    recorded = [series for series in all_series if _has_value(series, name)]
+    heats: list[Heat] = []
+    rows: list[Row] = []
+    sentences = [description.caption]
+    for series in recorded[:MAX_PANELS]:
+        heat, panel_rows, notes = _make_panel(series, name)
+        heats.append(heat)
+        rows += panel_rows
+        sentences += [note for note in notes if note not in sentences]
+
+    # Tell what is not shown.
+    if any(len(series.runs) > 1 for series in recorded):
+        sentences.append("The first seed is shown.")
+    if len(recorded) > MAX_PANELS:
+        sentences.append(f"The first {MAX_PANELS} of {len(recorded)} series are shown.")
     heads = ("series", "client", "mean", "least", "most", "rounds")
     return Figure(
-        name, about.title, " ".join(said), about.section, "round", "client", Table(heads, tuple(rows)),
-        z=about.z, heats=tuple(shown), palette=about.palette, zero=about.zero,
-    )  # fmt: skip
+        name,
+        description.title,
+        " ".join(sentences),
+        description.section,
+        "round",
+        "client",
+        Table(heads, tuple(rows)),
+        z=description.z,
+        heats=tuple(heats),
+        palette=description.palette,
+        zero=description.zero,
+    )
 
 
-def _panel(one: Series, name: str) -> tuple[Heat, list[Row], list[str]]:
-    records = one.first.history.records
-    tables = [record[name] if isinstance(record.get(name), Mapping) else {} for record in records]
+def _has_value(series: Series, name: str) -> bool:
+    """Return whether the first run records the value by client."""
+    return any(isinstance(record.get(name), Mapping) for record in series.first.history)
+
+
+def _make_panel(series: Series, name: str) -> tuple[Heat, list[Row], list[str]]:
+    """Return a panel of a heat map, its rows of the table, and notes for the caption."""
+    # List the clients. A client that never took part has a row, too, unless there are too many.
+    records = series.first.history.records
+    tables = []
+    for record in records:
+        values = record.get(name)
+        tables.append(values if isinstance(values, Mapping) else {})
     ids = list(dict.fromkeys(str(client) for table in tables for client in table))
-    held = read_clients(one.first.path)
-    if held is not None and len(held["ids"]) <= MOST_ROWS:  # clients never asked have a row, too
-        ids = list(dict.fromkeys([*map(str, held["ids"]), *ids]))
-    place = {client: row for row, client in enumerate(ids)}
+    clients = read_clients(series.first.path)
+    if clients is not None and len(clients["ids"]) <= MAX_ROWS:
+        ids = list(dict.fromkeys([*map(str, clients["ids"]), *ids]))
+
+    # Fill the cells, clients x rounds.
+    row_of = {client: row for row, client in enumerate(ids)}
     cells = np.full((len(ids), len(records)), np.nan)
     for column, table in enumerate(tables):
         for client, value in table.items():
-            found = as_number(value)
-            if found is not None:
-                cells[place[str(client)], column] = found
-    kept, notes = _choose_clients((~np.isnan(cells)).sum(axis=1))
+            number = as_number(value)
+            if number is not None:
+                cells[row_of[str(client)], column] = number
+
+    # Summarize every client that is shown.
+    visible, notes = _choose_clients((~np.isnan(cells)).sum(axis=1))
     rows: list[Row] = []
-    for row in kept:
-        values = cells[row][~np.isnan(cells[row])]
-        measured = (float(values.mean()), float(values.min()), float(values.max())) if len(values) else (None,) * 3
-        rows.append((one.name, ids[row], *measured, len(values)))
-    few = max(1, -(-len(kept) * len(records) // MOST_CELLS))
-    columns = [str(record["round"]) for record in records][::few]
-    if few > 1:
-        notes.append(f"A column is the mean of {few} rounds.")
-    return Heat(one.name, tuple(ids[row] for row in kept), tuple(columns), _blocks(cells[kept], few)), rows, notes
+    for row in visible:
+        numbers = cells[row][~np.isnan(cells[row])]
+        summary: tuple[float | None, ...] = (None, None, None)
+        if len(numbers):
+            summary = (float(numbers.mean()), float(numbers.min()), float(numbers.max()))
+        rows.append((series.name, ids[row], *summary, len(numbers)))
+
+    # Average neighbouring rounds if there are too many cells.
+    block_size = max(1, -(-len(visible) * len(records) // MAX_CELLS))
+    columns = [str(record["round"]) for record in records][::block_size]
+    if block_size > 1:
+        notes.append(f"A column is the mean of {block_size} rounds.")
+    visible_ids = tuple(ids[row] for row in visible)
+    values = _average_blocks(cells[visible], block_size)
+    return Heat(series.name, visible_ids, tuple(columns), values), rows, notes
 
 
 def _choose_clients(rounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[str]]:
-    """Which clients are shown, given how often each took part, and a note if that is not all."""
-    if len(rounds) <= MOST_ROWS:
+    """Return the rows of the clients to show, and a note if they are not all.
+
+    Args:
+        rounds: by client, the number of rounds in which it took part.
+    """
+    if len(rounds) <= MAX_ROWS:
         return np.arange(len(rounds)), []
-    kept = np.sort(np.argsort(-rounds, kind="stable")[:MOST_ROWS])
-    return kept, [f"{MOST_ROWS} of {len(rounds):,} clients are shown, those that took part most often."]
+    most_frequent = np.argsort(-rounds, kind="stable")[:MAX_ROWS]
+    note = f"{MAX_ROWS} of {len(rounds):,} clients are shown, those that took part most often."
+    return np.sort(most_frequent), [note]
 
 
-def _blocks(cells: NDArray[np.float64], few: int) -> tuple[tuple[float | None, ...], ...]:
-    """Means of so many columns each, None where there is nothing."""
-    held, starts = ~np.isnan(cells), np.arange(0, cells.shape[1], few)
-    counts = np.add.reduceat(held, starts, axis=1, dtype=np.int64)
-    sums = np.add.reduceat(np.where(held, cells, 0.0), starts, axis=1)
+def _average_blocks(cells: NDArray[np.float64], block_size: int) -> tuple[tuple[float | None, ...], ...]:
+    """Return the means over blocks of columns; None for a block without a value."""
+    has_value = ~np.isnan(cells)
+    starts = np.arange(0, cells.shape[1], block_size)
+    counts = np.add.reduceat(has_value, starts, axis=1, dtype=np.int64)
+    sums = np.add.reduceat(np.where(has_value, cells, 0.0), starts, axis=1)
     means = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
-    return tuple(tuple(None if math.isnan(value) else value for value in row) for row in means.tolist())
+    rows = []
+    for row in means.tolist():
+        rows.append(tuple(None if math.isnan(value) else value for value in row))
+    return tuple(rows)
 
 
-def _names(series: Sequence[Series]) -> list[str]:
-    """What is on record by client: the known ones first."""
-    found: dict[str, None] = {}
-    for one in series:
-        for record in one.first.history:
+def _find_names(all_series: Sequence[Series]) -> list[str]:
+    """Return the names of the values that are recorded by client, described ones first."""
+    names: dict[str, None] = {}
+    for series in all_series:
+        for record in series.first.history:
             for name, value in record.items():
-                if (
-                    name not in found
-                    and isinstance(value, Mapping)
-                    and any(as_number(item) is not None for item in value.values())
-                ):
-                    found[name] = None
-    free = [name for name in found if name not in _DROPPED]
-    return [name for name in _KNOWN if name in free] + sorted(name for name in free if name not in _KNOWN)
+                if name not in names and name not in _EXCLUDED and _is_by_client(value):
+                    names[name] = None
+    described = [name for name in _DESCRIPTIONS if name in names]
+    return described + sorted(name for name in names if name not in _DESCRIPTIONS)
 
 
-def periods(series: Sequence[Series]) -> Figure | None:
-    """Which rounds each run took for critical; None if no rule looks for periods."""
-    names, cells, rows = [], [], []
-    for one in series:
-        for run in one.runs:
-            said = {r["round"]: float(r["critical"]) for r in run.history if isinstance(r.get("critical"), bool)}
-            if said:
-                names.append(f"seed {run.seed}: {one.name}")
-                cells.append(said)
-                rows.append((names[-1], int(sum(said.values())), len(said)))
-    if not names:
+def _is_by_client(value: Any) -> bool:
+    """Return whether a recorded value has a number for at least one client."""
+    if not isinstance(value, Mapping):
+        return False
+    return any(as_number(item) is not None for item in value.values())
+
+
+def make_periods_figure(all_series: Sequence[Series]) -> Figure | None:
+    """Return a figure of the rounds that each run considers critical; None if no rule does."""
+    # By run: 1.0 for each critical round, else 0.0.
+    names = []
+    runs: list[dict[int, float]] = []
+    for series in all_series:
+        for run in series.runs:
+            values = {}
+            for record in run.history:
+                if isinstance(record.get("critical"), bool):
+                    values[record["round"]] = float(record["critical"])
+            if values:
+                names.append(f"seed {run.seed}: {series.name}")
+                runs.append(values)
+    if not runs:
         return None
-    rounds = sorted({number for said in cells for number in said})
-    heat = Heat(
-        "", tuple(names), tuple(map(str, rounds)), tuple(tuple(said.get(at) for at in rounds) for said in cells)
-    )
+
+    # Runs x rounds.
+    rounds = sorted({number for values in runs for number in values})
+    cells = tuple(tuple(values.get(number) for number in rounds) for values in runs)
+    heat = Heat("", tuple(names), tuple(map(str, rounds)), cells)
+    rows: list[Row] = []
+    for name, values in zip(names, runs, strict=True):
+        rows.append((name, int(sum(values.values())), len(values)))
     return Figure(
         "critical",
         "Critical periods",
-        "Dark rounds are those that the rule takes for critical, and in which it adapts its weights.",
+        "Dark rounds are those that the rule considers critical; in them it adapts its weights.",
         "What the rule learned",
         "round",
         "run",
@@ -190,102 +262,148 @@ def periods(series: Sequence[Series]) -> Figure | None:
     )
 
 
-def partition(series: Sequence[Series]) -> Figure | None:
-    """Clients x classes, a panel for every partition there is among first seeds; None if none is on record."""
+def make_partition_figure(all_series: Sequence[Series]) -> Figure | None:
+    """Return a heat map of clients x classes, with a panel for every different partition.
+
+    Only the first seed of each series is considered. None if no partition is recorded.
+    """
     panels: dict[str, Heat] = {}
     rows: list[Row] = []
-    said = [
-        "Samples of each class that clients hold: empty cells are classes that a client never sees.",
-        "The seed draws it.",
+    sentences = [
+        "Samples of each class that clients have: empty cells are classes that a client never sees.",
+        "The seed determines the partition.",
     ]
-    for one in series:
-        held = read_clients(one.first.path)
-        if held is None or not held.get("counts") or repr(held) in panels:
+    for series in all_series:
+        # Skip a partition that is shown already.
+        clients = read_clients(series.first.path)
+        if clients is None or not clients.get("counts") or repr(clients) in panels:
             continue
-        asked = Counter(str(client) for record in one.first.history for client in record.get("weights") or ())
-        kept, notes = _choose_clients(np.array([asked[str(client)] for client in held["ids"]]))
-        said += [note for note in notes if note not in said]
-        counts, ids = [held["counts"][row] for row in kept], tuple(str(held["ids"][row]) for row in kept)
-        name = f"as {one.name} has it, seed {one.first.seed}" if panels else f"seed {one.first.seed}"
-        classes = tuple(map(str, range(len(counts[0]))))
+
+        # Choose the clients that took part most often.
+        participation: Counter[str] = Counter()
+        for record in series.first.history:
+            participation.update(str(client) for client in record.get("weights") or ())
+        rounds = np.array([participation[str(client)] for client in clients["ids"]])
+        visible, notes = _choose_clients(rounds)
+        sentences += [note for note in notes if note not in sentences]
+
+        # Add the panel and its rows of the table.
+        counts = [clients["counts"][row] for row in visible]
+        ids = tuple(str(clients["ids"][row]) for row in visible)
+        name = f"seed {series.first.seed}"
+        if panels:
+            name = f"partition of {series.name}, {name}"
+        class_names = tuple(map(str, range(len(counts[0]))))
         values = tuple(tuple(count or None for count in row) for row in counts)
-        panels[repr(held)] = Heat(name, ids, classes, values)
+        panels[repr(clients)] = Heat(name, ids, class_names, values)
         rows += [(name, client, sum(row), *row) for client, row in zip(ids, counts, strict=True)]
-        if len(panels) == MOST_PANELS:
+        if len(panels) == MAX_PANELS:
             break
     if not panels:
         return None
-    classes = max((heat.columns for heat in panels.values()), key=len)
-    filled = tuple(row + (None,) * (3 + len(classes) - len(row)) for row in rows)
+
+    # Partitions may have different numbers of classes: make all rows equally long.
+    class_names = max((heat.columns for heat in panels.values()), key=len)
+    padded_rows = tuple(row + (None,) * (3 + len(class_names) - len(row)) for row in rows)
+    heads = ("partition", "client", "samples", *(f"class {name}" for name in class_names))
     return Figure(
         "partition",
         "The partition",
-        " ".join(said),
+        " ".join(sentences),
         "Clients and data",
         "class",
         "client",
-        Table(("partition", "client", "samples", *(f"class {name}" for name in classes)), filled),
+        Table(heads, padded_rows),
         z="samples",
         heats=tuple(panels.values()),
     )
 
 
-def quarantined(series: Sequence[Series]) -> Figure | None:
-    """How often each client was left out, and why; None if nobody was."""
-    counts = [Counter[str](), *[Counter[str]() for _ in series[1:]]]
+def make_quarantine_figure(all_series: Sequence[Series]) -> Figure | None:
+    """Return a figure of how often each client was left out, and why; None if no client was."""
+    # Count the reasons by series and client.
     reasons: dict[tuple[int, str], Counter[str]] = {}
-    for place, one in enumerate(series):
-        for run in one.runs:
+    for number, series in enumerate(all_series):
+        for run in series.runs:
             for record in run.history:
                 for client, reason in (record.get("quarantined") or {}).items():
-                    counts[place][str(client)] += 1
-                    reasons.setdefault((place, str(client)), Counter())[str(reason)] += 1
-    everyone = sum(counts, Counter()).most_common()
-    clients = tuple(client for client, _ in everyone[:MOST_BARS])
+                    reasons.setdefault((number, str(client)), Counter())[str(reason)] += 1
+
+    # Choose the clients that were left out most often.
+    totals: Counter[str] = Counter()
+    for (_, client), counts in reasons.items():
+        totals[client] += counts.total()
+    clients = tuple(client for client, _ in totals.most_common(MAX_BARS))
     if not clients:
         return None
-    cut = f" {MOST_BARS} of {len(everyone):,} clients are shown, those left out most often; the table has all."
-    rows = tuple(
-        (series[place].name, client, said.total(), "; ".join(f"{reason} ({n}x)" for reason, n in said.most_common(3)))
-        for (place, client), said in reasons.items()
+    caption = (
+        "Rounds, over all seeds, in which a client's update was left out: because of NaN, a wrong "
+        "shape, or as an outlier; the table has the reasons."
     )
-    bars = tuple(
-        Bars(one.name, one.style, tuple(float(counts[place][client]) or None for client in clients))
-        for place, one in enumerate(series)
-        if counts[place]
-    )
+    if len(totals) > MAX_BARS:
+        caption += f" {MAX_BARS} of {len(totals):,} clients are shown, those left out most often; the table has all."
+
+    # The table and the bars.
+    rows: list[Row] = []
+    for (number, client), counts in reasons.items():
+        texts = [f"{reason} ({count}x)" for reason, count in counts.most_common(3)]
+        rows.append((all_series[number].name, client, counts.total(), "; ".join(texts)))
+    bars = []
+    for number, series in enumerate(all_series):
+        if any(owner == number for owner, _ in reasons):
+            values = []
+            for client in clients:
+                counts = reasons.get((number, client), Counter())
+                values.append(float(counts.total()) or None)
+            bars.append(Bars(series.name, series.style, tuple(values)))
     return Figure(
-        "quarantined", "Quarantined clients",
-        "Rounds, over all seeds, in which a client's update was left out: of NaN, of a wrong shape, or as an outlier; "
-        "the reasons are in the table." + cut * (len(everyone) > MOST_BARS),
-        "Clients and data", "client", "rounds", Table(("series", "client", "rounds", "reasons"), rows),
-        bars=bars, categories=clients,
-    )  # fmt: skip
+        "quarantined",
+        "Quarantined clients",
+        caption,
+        "Clients and data",
+        "client",
+        "rounds",
+        Table(("series", "client", "rounds", "reasons"), tuple(rows)),
+        bars=tuple(bars),
+        categories=clients,
+    )
 
 
-def timings(series: Sequence[Series]) -> Figure | None:
-    """Mean seconds of a round by stage, a bar per series."""
-    found: list[dict[str, float]] = []
-    for one in series:
-        times = [record.get("timings", {}) for run in one.runs for record in run.history]
-        known = {stage: [t[stage] for t in times if stage in t] for stage in (*STAGES, "total")}
-        found.append({stage: mean(values) for stage, values in known.items() if values})
-    if not any(found):
+def make_timings_figure(all_series: Sequence[Series]) -> Figure | None:
+    """Return a figure of the mean seconds of a round by stage, with a bar per series."""
+    # Mean seconds by series and stage.
+    seconds: list[dict[str, float]] = []
+    for series in all_series:
+        timings = [record.get("timings", {}) for run in series.runs for record in run.history]
+        means = {}
+        for stage in (*STAGES, "total"):
+            values = [timing[stage] for timing in timings if stage in timing]
+            if values:
+                means[stage] = mean(values)
+        seconds.append(means)
+    if not any(seconds):
         return None
-    bars = tuple(Bars(stage, number, tuple(times.get(stage) for times in found)) for number, stage in enumerate(STAGES))
-    rows = tuple(
-        _timed(one, times, sum(len(run.history) for run in one.runs)) for one, times in zip(series, found, strict=True)
-    )
+
+    # A bar per stage, a row per series.
+    bars = []
+    for number, stage in enumerate(STAGES):
+        bars.append(Bars(stage, number, tuple(means.get(stage) for means in seconds)))
+    rows: list[Row] = []
+    for series, means in zip(all_series, seconds, strict=True):
+        rounds = sum(len(run.history) for run in series.runs)
+        total = means.get("total")
+        hours = None if total is None else total * rounds / 3600
+        rows.append((series.name, *(means.get(stage) for stage in STAGES), total, rounds, hours))
     return Figure(
-        "timings", "Timings",
-        "Mean wall time of a round: aggregation should be a sliver beside training; compare runs of one machine only.",
-        "Cost", "", "seconds per round",
-        Table(("series", *STAGES, "total", "rounds", "hours in all"), rows),
-        bars=bars, categories=tuple(one.name for one in series), stacked=True,
-    )  # fmt: skip
-
-
-def _timed(one: Series, times: Mapping[str, float], rounds: int) -> Row:
-    total = times.get("total")
-    cells: list[Value] = [one.name, *(times.get(stage) for stage in STAGES), total, rounds]
-    return (*cells, None if total is None else total * rounds / 3600)
+        "timings",
+        "Timings",
+        "Mean wall time of a round. Aggregation should be short compared with training. Compare only "
+        "runs of the same machine.",
+        "Cost",
+        "",
+        "seconds per round",
+        Table(("series", *STAGES, "total", "rounds", "hours in all"), tuple(rows)),
+        bars=tuple(bars),
+        categories=tuple(series.name for series in all_series),
+        stacked=True,
+    )

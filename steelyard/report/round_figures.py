@@ -1,24 +1,61 @@
-"""Figures over rounds: accuracy, loss, coherence and whatever else rounds put on record as a number."""
+"""Figures over rounds: accuracy, loss, coherence and all other numbers that rounds record."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from steelyard.diagnostics.coherence import critical_point
 from steelyard.experiments.scores import rounds_to
 from steelyard.experiments.statistics import mean
-from steelyard.report.figures import Bars, Figure, Mark, Section, Span, Table, Value, by_round, shorten_name
-from steelyard.report.series import Read, Series, as_number, critical_rounds, mean_of, number, stretches
+from steelyard.report.figures import (
+    Bars,
+    Figure,
+    Mark,
+    Section,
+    Span,
+    Table,
+    Value,
+    make_round_table,
+    shorten_name,
+)
+from steelyard.report.series import (
+    Read,
+    Series,
+    as_number,
+    find_critical_rounds,
+    group_consecutive,
+    read_mean,
+    read_number,
+)
 
-_BAND = "Lines are means over seeds, bands one standard deviation either way: where bands overlap, little is certain."
-_ONE_SEED = "One seed: how much of it is chance, it does not say."
-_ELSEWHERE = {"round", "accuracy", "loss", "critical", "lr", "simulated_duration"}  # have a figure of their own
+_BAND = (
+    "Lines are means over seeds, bands one standard deviation above and below: where bands overlap, little is certain."
+)
+_ONE_SEED = "One seed: it does not tell how much is due to chance."
+# Numbers with a figure of their own.
+_EXCLUDED = {
+    "round",
+    "accuracy",
+    "loss",
+    "critical",
+    "coherence",
+    "lr",
+    "simulated_duration",
+}
 
 
 @dataclass(frozen=True)
-class Curve:
-    """How to speak of a number that rounds put on record."""
+class Description:
+    """How a number that rounds record is shown.
+
+    Attributes:
+        title: the title of the figure.
+        y: the label of the y axis.
+        caption: what to look for.
+        section: the section of the page.
+    """
 
     title: str
     y: str
@@ -27,221 +64,300 @@ class Curve:
 
 
 _LEARNED: Section = "What the rule learned"
-_KNOWN = {
-    "effective_clients": Curve(
+_DESCRIPTIONS = {
+    "effective_clients": Description(
         "Effective clients",
         "effective clients",
-        "One over the sum of squared weights: how many clients with equal weights would mix as much; near one, a "
-        "single client decides.",
+        "One divided by the sum of squared weights: the number of equally weighted clients that would "
+        "average as much. Near one, a single client decides.",
         "Weights",
     ),
-    "gamma": Curve(
+    "gamma": Description(
         "Gamma, the global shrinking factor",
         "gamma",
-        "What the averaged model is multiplied by: below one the rule pulls the weights towards zero, as weight decay "
-        "would.",
+        "The averaged model is multiplied by gamma: below one, the rule pulls the parameters towards "
+        "zero, as weight decay does.",
         _LEARNED,
     ),
-    "gamma_product": Curve(
-        "Product of all gammas so far", "product", "What the first model has been multiplied by in all.", _LEARNED
+    "gamma_product": Description(
+        "Product of all gammas so far",
+        "product",
+        "The factor by which the first model has been multiplied so far.",
+        _LEARNED,
     ),
-    "update_norm": Curve(
-        "Length of the global update", "norm", "How far the server's model moves; it should settle as training does."
+    "update_norm": Description(
+        "Length of the global update",
+        "norm",
+        "How far the global model moves in a round; it should become small as training converges.",
     ),
-    "param_norm": Curve("Length of the global model", "norm", "Growth without end speaks for more weight decay."),
-    "mean_cosine": Curve(
+    "param_norm": Description("Length of the global model", "norm", "If it keeps growing, more weight decay may help."),
+    "mean_cosine": Description(
         "Mean cosine between clients",
         "cosine",
-        "How much clients agree: one if all point the same way, zero if at right angles.",
+        "How much clients agree: one if all updates have the same direction, zero if they are orthogonal.",
     ),
-    "moved": Curve("Mean length of clients' updates", "norm", "How far clients move from the model they are sent."),
-    "spread": Curve("Spread of local models", "distance", "Mean distance between local models: client drift."),
-    "weighted_cosine": Curve(
+    "moved": Description(
+        "Mean length of clients' updates",
+        "norm",
+        "How far clients move from the model that they receive.",
+    ),
+    "spread": Description("Spread of local models", "distance", "Mean distance between local models: client drift."),
+    "weighted_cosine": Description(
         "Weighted cosine to the mean update",
         "cosine",
         "FedAdp's Theorem 1: the higher this sum of weight times cosine, the faster the loss falls.",
     ),
-    "divergence": Curve(
-        "Divergence of the updates", "divergence", "How far clients' updates are from their mean by size."
+    "divergence": Description(
+        "Divergence of the updates",
+        "divergence",
+        "How far the updates of clients are from their mean weighted by the number of examples.",
     ),
-    "shrinking": Curve("Shrinking", "norm", "Length of the step that gamma makes towards zero.", _LEARNED),
-    "shrinking_ratio": Curve(
-        "Global step over shrinking", "r", "FedLAW's r: the step over the pull to zero.", _LEARNED
+    "shrinking": Description("Shrinking", "norm", "Length of the step that gamma makes towards zero.", _LEARNED),
+    "shrinking_ratio": Description(
+        "Global step over shrinking",
+        "r",
+        "FedLAW's r: length of the global step divided by the shrinking.",
+        _LEARNED,
     ),
-    "fgn": Curve("Federated gradient norm", "FGN", "Weighted by size (PA3Fed): critical while it rises.", _LEARNED),
-    "fgn_mean": Curve("Federated gradient norm, plain mean", "FGN", "CriticalFL's: critical while it rises.", _LEARNED),
+    "fgn": Description(
+        "Federated gradient norm",
+        "FGN",
+        "Weighted by the number of examples (PA3Fed): critical while it rises.",
+        _LEARNED,
+    ),
+    "fgn_mean": Description(
+        "Federated gradient norm, plain mean",
+        "FGN",
+        "CriticalFL's: critical while it rises.",
+        _LEARNED,
+    ),
 }
 
 
-def results(series: Sequence[Series], targets: Sequence[float], own: Sequence[str] = ()) -> list[Figure]:
-    """Accuracy, loss, the user's own metrics, and rounds to a target."""
-    made = [
-        over_rounds(
-            series,
-            "accuracy",
-            lambda record: None if (value := as_number(record.get("accuracy"))) is None else 100 * value,
-            Curve(
-                "Accuracy on the test set",
-                "accuracy, %",
-                _ONE_SEED,
-                "Results",
-            ),
-        ),
-        over_rounds(
-            series,
-            "loss",
-            number("loss"),
-            Curve(
-                "Loss on the test set",
-                "loss",
-                "A loss that rises while accuracy stands still is overfitting.",
-                "Results",
-            ),
-        ),
-        *(over_rounds(series, name, number(name), _own_curve(name)) for name in own),
+def make_result_figures(
+    all_series: Sequence[Series], targets: Sequence[float], user_metrics: Sequence[str] = ()
+) -> list[Figure]:
+    """Return the figures of accuracy, loss, the user's own metrics, and rounds to a target.
+
+    Args:
+        all_series: the series.
+        targets: the values to reach; empty for no figure of rounds to a target.
+        user_metrics: the names of the user's own metrics.
+    """
+    loss_caption = "A loss that rises while accuracy does not change is overfitting."
+    descriptions = {
+        "accuracy": Description("Accuracy on the test set", "accuracy, %", _ONE_SEED, "Results"),
+        "loss": Description("Loss on the test set", "loss", loss_caption, "Results"),
+    }
+    curves = [
+        make_curves(all_series, "accuracy", _read_percent, descriptions["accuracy"]),
+        make_curves(all_series, "loss", read_number("loss"), descriptions["loss"]),
     ]
-    figures = [with_periods(_with_band(figure), series) for figure in made if figure is not None]
-    return [*figures, *([reach(series, targets)] if targets else [])]
+    for name in user_metrics:
+        description = Description(f"{name} on the test set", name, _ONE_SEED, "Results")
+        curves.append(make_curves(all_series, name, read_number(name), description))
+    figures = []
+    for figure in curves:
+        if figure is not None:
+            figures.append(_add_periods(_explain_band(figure), all_series))
+    if targets:
+        figures.append(make_target_figure(all_series, targets))
+    return figures
 
 
-def _own_curve(name: str) -> Curve:
-    return Curve(f"{name} on the test set", name, _ONE_SEED, "Results")
+def _read_percent(record: Mapping[str, Any]) -> float | None:
+    """Return the accuracy of a record in percent."""
+    accuracy = as_number(record.get("accuracy"))
+    return None if accuracy is None else 100 * accuracy
 
 
-def _with_band(figure: Figure) -> Figure:
-    """Return a figure whose caption explains its bands, if it has any and says nothing else."""
+def _explain_band(figure: Figure) -> Figure:
+    """Return a figure whose caption explains its bands, if it has any and no other caption."""
     has_band = any(line.high for line in figure.lines)
-    return replace(figure, caption=_BAND) if has_band and figure.caption == _ONE_SEED else figure
+    if has_band and figure.caption == _ONE_SEED:
+        return replace(figure, caption=_BAND)
+    return figure
 
 
-def over_rounds(series: Sequence[Series], name: str, read: Read, curve: Curve) -> Figure | None:
-    """One line per series; None if no run has the number."""
-    lines = tuple(line for one in series if (line := one.line(read)) is not None and line.x)
+def make_curves(all_series: Sequence[Series], name: str, read: Read, description: Description) -> Figure | None:
+    """Return a figure with one line per series; None if no run has the number.
+
+    Args:
+        all_series: the series.
+        name: the name of the figure.
+        read: returns the number of a record, or None.
+        description: how to show it.
+    """
+    lines = []
+    for series in all_series:
+        line = series.line(read)
+        if line is not None and line.x:
+            lines.append(line)
     if not lines:
         return None
-    return Figure(name, curve.title, curve.caption, curve.section, "round", curve.y, by_round(lines), lines=lines)
-
-
-def with_periods(figure: Figure, series: Sequence[Series]) -> Figure:
-    """With critical periods shaded, where a rule knows them."""
-    shown = {line.name for line in figure.lines}
-    spans = tuple(
-        Span(one.name, one.style, *stretch)
-        for one in series
-        if one.name in shown
-        for stretch in stretches(critical_rounds(one))
+    return Figure(
+        name,
+        description.title,
+        description.caption,
+        description.section,
+        "round",
+        description.y,
+        make_round_table(lines),
+        lines=tuple(lines),
     )
+
+
+def _add_periods(figure: Figure, all_series: Sequence[Series]) -> Figure:
+    """Return a figure with critical periods shaded, where a rule records them."""
+    names = {line.name for line in figure.lines}
+    spans = []
+    for series in all_series:
+        if series.name in names:
+            for start, end in group_consecutive(find_critical_rounds(series)):
+                spans.append(Span(series.name, series.style, start, end))
     if not spans:
         return figure
-    whose = list(dict.fromkeys(span.name for span in spans))
-    of = shorten_name(whose[0]) if len(whose) == 1 else "the series of that colour"
-    return replace(figure, spans=spans, caption=f"{figure.caption} Shaded: critical periods of {of}.")
+    owners = {span.name for span in spans}
+    owner = "the series of that colour"
+    if len(owners) == 1:
+        owner = shorten_name(spans[0].name)
+    caption = f"{figure.caption} Shaded: critical periods of {owner}."
+    return replace(figure, spans=tuple(spans), caption=caption)
 
 
-def reach(series: Sequence[Series], targets: Sequence[float]) -> Figure:
-    """Rounds until an accuracy, or another metric that the runs monitor, of those seeds that got there."""
-    metric = monitored_metric(series)
-    bars, rows = [], []
-    for one in series:
-        found = [[at for run in one.runs if (at := rounds_to(run.history, t)) is not None] for t in targets]
-        bars.append(Bars(one.name, one.style, tuple(mean(values) if values else None for values in found)))
-        cells: list[Value] = [one.name]
-        for values in found:
-            cells += [mean(values) if values else None, f"{len(values)} of {len(one.runs)}"]
+def make_target_figure(all_series: Sequence[Series], targets: Sequence[float]) -> Figure:
+    """Return a figure of the mean rounds to each target, over the seeds that reach it.
+
+    A target is an accuracy, or a value of another metric that the runs monitor.
+    """
+    # One group of bars and one row per series.
+    metric = monitored_metric(all_series)
+    bars = []
+    rows = []
+    for series in all_series:
+        values: list[float | None] = []
+        cells: list[Value] = [series.name]
+        for target in targets:
+            rounds = [rounds_to(run.history, target) for run in series.runs]
+            reached = [value for value in rounds if value is not None]
+            mean_rounds = mean(reached) if reached else None
+            values.append(mean_rounds)
+            cells += [mean_rounds, f"{len(reached)} of {len(series.runs)}"]
+        bars.append(Bars(series.name, series.style, tuple(values)))
         rows.append(tuple(cells))
-    names = tuple(target_text(target, metric) for target in targets)
-    heads = ("series", *(head for name in names for head in (f"rounds to {name}", f"got to {name}")))
+
+    # The heads of the table.
+    names = tuple(format_target(target, metric) for target in targets)
+    heads = ["series"]
+    for name in names:
+        heads += [f"rounds to {name}", f"got to {name}"]
+    digits = (None, *(1, None) * len(names))
     return Figure(
         "rounds",
         "Rounds to a target",
-        f"Communication rounds until the test {metric} is first reached, a mean over the seeds that reach it; no bar "
-        "where none does.",
+        f"Communication rounds until the test {metric} first reaches the target: a mean over the "
+        "seeds that reach it, no bar if none does.",
         "Results",
         metric,
         "rounds",
-        Table(heads, tuple(rows), (None, *(1, None) * len(names))),
+        Table(tuple(heads), tuple(rows), digits),
         bars=tuple(bars),
         categories=names,
     )
 
 
-def monitored_metric(series: Sequence[Series]) -> str:
-    """Return the metric that the runs monitor; that of the first, if they differ."""
-    return series[0].first.history.monitor.metric
+def monitored_metric(all_series: Sequence[Series]) -> str:
+    """Return the metric that the first run monitors."""
+    return all_series[0].first.history.monitor.metric
 
 
-def target_text(target: float, metric: str) -> str:
+def format_target(target: float, metric: str) -> str:
     """Return a target as text: accuracies in percent."""
     return f"{100 * target:g} %" if metric == "accuracy" else f"{target:g}"
 
 
-def coherence(series: Sequence[Series]) -> Figure | None:
-    """Coherence, with the point at which it is near zero."""
-    figure = over_rounds(
-        series,
+def make_coherence_figure(all_series: Sequence[Series]) -> Figure | None:
+    """Return a figure of the coherence with critical points marked; None if it is not recorded."""
+    description = Description(
+        "Local gradient coherence",
         "coherence",
-        number("coherence"),
-        Curve(
-            "Local gradient coherence",
-            "coherence",
-            "How much clients pull the same way (FedLAW, Def. 5.1); rings mark the critical point, where it first "
-            "falls to 5 % of its peak.",
-        ),
+        "How much the updates of clients have the same direction (FedLAW, Def. 5.1); rings mark the "
+        "critical point, where it first falls to 5 % of its peak.",
     )
+    figure = make_curves(all_series, "coherence", read_number("coherence"), description)
     if figure is None:
         return None
     marks = []
     for line in figure.lines:
-        place = critical_point(line.y)
-        if place is not None:
-            at = place - 1
-            marks.append(Mark(line.name, line.style, line.x[at], line.y[at], "critical point"))
-    said = ", ".join(f"round {mark.x} of {shorten_name(mark.name)}" for mark in marks) or "no series comes so low"
-    figure = replace(figure, marks=tuple(marks), caption=f"{figure.caption} Here: {said}.")
-    return with_periods(figure, series)
+        position = critical_point(line.y)
+        if position is not None:
+            x = line.x[position - 1]
+            y = line.y[position - 1]
+            marks.append(Mark(line.name, line.style, x, y, "critical point"))
+    points = [f"round {mark.x} of {shorten_name(mark.name)}" for mark in marks]
+    summary = ", ".join(points) or "no series falls so low"
+    caption = f"{figure.caption} Here: {summary}."
+    return _add_periods(replace(figure, marks=tuple(marks), caption=caption), all_series)
 
 
-def others(series: Sequence[Series], sections: Iterable[Section]) -> list[Figure]:
-    """Every other number on record, and means of what is on record by client."""
-    wanted = set(sections)
-    made: list[Figure | None] = []
-    for name in _numbers(series):
-        curve = _KNOWN.get(name) or Curve(
-            name.replace("_", " "), name, "As the rule or a callback puts it on record.", _LEARNED
+def make_other_figures(all_series: Sequence[Series], sections: Iterable[Section]) -> list[Figure]:
+    """Return figures of all other recorded numbers in these sections.
+
+    The section on geometry also has the means of cosines that are recorded by client.
+    """
+    included = set(sections)
+    figures: list[Figure | None] = []
+
+    # Recorded numbers.
+    for name in _find_names(all_series):
+        description = _DESCRIPTIONS.get(name)
+        if description is None:
+            title = name.replace("_", " ")
+            caption = "As the rule or a callback records it."
+            description = Description(title, name, caption, _LEARNED)
+        if description.section in included:
+            figures.append(make_curves(all_series, name, read_number(name), description))
+
+    # Means over clients.
+    if "Geometry of the updates" in included:
+        cosines = Description(
+            "Cosine to the global update, mean",
+            "cosine",
+            "Near one, clients agree with their mean.",
         )
-        if curve.section in wanted:
-            made.append(over_rounds(series, name, number(name), curve))
-    if "Geometry of the updates" in wanted:
-        cosines = Curve("Cosine to the global update, mean", "cosine", "Near one, clients agree with the mix of them.")
-        made.append(over_rounds(series, "mean_cosines", mean_of("cosines"), cosines))
-        along = Curve("Cosine to the direction sent, mean", "cosine", "FedCos's penalty raises it.")
-        made.append(over_rounds(series, "mean_direction_cosines", mean_of("direction_cosines"), along))
-    return [figure for figure in made if figure is not None]
+        figures.append(make_curves(all_series, "mean_cosines", read_mean("cosines"), cosines))
+        directions = Description("Cosine to the direction sent, mean", "cosine", "FedCos's penalty raises it.")
+        read = read_mean("direction_cosines")
+        figures.append(make_curves(all_series, "mean_direction_cosines", read, directions))
+    return [figure for figure in figures if figure is not None]
 
 
-def rates(series: Sequence[Series]) -> list[Figure]:
-    """The learning rate, if it changes; how long rounds would take, if that is simulated."""
-    made = [
-        over_rounds(series, "lr", number("lr"), Curve("Learning rate", "rate", "By the schedule.", "Cost")),
-        over_rounds(
-            series,
-            "simulated_duration",
-            number("simulated_duration"),
-            Curve("Simulated duration of a round", "steps", "Set by the slowest client waited for.", "Cost"),
+def make_rate_figures(all_series: Sequence[Series]) -> list[Figure]:
+    """Return figures of the learning rate and the simulated duration, if they change."""
+    descriptions = {
+        "lr": Description("Learning rate", "rate", "As the schedule sets it.", "Cost"),
+        "simulated_duration": Description(
+            "Simulated duration of a round",
+            "steps",
+            "The time of the slowest client that the server waits for.",
+            "Cost",
         ),
-    ]
-    return [f for f in made if f is not None and any(len(set(line.y)) > 1 for line in f.lines)]
-
-
-def _numbers(series: Sequence[Series]) -> list[str]:
-    """Names of numbers on record that have no figure of their own, known ones first."""
-    found = {
-        name: None
-        for one in series
-        for run in one.runs
-        for record in run.history
-        for name, value in record.items()
-        if as_number(value) is not None
     }
-    free = [name for name in found if name not in _ELSEWHERE and name != "coherence"]
-    return [name for name in _KNOWN if name in free] + sorted(name for name in free if name not in _KNOWN)
+    figures = []
+    for name, description in descriptions.items():
+        figure = make_curves(all_series, name, read_number(name), description)
+        if figure is not None and any(len(set(line.y)) > 1 for line in figure.lines):
+            figures.append(figure)
+    return figures
+
+
+def _find_names(all_series: Sequence[Series]) -> list[str]:
+    """Return the names of recorded numbers without a figure of their own, described ones first."""
+    names: set[str] = set()
+    for series in all_series:
+        for run in series.runs:
+            for record in run.history:
+                names.update(key for key, value in record.items() if as_number(value) is not None)
+    names -= _EXCLUDED
+    described = [name for name in _DESCRIPTIONS if name in names]
+    return described + sorted(names.difference(_DESCRIPTIONS))

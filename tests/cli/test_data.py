@@ -96,7 +96,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr("steelyard.cli.data.bring", interrupted)
     made = call("fetch", "mnist", "--dir", tmp_path)
     assert made.exit_code == 130
-    assert f"interrupted; go on with: steelyard data fetch mnist --dir {tmp_path}" in made.output
+    assert f"interrupted; resume with: steelyard data fetch mnist --dir {tmp_path}" in made.output
     made = call("fetch", "mnist", "--dir", tmp_path / "my data")
     assert f"steelyard data fetch mnist --dir '{tmp_path}/my data'" in made.output
 

@@ -185,7 +185,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert f"interrupted; go on with: steelyard resume '{out}'" in errors
+    assert f"interrupted; resume with: steelyard resume '{out}'" in errors
     assert "Traceback" not in errors
 
 

@@ -36,13 +36,13 @@ class Here(Child):
     """A child that is this process: a fresh one needs seconds to load torch."""
 
     def __init__(self, order):
-        self.name, self.workers, self.error, self.half = order["name"], order["workers"], None, b""
+        self.name, self.workers, self.error, self.unfinished_line = order["name"], order["workers"], None, b""
         self.output, other = os.pipe()
         plain = {**order, "config": {**order["config"], "executor": "serial"}}
         with os.fdopen(other, "w") as channel:
             self.code = worker.perform(plain, channel)
 
-    def ended(self):
+    def wait(self):
         os.close(self.output)
         return self.error if self.code else None
 

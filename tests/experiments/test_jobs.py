@@ -165,10 +165,10 @@ def test_cores_left_over_go_to_the_jobs_there_are(tmp_path, monkeypatch):
             self.output, other = os.pipe()
             os.close(other)
 
-        def lines(self):
+        def read_records(self):
             return None
 
-        def ended(self):
+        def wait(self):
             os.close(self.output)
 
     monkeypatch.setattr(module, "Child", Stub)
@@ -266,8 +266,8 @@ def test_a_child_that_does_not_end_is_made_to(monkeypatch):
     real = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda _, **how: real([sys.executable, "-c", DEAF], **how))
     deaf = worker_process.Child({"name": "deaf", "workers": 1})
-    assert deaf.lines() == [{}]
-    worker_process.end([deaf])
+    assert deaf.read_records() == [{}]
+    worker_process.stop_children([deaf])
     assert deaf.process.returncode == -signal.SIGKILL
 
 

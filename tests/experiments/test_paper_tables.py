@@ -227,9 +227,9 @@ def test_the_second_configuration_wins_section_by_section():
 
 def test_costs_grow_with_rounds_and_with_the_network():
     table = read("fedlaw-table1").select_cells(["alpha-1/gamma-100"])
-    small = cost.seconds(table.cells[0].config(8))
-    longer = cost.seconds(table.apply_settings(["rounds=400"]).cells[0].config(8))
-    deeper = cost.seconds(table.apply_settings(["model=resnet20"]).cells[0].config(8))
+    small = cost.estimate_seconds(table.cells[0].config(8))
+    longer = cost.estimate_seconds(table.apply_settings(["rounds=400"]).cells[0].config(8))
+    deeper = cost.estimate_seconds(table.apply_settings(["model=resnet20"]).cells[0].config(8))
     assert longer == pytest.approx(2 * small)
     assert deeper == pytest.approx(small * 81.6 / 9.1, rel=0.05)  # operations per sample
 
@@ -239,15 +239,15 @@ def test_cost_counts_what_clients_train_on():
     cell = read("fedadp-table1").select_cells(["mnist-1class-5iid/fedavg"]).apply_settings(["rounds=1"]).cells[0]
     operations = 8.534e6 * (3 * 6000 + 10_000)
     cores = __import__("os").sched_getaffinity(0)
-    assert cost.seconds(cell.config(1)) == pytest.approx(
-        operations / (cost.speed() * cost.EFFICIENCY * len(cores)), rel=0.01
+    assert cost.estimate_seconds(cell.config(1)) == pytest.approx(
+        operations / (cost.measure_speed() * cost.EFFICIENCY * len(cores)), rel=0.01
     )
 
 
 def test_cost_counts_passes_over_proxy_data():
     """FedLAW's 100 passes over 100 samples, on one core, beside training on 42 000 samples three times."""
     plain, learned = (
-        cost.seconds(read("fedlaw-table3").select_cells([f"fashion-mnist-0.1-mlp/{row}"]).cells[0].config(8))
+        cost.estimate_seconds(read("fedlaw-table3").select_cells([f"fashion-mnist-0.1-mlp/{row}"]).cells[0].config(8))
         for row in ("fedavg", "fedlaw")
     )
     cores = len(__import__("os").sched_getaffinity(0))
@@ -262,15 +262,15 @@ def test_a_row_may_differ_more_in_some_columns():
 
 
 def test_an_unknown_data_set_has_no_estimate():
-    assert cost.seconds(read("fedadp-table1").apply_settings(["data.name=svhn"]).cells[0].config(1)) is None
-    assert cost.duration(None) == "?"
+    assert cost.estimate_seconds(read("fedadp-table1").apply_settings(["data.name=svhn"]).cells[0].config(1)) is None
+    assert cost.format_duration(None) == "?"
 
 
 @pytest.mark.parametrize(
     ("value", "words"), [(40, "40 s"), (720, "12 min"), (12_600, "3.5 h"), (345_600, "4 days"), (5399, "90 min")]
 )
 def test_durations_in_words(value, words):
-    assert cost.duration(value) == words
+    assert cost.format_duration(value) == words
 
 
 def test_every_pa3fed_row_says_which_reading_it_runs():

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import steelyard
-from steelyard.experiments.run_groups import find_differences, groups, is_of_algorithm, label, read_runs
+from steelyard.experiments.run_groups import find_differences, format_labels, group_runs, is_of_algorithm, read_runs
 from steelyard.runs.directory import CONFIG, ROUNDS
 
 
@@ -24,7 +24,7 @@ def test_a_single_algorithm_is_named_with_all_its_parts(tmp_path):
     algorithm = steelyard.Algorithm("fedawa", client="fedcos:mu=0.01", server="momentum")
     steelyard.simulate(algorithm, rounds=1, clients=3, out=tmp_path / "run")
     (run,), _ = read_runs([tmp_path])
-    assert label(run.algorithm) == "fedawa + fedcos:mu=0.01 + momentum"
+    assert format_labels(run.algorithm) == "fedawa + fedcos:mu=0.01 + momentum"
 
 
 def proxied(out, weighting, seed, **options):
@@ -37,9 +37,9 @@ def test_seeds_of_runs_with_proxy_data_are_grouped(tmp_path):
         for weighting in ("fedavg", "gws:epochs=1"):
             proxied(tmp_path, weighting, seed)
     runs, notes = read_runs([tmp_path])
-    ((setting, algorithms),) = groups(runs).items()
+    ((setting, algorithms),) = group_runs(runs).items()
     assert setting == ()
-    assert [(label(name), list(seeds)) for name, seeds in algorithms.items()] == [
+    assert [(format_labels(name), list(seeds)) for name, seeds in algorithms.items()] == [
         ("fedavg", ["0", "1"]),
         ("fedlaw:epochs=1,learn=gamma", ["0", "1"]),
     ]

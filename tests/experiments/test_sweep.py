@@ -8,7 +8,7 @@ import pytest
 from steelyard.core.errors import SteelyardError
 from steelyard.experiments import jobs as module
 from steelyard.experiments.results import run_sweep
-from steelyard.experiments.run_groups import Run, label, read_runs
+from steelyard.experiments.run_groups import Run, format_labels, read_runs
 from steelyard.experiments.sweep import plan, read_sweep
 from tests.experiments.jobs import Diary, Here
 
@@ -222,7 +222,7 @@ def test_runs_are_read_back_from_directories(swept):
     _, out, _ = swept
     runs, notes = read_runs([out])
     assert notes == []
-    assert [(label(run.algorithm), run.seed) for run in runs] == [
+    assert [(format_labels(run.algorithm), run.seed) for run in runs] == [
         ("fedadp", "1"), ("fedadp", "2"), ("fedavg", "1"), ("fedavg", "2"),
     ]  # fmt: skip
     assert {run.setting for run in runs} == {()}
@@ -234,7 +234,7 @@ def test_runs_are_read_back_from_directories(swept):
     again = shutil.copytree(out / "fedadp" / "seed-1", out / "copy")
     (again / "rounds.jsonl").touch()
     runs, (_, note) = read_runs([out])
-    assert [run.path for run in runs if label(run.algorithm) == "fedadp"] == [again, out / "fedadp" / "seed-2"]
+    assert [run.path for run in runs if format_labels(run.algorithm) == "fedadp"] == [again, out / "fedadp" / "seed-2"]
     assert note == f"{out / 'fedadp' / 'seed-1'}: the same run as {again}, left out"
     shutil.copyfile(out / "fedadp" / "seed-2" / "cohorts.json", again / "cohorts.json")
     with pytest.raises(
@@ -246,13 +246,12 @@ def test_runs_are_read_back_from_directories(swept):
 
 
 def test_labels_for_people():
-    assert label((("weighting", "fedavg"), ("client", "none"))) == "fedavg"
-    assert label((("weighting", "fedavg"), ("client", "fedcos:mu=0.1"), ("local.lr", "0.1"))) == (
+    assert format_labels((("weighting", "fedavg"), ("client", "none"))) == "fedavg"
+    assert format_labels((("weighting", "fedavg"), ("client", "fedcos:mu=0.1"), ("local.lr", "0.1"))) == (
         "fedavg + fedcos:mu=0.1 lr=0.1"
     )
-    assert (
-        label((("model", "none"), ("data.partition", "iid"), ("data.clients", "10"))) == "iid, model=none, clients=10"
-    )
+    setting = (("model", "none"), ("data.partition", "iid"), ("data.clients", "10"))
+    assert format_labels(setting) == "iid, model=none, clients=10"
 
 
 def test_an_outcome_as_a_run(swept):
