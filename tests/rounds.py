@@ -1,6 +1,5 @@
 """Rounds to try rules on: models, clients and everything clients can report."""
 
-import inspect
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +9,7 @@ import steelyard
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
 from steelyard.core.weighting import Info, Weighting
-from steelyard.rules.detectors import Detector
+from steelyard.rules.detectors import DETECTORS, Detector
 
 REQUIRED = {"gamma": 0.9, "max_weight": 0.5}
 SHORT = {"fedlaw": 3, "gws": 3, "law": 3, "fedlaw_swa": 14}  # epochs: their defaults would take minutes here
@@ -19,11 +18,10 @@ SHORT = {"fedlaw": 3, "gws": 3, "law": 3, "fedlaw_swa": 14}  # epochs: their def
 def every_rule():
     """Every registered rule, found by itself: wrappers around FedAdp, detectors as gates."""
     made = {}
-    for entry in RULES:
-        parameters = inspect.signature(entry.make).parameters
-        inner = {"rule": steelyard.fedadp(), "detector": steelyard.eq6()}
-        given = {name: inner[name] for name in parameters if name in ("rule", "detector") and entry.wraps}
-        given |= {name: REQUIRED[name] for name, p in parameters.items() if p.default is p.empty and name not in given}
+    inner = {RULES: steelyard.fedadp(), DETECTORS: steelyard.eq6()}
+    for entry in sorted([*RULES, *DETECTORS], key=lambda entry: entry.name):
+        required = [name for name, p in entry.parameters.items() if p.default is p.empty]
+        given = {name: inner[entry.slots[name]] if name in entry.slots else REQUIRED[name] for name in required}
         given |= {"epochs": SHORT[entry.name]} if entry.name in SHORT else {}
         part = entry.make(**given)
         made[entry.name] = steelyard.gate(part, steelyard.fedadp()) if isinstance(part, Detector) else part

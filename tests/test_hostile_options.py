@@ -14,6 +14,7 @@ from steelyard.core.spec import parse
 from steelyard.data import PARTITIONS, SOURCES, load
 from steelyard.data.partitions import partition
 from steelyard.models import MODELS, build
+from steelyard.rules.detectors import DETECTORS
 from tests.cli.test_cli import steelyard_command
 
 REGISTRIES = {
@@ -78,8 +79,9 @@ def refuse_or_build(text, shape):
 
 def inner(entry):
     """The parts that a rule cannot do without, in brackets."""
-    count = sum(entry.parameters[slot].default is entry.parameters[slot].empty for slot in entry.slots)
-    return f"({','.join(['fedavg'] * count)})" if count else ""
+    parts = {RULES: "fedavg", DETECTORS: "eq6"}
+    required = [slot for slot in entry.slots if slot not in entry.options]
+    return f"({','.join(parts[entry.slots[slot]] for slot in required)})" if required else ""
 
 
 @pytest.fixture(autouse=True)

@@ -90,10 +90,15 @@ def _size(name: str) -> str:
 
 def _here(name: str, directory: Path | None) -> str:
     """Where a data set is; empty if it is not here."""
-    if name not in {entry.name for entry in SOURCES}:
+    if name not in SOURCES:
         return ""
-    source = SOURCES[name].make()
+    entry = SOURCES[name]
     try:
+        source = entry.make()
         return str(source.locate(directory)) if isinstance(source, Source) else ""
     except SteelyardError:
+        return ""
+    except Exception:  # a plugin's data set that cannot be made without options
+        if entry.is_builtin:
+            raise
         return ""

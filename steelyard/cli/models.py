@@ -54,3 +54,7 @@ def _parameters(entry: Entry, shape: tuple[int, ...], classes: int) -> int | Non
         return count_parameters(entry.make(), shape, classes)
     except SteelyardError:
         return None
+    except Exception:  # a plugin's model that cannot be made without options
+        if entry.is_builtin:
+            raise
+        return None

@@ -20,12 +20,13 @@ from steelyard.core.spec import to_text
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import MEANING
 from steelyard.rules.chain import parse_rule, with_default_source
+from steelyard.rules.detectors import DETECTORS
 
-_OTHERS = {"client": TERMS, "server": OPTIMIZERS, "broadcast": BROADCASTS, "refine": REFINERS}
+_OTHERS = {"client": TERMS, "server": OPTIMIZERS, "broadcast": BROADCASTS, "refine": REFINERS, "detector": DETECTORS}
 
 
 def rules(as_json: Json = False) -> None:
-    """List every rule, client term, server optimizer, broadcast and refiner: paper, needs, options.
+    """List every rule, client term, server optimizer, broadcast, refiner and detector: paper, needs, options.
 
     Rules are written as text: [bold]name:option=value,...[/], chained with [bold]|[/], and put around one another with
     brackets: [bold]guard(feddisco|fedawa:steps=10)[/].
@@ -49,10 +50,15 @@ def rules(as_json: Json = False) -> None:
 
 def _row(entry: Entry) -> dict[str, Any]:
     needs: list[str] = []
-    if not entry.wraps:
-        required = {name: 1.0 for name, p in entry.options.items() if p.default is p.empty}
-        part = entry.make(**required)
-        needs = _needs(with_default_source(part) if isinstance(part, Weighting) else part)
+    try:
+        if not entry.wraps:
+            required = {name: 1.0 for name, p in entry.options.items() if p.default is p.empty}
+            part = entry.make(**required)
+            needs = _needs(with_default_source(part) if isinstance(part, Weighting) else part)
+    except Exception:  # a plugin's part that a number does not make
+        if entry.is_builtin:
+            raise
+        needs = ["?"]
     return {**about(entry), "needs": needs}
 
 
@@ -77,7 +83,7 @@ def explain(
 ) -> None:
     """Say what clients disclose under a rule, what the server sees, what it costs, and how private it can be.
 
-    Of a client term, server optimizer, broadcast or refiner: what it does, and its options.
+    Of a client term, server optimizer, broadcast, refiner or detector: what it does, and its options.
     """
     name = re.split(r"[:+]", rule)[0].strip()
     for key, registry in _OTHERS.items():
@@ -120,9 +126,10 @@ def _explain_other(key: str, entry: Entry) -> None:
     console.print("\n[bold]Options[/]")
     for name, value in told["options"].items() or [("none", "")]:
         console.print(escape(f"  {name}={value}" if value else f"  {name}"), highlight=False)
-    console.print(
-        f"\nUse it with [bold]--set {key}={entry.name}[/], or Algorithm(..., {key}={entry.name!r})", highlight=False
-    )
+    usage = f"Use it with [bold]--set {key}={entry.name}[/], or Algorithm(..., {key}={entry.name!r})"
+    if key == "detector":
+        usage = f"Use it inside a rule: [bold]gate({entry.name},fedadp)[/] or [bold]pa3fed:detector={entry.name}[/]"
+    console.print(f"\n{usage}", highlight=False)
 
 
 def _describe_rule(rule: Weighting) -> list[Weighting]:

@@ -20,8 +20,6 @@ from steelyard.core.weighting import Info
 
 Index = NDArray[np.int64]
 
-PARTITIONS = Registry("partition")
-
 _STREAM = int.from_bytes(b"part", "big")  # keeps these draws apart from all others of the same seed
 
 
@@ -45,6 +43,9 @@ class Partition(ABC):
     @abstractmethod
     def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
         """Positions in `targets` of each client; a pure function of its arguments."""
+
+
+PARTITIONS = Registry("partition", Partition, "steelyard.partitions")
 
 
 def partition(spec: str | Partition, targets: Index, clients: int, seed: int) -> list[Index]:

@@ -20,8 +20,6 @@ from steelyard.data.dataset import Dataset
 
 Split = tuple[Dataset, Dataset]
 
-SOURCES = Registry("data set")
-
 VARIABLE = "STEELYARD_DATA"
 
 _BESIDE_THE_REPOSITORY = Path(__file__).parents[3] / "shared" / "data"
@@ -45,6 +43,9 @@ class Source(ABC):
     def locate(self, directory: Path | None) -> Path:
         """The file or folder that would be read; an error says how to get it, if there is none."""
         return find(self.name, directory, self.name)
+
+
+SOURCES = Registry("data set", Source, "steelyard.datasets")
 
 
 def load(source: str | Source, directory: str | os.PathLike[str] | None = None) -> Split:

@@ -21,8 +21,6 @@ from steelyard.core.weighting import Info
 
 Shape = tuple[int, ...]
 
-MODELS = Registry("model")
-
 _FLOAT_BYTES = 4
 _BEYOND_INTEGERS = re.compile("overflow|too large|failed to unpack", re.IGNORECASE)  # torch's words
 _STREAM = int.from_bytes(b"init", "big")  # keeps these draws apart from all others of the same seed
@@ -42,6 +40,9 @@ class Architecture(ABC):
     @abstractmethod
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
         """The network for samples of this shape, e.g. `(1, 28, 28)`."""
+
+
+MODELS = Registry("model", Architecture, "steelyard.models")
 
 
 def build(spec: str | Architecture, input_shape: Shape, classes: int, seed: int) -> nn.Module:

@@ -27,7 +27,7 @@ from steelyard.core.client_state import State
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.needs import Needs
-from steelyard.core.registry import RULES, Entry
+from steelyard.core.registry import Registry
 from steelyard.core.spec import parse
 from steelyard.core.view import View
 from steelyard.core.weighting import Info
@@ -58,6 +58,11 @@ class Detector(ABC):
         """Whether this round is critical, and the state for the next."""
 
 
+DETECTORS = Registry(
+    "detector", Detector, "steelyard.detectors", "steelyard.rules", "detectors go inside gate or pa3fed"
+)
+
+
 class PeriodDetector(Detector):
     """Finds critical learning periods in FGN, the federated gradient norm.
 
@@ -84,16 +89,15 @@ class PeriodDetector(Detector):
 
 def parse_detector(spec: Any) -> Detector:
     """A detector from its text form (`"eq6:delta=0.05"`); a detector is returned as it is."""
-    made = parse(spec, RULES) if isinstance(spec, str) else spec() if isinstance(spec, type) else spec
-    if not isinstance(made, Detector):
-        known = ", ".join(entry.name for entry in RULES if is_detector(entry))
-        raise SteelyardError(f"detector={spec!r}: not a detector: use {known}")
-    return made
-
-
-def is_detector(entry: Entry) -> bool:
-    """Detectors share the registry with rules, so that one syntax writes both."""
-    return isinstance(entry.make, type) and issubclass(entry.make, Detector)
+    detector = spec
+    if isinstance(spec, str):
+        detector = parse(spec, DETECTORS)
+    elif isinstance(spec, type):
+        detector = spec()
+    if not isinstance(detector, Detector):
+        names = ", ".join(entry.name for entry in DETECTORS)
+        raise SteelyardError(f"detector={spec!r}: not a detector: use {names}")
+    return detector
 
 
 def gradient_norm(norms: Array, average: str, sizes: Array | None = None) -> float:
@@ -104,7 +108,7 @@ def gradient_norm(norms: Array, average: str, sizes: Array | None = None) -> flo
     return float(np.mean(norms) if average == "mean" else np.median(norms))
 
 
-@RULES.register
+@DETECTORS.register
 @dataclass(frozen=True)
 class Eq6(PeriodDetector):
     """PA3Fed's period check. Round 1 has nothing to compare with: `first` says what it is."""
@@ -128,7 +132,7 @@ class Eq6(PeriodDetector):
         return bool(critical), {"fgn": fgn}
 
 
-@RULES.register
+@DETECTORS.register
 @dataclass(frozen=True)
 class Always(PeriodDetector):
     """Every round is critical: a rule without a period check (PA3Fed, Fig. 7). It asks nothing of clients."""
@@ -151,7 +155,7 @@ class Always(PeriodDetector):
         return True, {}
 
 
-@RULES.register
+@DETECTORS.register
 @dataclass(frozen=True)
 class CriticalFLWindow(PeriodDetector):
     """CriticalFL's check, with its constants as options."""
