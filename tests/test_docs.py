@@ -8,7 +8,7 @@ import pytest
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.data import PARTITIONS, SOURCES
 from steelyard.models import MODELS
-from tests.rules import test_contract as contract
+from steelyard.testing import check_rule
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -63,17 +63,7 @@ def test_the_worked_example_keeps_the_contract():
     try:
         exec(blocks(ROOT / "docs" / "adding-a-rule.md")[0], names)
         rule = names["InverseDistance"]()
-        for check in (
-            contract.test_order_of_identified_clients_does_not_change_a_bit,
-            contract.test_permutation_equivariance,
-            contract.test_one_client,
-            contract.test_purity,
-            contract.test_changing_cohorts,
-            contract.test_one_layer_is_the_whole_model,
-            contract.test_text_form_builds_the_same_rule,
-            contract.test_tied_frozen_and_adapter_parameters,
-        ):
-            check(rule)
+        check_rule(rule)
     finally:
         RULES._entries.clear()
         RULES._entries.update(before)
