@@ -142,7 +142,7 @@ def check_degenerate_updates(rule: Weighting) -> None:
             layer = out.report["layers"].index("fc.weight") if out.base.numel() > 1 else 0
             expected = out.base[layer].item() * base["fc.weight"]
             why = f"{rule.name}: the model moves where no client did: "
-            _assert_close(why, out.params["fc.weight"], expected, rtol=1e-5, atol=1e-6)
+            _assert_close(why, _state_dict(out)["fc.weight"], expected, rtol=1e-5, atol=1e-6)
 
 
 def check_scales(rule: Weighting) -> None:
@@ -256,7 +256,7 @@ def check_dtypes(rule: Weighting) -> None:
         base, clients = make_cohort(dtype=dtype, step=0.2)
         out = aggregate(rule, base, clients)
         wide = aggregate(rule, _widen(base), {c: _widen(model) for c, model in clients.items()})
-        for name, value in out.params.items():
+        for name, value in _state_dict(out).items():
             require(value.dtype == base[name].dtype, f"{rule.name}: {name} was {base[name].dtype} and is {value.dtype}")
             require(value.shape == base[name].shape, f"{rule.name}: {name} has another shape than before")
         why = f"{rule.name}: {dtype} gives another result than float64: "
@@ -267,13 +267,13 @@ def check_dtypes(rule: Weighting) -> None:
 def check_batchnorm(rule: Weighting) -> None:
     """BatchNorm statistics stay between those of the clients."""
     base, clients = make_cohort()
-    out = aggregate(rule, base, clients)
+    params = _state_dict(aggregate(rule, base, clients))
     for name in ("bn.running_mean", "bn.running_var"):
         stacked = torch.stack([model[name] for model in clients.values()])
-        above = (out.params[name] >= stacked.amin(0) - 1e-5).all()
-        below = (out.params[name] <= stacked.amax(0) + 1e-5).all()
+        above = (params[name] >= stacked.amin(0) - 1e-5).all()
+        below = (params[name] <= stacked.amax(0) + 1e-5).all()
         require(above and below, f"{rule.name}: {name} leaves the range of the clients' values")
-    count = out.params["bn.num_batches_tracked"]
+    count = params["bn.num_batches_tracked"]
     require(count.dtype == torch.int64 and count.item() == 6, f"{rule.name}: the counter of BatchNorm is {count}")
 
 
@@ -315,9 +315,13 @@ def reports_for(rule: Weighting, ids: Sequence[ClientId]) -> dict[str, dict[Clie
 def assert_finite(rule: Weighting, out: Aggregate, case: str) -> None:
     """Raises AssertionError if weights or model hold NaN or infinity."""
     require(out.weights.isfinite().all(), f"{rule.name}: {case} gives weights {out.weights.tolist()}")
-    params = {"model": out.params} if isinstance(out.params, torch.Tensor) else out.params
-    bad = [name for name, value in params.items() if not value.isfinite().all()]
+    bad = [name for name, value in _state_dict(out).items() if not value.isfinite().all()]
     require(not bad, f"{rule.name}: {case} gives NaN or infinity in {', '.join(bad)}")
+
+
+def _state_dict(out: Aggregate) -> Mapping[str, torch.Tensor]:
+    """Return the new model as a state dict; a model that is one tensor is called `model`."""
+    return {"model": out.params} if isinstance(out.params, torch.Tensor) else out.params
 
 
 def _probe_for(rule: Weighting) -> Any:
