@@ -26,7 +26,12 @@ _NONE = (None, "", "none")
 
 
 def parse_optimizer(spec: str | ServerOptimizer | None) -> ServerOptimizer | None:
-    """A server optimizer from its text form (`"momentum:beta=0.9"`); None for `"none"`."""
+    """A server optimizer from its text form (`"momentum:beta=0.9"`); None for `"none"`.
+
+    Example:
+        >>> parse_optimizer("momentum:beta=0.5").beta
+        0.5
+    """
     made: ServerOptimizer | None = _build_part(spec, OPTIMIZERS, ServerOptimizer, "a server optimizer")
     return made
 
@@ -38,7 +43,12 @@ def parse_refiner(spec: str | Refiner | None) -> Refiner | None:
 
 
 def parse_terms(spec: Any) -> Terms:
-    """Client terms from their text form (`"fedprox:mu=0.01+fedcos"`), one term, a sum of them, or None."""
+    """Client terms from their text form (`"fedprox:mu=0.01+fedcos"`), one term, a sum of them, or None.
+
+    Example:
+        >>> [term.name for term in parse_terms("fedprox:mu=0.01+fedcos")]
+        ['fedprox', 'fedcos']
+    """
     if isinstance(spec, Terms):
         return spec
     if isinstance(spec, str) or spec is None:
@@ -70,6 +80,14 @@ class Algorithm:
         server: the server optimizer, if any.
         broadcast: what clients start from, if not from the global model itself.
         refine: what the server does with proxy data after the sum, if anything.
+
+    Example:
+        >>> import steelyard
+        >>> algorithm = steelyard.Algorithm("feddisco|fedawa", client="fedprox:mu=0.1", server="momentum")
+        >>> print(algorithm)
+        feddisco|fedawa client=fedprox:mu=0.1 server=momentum
+        >>> sorted(algorithm.needs.metrics)
+        ['label_hist', 'num_examples']
     """
 
     weighting: Weighting

@@ -110,6 +110,17 @@ def aggregate(
     A client that does not fit (keys, shapes, dtypes, NaN, invalid metrics) is quarantined: it is left out, and named
     with the reason in `out.report["quarantined"]`. If none is left, `NoValidClients` is raised; under `guard(...)`
     the round is void instead: `out.params` is the base model and `out.report["void"]` says why.
+
+    Example:
+        >>> import torch
+        >>> import steelyard
+        >>> base = torch.zeros(3)
+        >>> clients = {"a": torch.tensor([1.0, 0.0, 0.0]), "b": torch.tensor([0.0, 2.0, 0.0])}
+        >>> out = steelyard.aggregate("fedavg", base, clients, metrics={"num_examples": {"a": 30, "b": 10}})
+        >>> out.weights
+        tensor([0.7500, 0.2500], dtype=torch.float64)
+        >>> out.params
+        tensor([0.7500, 0.5000, 0.0000])
     """
     number: Any = round
     number = int(number) if isinstance(number, np.integer) else number

@@ -24,7 +24,15 @@ _KEY = "steelyard.state"
 
 
 def save_state(path: str | os.PathLike[str], state: State) -> None:
-    """Writes a state atomically: after a crash, the old file or the new one is there, complete."""
+    """Writes a state atomically: after a crash, the old file or the new one is there, complete.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_state(Path(folder) / "state", {"fedadp": {"angles": {"a": 0.5}}})
+        ...     load_state(Path(folder) / "state")
+        {'fedadp': {'angles': {'a': 0.5}}}
+    """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_encode(state, tensors), allow_nan=True)
     path = Path(path)

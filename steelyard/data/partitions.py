@@ -49,7 +49,13 @@ PARTITIONS = Registry("partition", Partition, "steelyard.partitions")
 
 
 def partition(spec: str | Partition, targets: Index, clients: int, seed: int) -> list[Index]:
-    """Spreads labelled samples over clients by a partition or its text form, e.g. `dirichlet:alpha=0.1`."""
+    """Spreads labelled samples over clients by a partition or its text form, e.g. `dirichlet:alpha=0.1`.
+
+    Example:
+        >>> labels = np.array([0, 0, 1, 1, 2, 2])
+        >>> sorted(len(positions) for positions in partition("iid", labels, clients=3, seed=0))
+        [2, 2, 2]
+    """
     made: Partition = parse(spec, PARTITIONS) if isinstance(spec, str) else spec
     checks.integer("clients", clients, 1)
     checks.integer("seed", seed)

@@ -52,6 +52,11 @@ def load(source: str | Source, directory: str | os.PathLike[str] | None = None) 
     """Train and test part of a data set; files are looked for in `directory`, else in `$STEELYARD_DATA`.
 
     Example: `load("cifar10:scale=standard")`.
+
+    Example:
+        >>> train, test = load("digits")
+        >>> train.inputs.shape[1:], train.classes
+        (torch.Size([1, 8, 8]), 10)
     """
     made: Source = parse(source, SOURCES) if isinstance(source, str) else source
     try:

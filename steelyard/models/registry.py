@@ -49,6 +49,10 @@ def build(spec: str | Architecture, input_shape: Shape, classes: int, seed: int)
     """Makes a network from its text form, e.g. `mlp:hidden=[200,200]`.
 
     The same seed gives the same parameters, and torch's global random state stays as it was.
+
+    Example:
+        >>> build("mlp:hidden=[16]", (1, 8, 8), classes=10, seed=0)(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
     architecture: Architecture = parse(spec, MODELS) if isinstance(spec, str) else spec
     checks.integer("classes", classes, 1)

@@ -78,7 +78,12 @@ class Chain(Weighting):
 
 
 def parse_rule(spec: Any) -> Weighting:
-    """A rule from its text form (`"feddisco|fedawa:steps=10"`); a rule object is returned as it is."""
+    """A rule from its text form (`"feddisco|fedawa:steps=10"`); a rule object is returned as it is.
+
+    Example:
+        >>> parse_rule("guard(fedadp:alpha=3)").rule
+        FedAdp(alpha=3, clock='round', reference='mean')
+    """
     made = parse(spec, RULES, chain) if isinstance(spec, str) else spec() if isinstance(spec, type) else spec
     if not isinstance(made, Weighting):
         raise SteelyardError(
@@ -88,7 +93,14 @@ def parse_rule(spec: Any) -> Weighting:
 
 
 def chain(*rules: Weighting | str) -> Weighting:
-    """The rules in a row, as one rule: `chain(fedavg(), feddisco(), fedawa())`."""
+    """The rules in a row, as one rule: `chain(fedavg(), feddisco(), fedawa())`.
+
+    Example:
+        >>> import steelyard
+        >>> rule = steelyard.chain("feddisco", steelyard.fedawa(steps=10))
+        >>> rule == steelyard.parse_rule("feddisco|fedawa:steps=10")
+        True
+    """
     made = [parse_rule(rule) for rule in rules]
     flat = [part for rule in made for part in (rule.rules if isinstance(rule, Chain) else (rule,))]
     return flat[0] if len(flat) == 1 else Chain(tuple(flat))

@@ -39,7 +39,20 @@ from steelyard.core.weighting import Info, Weighting
 @RULES.register
 @dataclass(frozen=True)
 class FedAdp(Weighting):
-    """Prior weights times `exp f(smoothed angle to the prior's mean)`."""
+    """Prior weights times `exp f(smoothed angle to the prior's mean)`.
+
+    Example:
+        Clients a and b agree, and get more weight than c, which has as much data as each of them.
+
+        >>> import torch
+        >>> import steelyard
+        >>> clients = torch.tensor([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0]])
+        >>> out = steelyard.aggregate(
+        ...     steelyard.fedadp(), torch.zeros(2), clients, ids=["a", "b", "c"], metrics={"num_examples": [5, 5, 5]}
+        ... )
+        >>> [round(weight, 2) for weight in out.weights.tolist()]
+        [0.5, 0.5, 0.0]
+    """
 
     alpha: float = 5.0
     clock: str = "round"
