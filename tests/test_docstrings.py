@@ -12,7 +12,19 @@ import steelyard
 ROOT = Path(__file__).parent.parent
 FILES = [path for path in sorted((ROOT / "steelyard").rglob("*.py")) if ">>> " in path.read_text()]
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
-SHOWN = "aggregate simulate Algorithm Merge Probe History chain fedadp parse_rule parse_terms save_state".split()
+SHOWN = [
+    "aggregate",
+    "simulate",
+    "Algorithm",
+    "Merge",
+    "Probe",
+    "History",
+    "chain",
+    "fedadp",
+    "parse_rule",
+    "parse_terms",
+    "save_state",
+]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
