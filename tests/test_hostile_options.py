@@ -14,11 +14,12 @@ from steelyard.core.spec import parse
 from steelyard.data import PARTITIONS, SOURCES, load
 from steelyard.data.partitions import partition
 from steelyard.models import MODELS, build
-from steelyard.rules.detectors import DETECTORS
+from steelyard.rules.detectors import DETECTORS, parse_detector
 from tests.cli.test_cli import steelyard_command
 
 REGISTRIES = {
     "weighting": RULES,
+    "detector": DETECTORS,
     "client": TERMS,
     "server": OPTIMIZERS,
     "broadcast": BROADCASTS,
@@ -62,6 +63,8 @@ def make(kind, text):
     """Build the part; a partition is applied, and of a model only its size is found out if it fits."""
     if kind == "partition":
         return partition(text, LABELS, 10, 0)
+    if kind == "detector":
+        return str(parse_detector(text))
     if kind == "data":
         return parse(text, SOURCES)
     if kind == "model":

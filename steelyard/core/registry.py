@@ -7,6 +7,7 @@ adds parts by entry points; they are loaded when a name is not known, or when pa
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import threading
 import types
@@ -25,6 +26,8 @@ from steelyard.core.weighting import Info, Weighting
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 Make = TypeVar("Make", bound=Callable[..., Any])
 
@@ -175,6 +178,8 @@ class Registry:
         # The name must be free.
         if known is not None:
             raise SteelyardError(f"the name is taken by {known.module}: rename the entry point")
+        if not _NAME.fullmatch(name) or name.lower() in ("none", "true", "false"):
+            raise SteelyardError("the name has no text form: use letters, digits, '_', '-' and '.'")
         # The object must be a class of such parts, or a function that makes one.
         if not callable(make):
             raise SteelyardError(f"it is a {type(make).__name__}: use a class, or a function that returns a part")

@@ -68,7 +68,11 @@ def check_declaration(rule: Weighting) -> None:
     )
     if rule.name in RULES:
         text = to_text(rule)
-        require(parse_rule(text) == rule, f"{rule.name}: its text form {text!r} builds another rule")
+        try:
+            again = parse_rule(text)
+        except Exception as error:
+            raise AssertionError(f"{rule.name}: its text form {text!r} builds nothing: {error}") from error
+        require(again == rule, f"{rule.name}: its text form {text!r} builds another rule")
 
 
 def check_total_weight(rule: Weighting) -> None:
@@ -121,7 +125,7 @@ def check_positions(rule: Weighting) -> None:
 def check_one_client(rule: Weighting) -> None:
     """A round with one client has a result."""
     base, clients = make_cohort(1)
-    out = aggregate(rule, base, clients)
+    out = aggregate(rule, base, clients, "one client")
     require(out.weights.shape[-1] == 1, f"{rule.name}: one client has {out.weights.shape[-1]} weights")
     assert_finite(rule, out, "one client")
 
@@ -136,7 +140,7 @@ def check_degenerate_updates(rule: Weighting) -> None:
         "updates of zero": dict.fromkeys(ids, base),
     }
     for case, clients in cases.items():
-        out = aggregate(rule, base, clients)
+        out = aggregate(rule, base, clients, case)
         assert_finite(rule, out, case)
         if case == "updates of zero":
             layer = out.report["layers"].index("fc.weight") if out.base.numel() > 1 else 0
@@ -151,8 +155,9 @@ def check_scales(rule: Weighting) -> None:
     base = torch.randn(4000, generator=g).double()
     noise = torch.randn(6, 4000, generator=g).double()
     for scale in (1e-10, 1e-5, 1.0, 1e5, 1e10):
-        out = aggregate(rule, base, list(base + scale * noise), metrics=reports_for(rule, range(6)))
-        assert_finite(rule, out, f"updates of size {scale:g}")
+        case = f"updates of size {scale:g}"
+        out = aggregate(rule, base, list(base + scale * noise), case, metrics=reports_for(rule, range(6)))
+        assert_finite(rule, out, case)
 
 
 def check_needs(rule: Weighting) -> None:
@@ -230,7 +235,7 @@ def check_changing_cohorts(rule: Weighting) -> None:
     state: dict[str, Any] | None = None
     for t, members in enumerate([[0, 1, 2, 3], [4, 5, 6, 7], [0, 5, 2], [7, 1, 3, 4, 6]]):
         cohort = {ids[k]: clients[ids[k]] for k in members}
-        out = aggregate(rule, base, cohort, metrics=table, state=state, round=ROUND + t)
+        out = aggregate(rule, base, cohort, "another cohort", metrics=table, state=state, round=ROUND + t)
         require(out.weights.shape[-1] == len(members), f"{rule.name}: wrong number of weights for another cohort")
         assert_finite(rule, out, "another cohort")
         base, state = out.params, out.state
@@ -294,8 +299,16 @@ RULE_CHECKS: tuple[Callable[[Weighting], None], ...] = (
 )
 
 
-def aggregate(rule: Weighting, base: Any, clients: Any, **options: Any) -> Aggregate:
-    """Aggregates with reports of every metric, and with proxy data where the rule looks at it."""
+def aggregate(rule: Weighting, base: Any, clients: Any, case: str = "a plain round", **options: Any) -> Aggregate:
+    """Aggregates with reports of every metric, and with proxy data where the rule looks at it.
+
+    Args:
+        rule: the rule.
+        base: the global model.
+        clients: the clients' models.
+        case: what is special about the round, for the sentence on a rule that fails.
+        options: those of `steelyard.aggregate`.
+    """
     options.setdefault("round", ROUND)
     if "metrics" not in options:
         options["metrics"] = reports_for(rule, list(clients))
@@ -304,7 +317,7 @@ def aggregate(rule: Weighting, base: Any, clients: Any, **options: Any) -> Aggre
     except AssertionError:
         raise
     except Exception as error:
-        raise AssertionError(f"{rule.name}: fails with {type(error).__name__}: {error}") from error
+        raise AssertionError(f"{rule.name}: fails on {case} with {type(error).__name__}: {error}") from error
 
 
 def reports_for(rule: Weighting, ids: Sequence[ClientId]) -> dict[str, dict[ClientId, Any]]:

@@ -59,7 +59,10 @@ def check_declaration(term: ClientTerm) -> None:
     )
     if term.name in TERMS:
         text = to_text(term)
-        (again,) = parse_terms(text)
+        try:
+            (again,) = parse_terms(text)
+        except Exception as error:
+            raise AssertionError(f"{term.name}: its text form {text!r} builds nothing: {error}") from error
         require(again == term, f"{term.name}: its text form {text!r} builds another term")
 
 
