@@ -28,7 +28,7 @@ _NONE = (None, "", "none")
 def parse_optimizer(spec: str | ServerOptimizer | None) -> ServerOptimizer | None:
     """A server optimizer from its text form (`"momentum:beta=0.9"`); None for `"none"`.
 
-    Example:
+    Examples:
         >>> parse_optimizer("momentum:beta=0.5").beta
         0.5
     """
@@ -45,7 +45,7 @@ def parse_refiner(spec: str | Refiner | None) -> Refiner | None:
 def parse_terms(spec: Any) -> Terms:
     """Client terms from their text form (`"fedprox:mu=0.01+fedcos"`), one term, a sum of them, or None.
 
-    Example:
+    Examples:
         >>> [term.name for term in parse_terms("fedprox:mu=0.01+fedcos")]
         ['fedprox', 'fedcos']
     """
@@ -81,7 +81,7 @@ class Algorithm:
         broadcast: what clients start from, if not from the global model itself.
         refine: what the server does with proxy data after the sum, if anything.
 
-    Example:
+    Examples:
         >>> import steelyard
         >>> algorithm = steelyard.Algorithm("feddisco|fedawa", client="fedprox:mu=0.1", server="momentum")
         >>> print(algorithm)

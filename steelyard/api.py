@@ -111,7 +111,7 @@ def aggregate(
     with the reason in `out.report["quarantined"]`. If none is left, `NoValidClients` is raised; under `guard(...)`
     the round is void instead: `out.params` is the base model and `out.report["void"]` says why.
 
-    Example:
+    Examples:
         >>> import torch
         >>> import steelyard
         >>> base = torch.zeros(3)

@@ -57,7 +57,7 @@ class Merge:
         allow_partial: leave out clients that cannot be merged (a file that is missing or damaged, other tensors,
             NaN, invalid reports) instead of refusing to merge the others.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from safetensors.torch import load_file, save_file
         >>> with tempfile.TemporaryDirectory() as folder:

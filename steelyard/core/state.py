@@ -26,7 +26,7 @@ _KEY = "steelyard.state"
 def save_state(path: str | os.PathLike[str], state: State) -> None:
     """Writes a state atomically: after a crash, the old file or the new one is there, complete.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_state(Path(folder) / "state", {"fedadp": {"angles": {"a": 0.5}}})

@@ -51,7 +51,7 @@ PARTITIONS = Registry("partition", Partition, "steelyard.partitions")
 def partition(spec: str | Partition, targets: Index, clients: int, seed: int) -> list[Index]:
     """Spreads labelled samples over clients by a partition or its text form, e.g. `dirichlet:alpha=0.1`.
 
-    Example:
+    Examples:
         >>> labels = np.array([0, 0, 1, 1, 2, 2])
         >>> sorted(len(positions) for positions in partition("iid", labels, clients=3, seed=0))
         [2, 2, 2]

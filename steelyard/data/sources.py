@@ -53,7 +53,7 @@ def load(source: str | Source, directory: str | os.PathLike[str] | None = None) 
 
     Example: `load("cifar10:scale=standard")`.
 
-    Example:
+    Examples:
         >>> train, test = load("digits")
         >>> train.inputs.shape[1:], train.classes
         (torch.Size([1, 8, 8]), 10)

@@ -50,7 +50,7 @@ def build(spec: str | Architecture, input_shape: Shape, classes: int, seed: int)
 
     The same seed gives the same parameters, and torch's global random state stays as it was.
 
-    Example:
+    Examples:
         >>> build("mlp:hidden=[16]", (1, 8, 8), classes=10, seed=0)(torch.zeros(2, 1, 8, 8)).shape
         torch.Size([2, 10])
     """

@@ -80,7 +80,7 @@ class Chain(Weighting):
 def parse_rule(spec: Any) -> Weighting:
     """A rule from its text form (`"feddisco|fedawa:steps=10"`); a rule object is returned as it is.
 
-    Example:
+    Examples:
         >>> parse_rule("guard(fedadp:alpha=3)").rule
         FedAdp(alpha=3, clock='round', reference='mean')
     """
@@ -95,7 +95,7 @@ def parse_rule(spec: Any) -> Weighting:
 def chain(*rules: Weighting | str) -> Weighting:
     """The rules in a row, as one rule: `chain(fedavg(), feddisco(), fedawa())`.
 
-    Example:
+    Examples:
         >>> import steelyard
         >>> rule = steelyard.chain("feddisco", steelyard.fedawa(steps=10))
         >>> rule == steelyard.parse_rule("feddisco|fedawa:steps=10")

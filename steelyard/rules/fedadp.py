@@ -41,7 +41,7 @@ from steelyard.core.weighting import Info, Weighting
 class FedAdp(Weighting):
     """Prior weights times `exp f(smoothed angle to the prior's mean)`.
 
-    Example:
+    Examples:
         Clients a and b agree, and get more weight than c, which has as much data as each of them.
 
         >>> import torch

@@ -29,7 +29,7 @@ class History:
         path: the run directory, if there is one.
         monitor: the metric that `best` and `rounds_to` refer to.
 
-    Example:
+    Examples:
         >>> history = History("fedavg", [{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": 0.75}])
         >>> history.accuracy
         [0.5, 0.75]

@@ -52,7 +52,7 @@ class Probe:
         balanced: draw as many samples of every class, again and again if need be.
         seed: of the order of batches.
 
-    Example:
+    Examples:
         >>> import steelyard
         >>> model = nn.Linear(2, 2, bias=False)
         >>> base = model.state_dict()

@@ -114,7 +114,7 @@ def simulate(
         callbacks: code of yours to call; see `Callback`.
         config: what to write to `config.json` beside the resolved options (the command line's own).
 
-    Example:
+    Examples:
         >>> import steelyard
         >>> history = steelyard.simulate("fedadp", "digits", rounds=2, clients=4, executor="serial")
         >>> history.column("round")
