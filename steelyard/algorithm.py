@@ -23,7 +23,12 @@ _NONE = (None, "", "none")
 
 
 def parse_optimizer(spec: str | ServerOptimizer | None) -> ServerOptimizer | None:
-    """Return the server optimizer of a spec string (`"momentum:beta=0.9"`); None for `"none"`."""
+    """Return the server optimizer of a spec string (`"momentum:beta=0.9"`); None for `"none"`.
+
+    Examples:
+        >>> parse_optimizer("momentum:beta=0.5").beta
+        0.5
+    """
     optimizer: ServerOptimizer | None = _build_part(spec, OPTIMIZERS, ServerOptimizer, "a server optimizer")
     return optimizer
 
@@ -35,7 +40,12 @@ def parse_refiner(spec: str | Refiner | None) -> Refiner | None:
 
 
 def parse_terms(spec: Any) -> Terms:
-    """Return the client terms of a spec string (`"fedprox:mu=0.01+fedcos"`), a term, terms or None."""
+    """Return the client terms of a spec string (`"fedprox:mu=0.01+fedcos"`), a term, terms or None.
+
+    Examples:
+        >>> [term.name for term in parse_terms("fedprox:mu=0.01+fedcos")]
+        ['fedprox', 'fedcos']
+    """
     if isinstance(spec, Terms):
         return spec
     if isinstance(spec, str) or spec is None:
@@ -83,6 +93,14 @@ class Algorithm:
         server: the server optimizer, if any.
         broadcast: where clients start, if not at the global model.
         refine: the refiner, which trains the aggregated model on proxy data, if any.
+
+    Examples:
+        >>> import steelyard
+        >>> algorithm = steelyard.Algorithm("feddisco|fedawa", client="fedprox:mu=0.1", server="momentum")
+        >>> print(algorithm)
+        feddisco|fedawa client=fedprox:mu=0.1 server=momentum
+        >>> sorted(algorithm.needs.metrics)
+        ['label_hist', 'num_examples']
     """
 
     weighting: Weighting

@@ -120,6 +120,17 @@ def aggregate(
 
     Returns:
         The new model, the weights, the state for the next round and a report.
+
+    Examples:
+        >>> import torch
+        >>> import steelyard
+        >>> base = torch.zeros(3)
+        >>> clients = {"a": torch.tensor([1.0, 0.0, 0.0]), "b": torch.tensor([0.0, 2.0, 0.0])}
+        >>> out = steelyard.aggregate("fedavg", base, clients, metrics={"num_examples": {"a": 30, "b": 10}})
+        >>> out.weights
+        tensor([0.7500, 0.2500], dtype=torch.float64)
+        >>> out.params
+        tensor([0.7500, 0.5000, 0.0000])
     """
     # Check the arguments.
     number: Any = round

@@ -66,6 +66,17 @@ class Merge:
         kinds: kinds of leaves by name pattern, instead of the default.
         allow_partial: whether to leave out clients that cannot be merged (a missing or damaged file,
             other tensors, NaN, invalid reports) instead of raising an error.
+
+    Examples:
+        >>> import tempfile
+        >>> from safetensors.torch import load_file, save_file
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     files = {name: f"{folder}/{name}.safetensors" for name in ("base", "a", "b", "merged")}
+        ...     for name, value in {"base": 0.0, "a": 1.0, "b": 3.0}.items():
+        ...         save_file({"weight": torch.full((2,), value)}, files[name])
+        ...     report = Merge(files["base"], {"a": files["a"], "b": files["b"]}, "uniform").run(files["merged"])
+        ...     load_file(files["merged"])
+        {'weight': tensor([2., 2.])}
     """
 
     def __init__(

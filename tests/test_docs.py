@@ -1,6 +1,10 @@
 """Every Python block of the README and the docs runs, in order, in an empty directory."""
 
+import os
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,7 +12,9 @@ import pytest
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.data import PARTITIONS, SOURCES
 from steelyard.models import MODELS
-from tests.rules import test_contract as contract
+from steelyard.rules.detectors import DETECTORS
+from steelyard.testing import check_rule
+from tests.test_plugins import install
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,7 +43,7 @@ def test_every_part_of_a_paper_says_what_it_is_verified_against():
     section = section.partition("\n## ")[0]
     parts = {
         entry.name
-        for registry in (RULES, TERMS, OPTIMIZERS, REFINERS, BROADCASTS)
+        for registry in (RULES, DETECTORS, TERMS, OPTIMIZERS, REFINERS, BROADCASTS)
         for entry in registry
         if entry.info.paper
     }
@@ -63,26 +69,31 @@ def test_the_worked_example_keeps_the_contract():
     try:
         exec(blocks(ROOT / "docs" / "adding-a-rule.md")[0], names)
         rule = names["InverseDistance"]()
-        for check in (
-            contract.test_order_of_identified_clients_does_not_change_a_bit,
-            contract.test_permutation_equivariance,
-            contract.test_one_client,
-            contract.test_purity,
-            contract.test_changing_cohorts,
-            contract.test_one_layer_is_the_whole_model,
-            contract.test_text_form_builds_the_same_rule,
-            contract.test_tied_frozen_and_adapter_parameters,
-        ):
-            check(rule)
+        check_rule(rule)
     finally:
         RULES._entries.clear()
         RULES._entries.update(before)
     assert "inverse_distance" not in RULES._entries
 
 
+def test_the_worked_example_works_as_a_package_of_its_own(tmp_path):
+    page = ROOT / "docs" / "adding-a-rule.md"
+    project = tomllib.loads(re.search(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)[1])
+    (group, points), *_ = project["project"]["entry-points"].items()
+    (name, value), *_ = points.items()
+    module, _, attribute = value.partition(":")
+    source = blocks(page)[0].replace("@RULES.register\n", "")
+    assert f"class {attribute}(" in source
+    install(tmp_path, project["project"]["name"], [(group, {name: value})], {module: source})
+    command = [sys.executable, "-m", "steelyard", "explain", f"guard({name}:eps=0.1)"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
+    assert "weighs clients by closeness to the mean" in done.stdout
+
+
 def test_every_rule_has_a_row_in_the_docs():
     page = (ROOT / "docs" / "rules.md").read_text()
-    missing = [entry.name for entry in (*RULES, *REFINERS) if f"`{entry.name}" not in page]
+    missing = [entry.name for entry in (*RULES, *DETECTORS, *REFINERS) if f"`{entry.name}" not in page]
     assert missing == []
 
 

@@ -118,12 +118,15 @@ def _format_size(name: str) -> str:
 
 def _find_path(name: str, directory: Path | None) -> str:
     """Return the path of a data set; empty if it is not on this machine."""
-    if name not in {entry.name for entry in SOURCES}:
+    if name not in SOURCES:
         return ""
-    source = SOURCES[name].make()
-    if not isinstance(source, Source):
-        return ""
+    entry = SOURCES[name]
     try:
-        return str(source.locate(directory))
+        source = entry.make()
+        return str(source.locate(directory)) if isinstance(source, Source) else ""
     except SteelyardError:
+        return ""
+    except Exception:  # a plugin's data set that cannot be made without options
+        if entry.is_builtin:
+            raise
         return ""

@@ -63,3 +63,7 @@ def _count_parameters(entry: Entry, shape: tuple[int, ...], classes: int) -> int
         return count_parameters(entry.make(), shape, classes)
     except SteelyardError:
         return None
+    except Exception:  # a plugin's model that cannot be made without options
+        if entry.is_builtin:
+            raise
+        return None

@@ -20,13 +20,20 @@ from steelyard.core.spec import to_text
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import MEANING
 from steelyard.rules.chain import parse_rule, with_default_source
+from steelyard.rules.detectors import DETECTORS
 
 # The registries of all parts except rules, by the option of an algorithm that takes them.
-_OTHER_PARTS = {"client": TERMS, "server": OPTIMIZERS, "broadcast": BROADCASTS, "refine": REFINERS}
+_OTHER_PARTS = {
+    "client": TERMS,
+    "server": OPTIMIZERS,
+    "broadcast": BROADCASTS,
+    "refine": REFINERS,
+    "detector": DETECTORS,
+}
 
 
 def rules(as_json: Json = False) -> None:
-    """List all rules, client terms, server optimizers, broadcasts and refiners.
+    """List all rules, client terms, server optimizers, broadcasts, refiners and detectors.
 
     The table shows the paper, the needs and the options of each.
 
@@ -63,12 +70,17 @@ def rules(as_json: Json = False) -> None:
 def _describe_part(entry: Entry) -> dict[str, Any]:
     """Return the description of an entry, and what it needs with its default options."""
     needs: list[str] = []
-    if not entry.wraps:
-        required = {name: 1.0 for name, p in entry.options.items() if p.default is p.empty}
-        part = entry.make(**required)
-        if isinstance(part, Weighting):
-            part = with_default_source(part)
-        needs = _list_needs(part)
+    try:
+        if not entry.wraps:
+            required = {name: 1.0 for name, p in entry.options.items() if p.default is p.empty}
+            part = entry.make(**required)
+            if isinstance(part, Weighting):
+                part = with_default_source(part)
+            needs = _list_needs(part)
+    except Exception:  # a plugin's part that a number does not make
+        if entry.is_builtin:
+            raise
+        needs = ["?"]
     return {**describe_entry(entry), "needs": needs}
 
 
@@ -92,7 +104,7 @@ def explain(
 ) -> None:
     """Explain a rule: what clients disclose, what the server sees, costs and privacy.
 
-    For a client term, server optimizer, broadcast or refiner: what it does, and its options.
+    For a client term, server optimizer, broadcast, refiner or detector: what it does, and its options.
     """
     # A part that is not a rule is found by its name.
     name = re.split(r"[:+]", rule)[0].strip()
@@ -149,10 +161,10 @@ def _explain_other(option: str, entry: Entry) -> None:
         console.print(escape(f"  {name}={value}" if value else f"  {name}"), highlight=False)
     if not facts["options"]:
         console.print("  none", highlight=False)
-    console.print(
-        f"\nUse it with [bold]--set {option}={entry.name}[/], or Algorithm(..., {option}={entry.name!r})",
-        highlight=False,
-    )
+    usage = f"Use it with [bold]--set {option}={entry.name}[/], or Algorithm(..., {option}={entry.name!r})"
+    if option == "detector":
+        usage = f"Use it inside a rule: [bold]gate({entry.name},fedadp)[/] or [bold]pa3fed:detector={entry.name}[/]"
+    console.print(f"\n{usage}", highlight=False)
 
 
 def _flatten_rule(rule: Weighting) -> list[Weighting]:

@@ -83,32 +83,34 @@ class _Parser:
             raise self.error(f"unexpected {self.peek()!r}")
         return part
 
-    def rule(self, depth: int) -> Any:
-        """Parse a chain of parts."""
+    def rule(self, depth: int, registry: Registry | None = None) -> Any:
+        """Parse a chain of parts of a registry, by default of the whole text's."""
+        registry = registry or self.registry
         self.check_depth(depth)
-        parts = [self.part(depth)]
+        parts = [self.part(depth, registry)]
         while self.peek() == "|":
             self.take("|")
-            parts.append(self.part(depth))
+            parts.append(self.part(depth, registry))
         if len(parts) == 1:
             return parts[0]
-        if self.chain is None:
+        if self.chain is None or registry is not self.registry:
             raise self.error("these parts cannot be chained")
         return self.chain(*parts)
 
-    def part(self, depth: int, outer: Collection[str] = ()) -> Any:
+    def part(self, depth: int, registry: Registry, outer: Collection[str] = ()) -> Any:
         """Parse one part; `outer` are the options of the outer part, which may follow its own."""
         # The name.
-        entry = self.registry[self.take()]
+        entry = self.find(self.take(), registry)
 
         # Parts in brackets.
-        inner = []
+        inner: list[Any] = []
         if self.peek() == "(":
+            registries = list(entry.slots.values())
             self.take("(")
-            inner.append(self.rule(depth + 1))
+            inner.append(self.inner_part(registries, 0, depth + 1))
             while self.peek() == ",":
                 self.take(",")
-                inner.append(self.rule(depth + 1))
+                inner.append(self.inner_part(registries, len(inner), depth + 1))
             self.take(")")
 
         # Options, up to one that belongs to the outer part.
@@ -122,6 +124,20 @@ class _Parser:
                 self.take(",")
                 self.option(entry, options, depth)
         return self.make(entry, inner, options)
+
+    def find(self, name: str, registry: Registry) -> Entry:
+        """Return the entry of this name; where parts of another kind go inside, the error shows the whole text."""
+        try:
+            return registry[name]
+        except SteelyardError as error:
+            if registry is self.registry:
+                raise
+            raise self.error(str(error)) from None
+
+    def inner_part(self, registries: list[Registry], position: int, depth: int) -> Any:
+        """Reads what stands in brackets at a position, where the part around it takes parts of these registries."""
+        registry = registries[position] if position < len(registries) else None
+        return self.rule(depth, registry)
 
     def make(self, entry: Entry, inner: list[Any], options: dict[str, Any]) -> Any:
         """Build a part from the parts in its brackets and its options."""
@@ -158,12 +174,12 @@ class _Parser:
         if not has_no_name:
             self.take("=")
         is_part = name in entry.slots and self.peek(1) in (":", "(")
-        options[name] = self.nested(entry, depth + 1) if is_part else self.value(0)
+        options[name] = self.nested(entry, name, depth + 1) if is_part else self.value(0)
 
-    def nested(self, entry: Entry, depth: int) -> Any:
-        """Parse a part that is the value of an option of `entry`."""
+    def nested(self, entry: Entry, option: str, depth: int) -> Any:
+        """Parse the part that is the value of an option of `entry`."""
         self.check_depth(depth)
-        return self.part(depth, entry.options)
+        return self.part(depth, entry.slots[option], entry.options)
 
     def check_depth(self, depth: int) -> None:
         """Raise an error if parts are nested too deeply."""

@@ -25,7 +25,15 @@ _KEY = "steelyard.state"
 
 
 def save_state(path: str | os.PathLike[str], state: State) -> None:
-    """Write a state atomically: after a crash, either the old or the new file is complete."""
+    """Write a state atomically: after a crash, either the old or the new file is complete.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_state(Path(folder) / "state", {"fedadp": {"angles": {"a": 0.5}}})
+        ...     load_state(Path(folder) / "state")
+        {'fedadp': {'angles': {'a': 0.5}}}
+    """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_encode(state, tensors), allow_nan=True)
     path = Path(path)

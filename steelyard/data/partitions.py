@@ -21,8 +21,6 @@ from steelyard.core.weighting import Info
 
 Index = NDArray[np.int64]
 
-PARTITIONS = Registry("partition")
-
 _STREAM = int.from_bytes(b"part", "big")  # separates these draws from others of the same seed
 
 
@@ -48,6 +46,9 @@ class Partition(ABC):
         """Return the positions in `targets` of each client; a pure function of its arguments."""
 
 
+PARTITIONS = Registry("partition", Partition, "steelyard.partitions")
+
+
 def partition(spec: str | Partition, targets: Index, clients: int, seed: int) -> list[Index]:
     """Distribute labelled samples over clients.
 
@@ -59,6 +60,11 @@ def partition(spec: str | Partition, targets: Index, clients: int, seed: int) ->
 
     Returns:
         The positions of each client's samples.
+
+    Examples:
+        >>> labels = np.array([0, 0, 1, 1, 2, 2])
+        >>> sorted(len(positions) for positions in partition("iid", labels, clients=3, seed=0))
+        [2, 2, 2]
     """
     rule: Partition = parse(spec, PARTITIONS) if isinstance(spec, str) else spec
     checks.integer("clients", clients, 1)

@@ -23,8 +23,6 @@ from steelyard.data.dataset import Dataset
 
 Split = tuple[Dataset, Dataset]
 
-SOURCES = Registry("data set")
-
 VARIABLE = "STEELYARD_DATA"
 
 _BESIDE_THE_REPOSITORY = Path(__file__).parents[3] / "shared" / "data"
@@ -71,6 +69,9 @@ class Source(ABC):
         return find(self.name, directory, self.name)
 
 
+SOURCES = Registry("data set", Source, "steelyard.datasets")
+
+
 def load(source: str | Source, directory: str | os.PathLike[str] | None = None) -> Split:
     """Return the training and the test part of a data set.
 
@@ -79,6 +80,11 @@ def load(source: str | Source, directory: str | os.PathLike[str] | None = None) 
     Args:
         source: a source or its spec string.
         directory: where its files are; by default `$STEELYARD_DATA`.
+
+    Examples:
+        >>> train, test = load("digits")
+        >>> train.inputs.shape[1:], train.classes
+        (torch.Size([1, 8, 8]), 10)
     """
     reader: Source = parse(source, SOURCES) if isinstance(source, str) else source
     try:

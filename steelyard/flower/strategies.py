@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 from steelyard.algorithm import Algorithm
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, Entry
 from steelyard.flower.strategy import Steelyard
-from steelyard.rules.detectors import is_detector
 
 _PLACES = (
     ("weighting", RULES),
@@ -35,13 +35,23 @@ _OURS = list(inspect.signature(Steelyard.__init__).parameters.values())[2:]  # w
 
 
 def strategies() -> dict[str, tuple[str, Entry]]:
-    """Class names, with the place of the part in an algorithm and its entry; what wraps other parts has none."""
-    return {
-        _NAMES.get(entry.name, entry.make.__name__): (kind, entry)
-        for kind, registry in _PLACES
-        for entry in registry
-        if not entry.wraps and not is_detector(entry)
-    }
+    """Return class names with the kind of the part and its entry; parts that wrap others have none.
+
+    A part of another package whose class is called as one of ours has none either: `Steelyard("its_name")` is its
+    strategy.
+    """
+    entries = [(kind, entry) for kind, registry in _PLACES for entry in registry if not entry.wraps]
+    named: dict[str, tuple[str, Entry]] = {}
+    for kind, entry in sorted(entries, key=lambda item: not item[1].is_builtin):
+        name = _NAMES.get(entry.name, getattr(entry.make, "__name__", entry.name))
+        if name not in named:
+            named[name] = (kind, entry)
+        elif not entry.is_builtin:
+            warnings.warn(
+                f"{entry.module}.{name} has no strategy of its own, the name is taken: use Steelyard({entry.name!r})",
+                stacklevel=2,
+            )
+    return named
 
 
 def strategy(name: str) -> type[Steelyard]:

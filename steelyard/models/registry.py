@@ -21,8 +21,6 @@ from steelyard.core.weighting import Info
 
 Shape = tuple[int, ...]
 
-MODELS = Registry("model")
-
 _FLOAT_BYTES = 4
 _TOO_LARGE = re.compile("overflow|too large|failed to unpack", re.IGNORECASE)  # in torch's messages
 _STREAM = int.from_bytes(b"init", "big")  # separates these draws from others of the same seed
@@ -44,6 +42,9 @@ class Architecture(ABC):
         """Return the network for samples of this shape, e.g. `(1, 28, 28)`."""
 
 
+MODELS = Registry("model", Architecture, "steelyard.models")
+
+
 def build(spec: str | Architecture, input_shape: Shape, classes: int, seed: int) -> nn.Module:
     """Build a network.
 
@@ -54,6 +55,10 @@ def build(spec: str | Architecture, input_shape: Shape, classes: int, seed: int)
         input_shape: of one sample.
         classes: the number of outputs.
         seed: of the initial parameters.
+
+    Examples:
+        >>> build("mlp:hidden=[16]", (1, 8, 8), classes=10, seed=0)(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
     architecture: Architecture = parse(spec, MODELS) if isinstance(spec, str) else spec
     checks.integer("classes", classes, 1)

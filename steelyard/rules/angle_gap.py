@@ -16,13 +16,12 @@ import numpy as np
 from steelyard.core import checks
 from steelyard.core.client_state import State
 from steelyard.core.needs import Needs
-from steelyard.core.registry import RULES
 from steelyard.core.view import View
 from steelyard.core.weighting import Info
-from steelyard.rules.detectors import Detector
+from steelyard.rules.detectors import DETECTORS, Detector
 
 
-@RULES.register
+@DETECTORS.register
 @dataclass(frozen=True)
 class AngleGap(Detector):
     """Critical if two neighbouring cosines differ by more than `gap`, with `group` or more clients above.

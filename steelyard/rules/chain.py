@@ -97,7 +97,12 @@ def _refuse_reweighting(rule: Weighting, final_rule: Weighting) -> None:
 
 
 def parse_rule(spec: Any) -> Weighting:
-    """Return the rule of a spec string (`"feddisco|fedawa:steps=10"`), a rule class or a rule."""
+    """Return the rule of a spec string (`"feddisco|fedawa:steps=10"`), a rule class or a rule.
+
+    Examples:
+        >>> parse_rule("guard(fedadp:alpha=3)").rule
+        FedAdp(alpha=3, clock='round', reference='mean')
+    """
     rule = spec
     if isinstance(spec, str):
         rule = parse(spec, RULES, chain)
@@ -111,7 +116,14 @@ def parse_rule(spec: Any) -> Weighting:
 
 
 def chain(*rules: Weighting | str) -> Weighting:
-    """Return the rules, applied in order, as one rule: `chain(fedavg(), feddisco(), fedawa())`."""
+    """Return the rules, applied in order, as one rule: `chain(fedavg(), feddisco(), fedawa())`.
+
+    Examples:
+        >>> import steelyard
+        >>> rule = steelyard.chain("feddisco", steelyard.fedawa(steps=10))
+        >>> rule == steelyard.parse_rule("feddisco|fedawa:steps=10")
+        True
+    """
     parts: list[Weighting] = []
     for spec in rules:
         rule = parse_rule(spec)

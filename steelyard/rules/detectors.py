@@ -29,7 +29,7 @@ from steelyard.core.client_state import State
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.needs import Needs
-from steelyard.core.registry import RULES, Entry
+from steelyard.core.registry import Registry
 from steelyard.core.spec import parse
 from steelyard.core.view import View
 from steelyard.core.weighting import Info
@@ -58,6 +58,11 @@ class Detector(ABC):
     @abstractmethod
     def critical(self, view: View, state: State) -> tuple[bool, State]:
         """Return whether this round is critical, and the state for the next round."""
+
+
+DETECTORS = Registry(
+    "detector", Detector, "steelyard.detectors", "steelyard.rules", "detectors go inside gate or pa3fed"
+)
 
 
 class PeriodDetector(Detector):
@@ -91,18 +96,13 @@ def parse_detector(spec: Any) -> Detector:
     """Return the detector of a spec string (`"eq6:delta=0.05"`), a detector class or a detector."""
     detector = spec
     if isinstance(spec, str):
-        detector = parse(spec, RULES)
+        detector = parse(spec, DETECTORS)
     elif isinstance(spec, type):
         detector = spec()
     if not isinstance(detector, Detector):
-        names = ", ".join(entry.name for entry in RULES if is_detector(entry))
+        names = ", ".join(entry.name for entry in DETECTORS)
         raise SteelyardError(f"detector={spec!r}: not a detector: use {names}")
     return detector
-
-
-def is_detector(entry: Entry) -> bool:
-    """Return whether the entry is a detector: they share the registry and the syntax with rules."""
-    return isinstance(entry.make, type) and issubclass(entry.make, Detector)
 
 
 def gradient_norm(norms: Array, average: str, sizes: Array | None = None) -> float:
@@ -121,7 +121,7 @@ def gradient_norm(norms: Array, average: str, sizes: Array | None = None) -> flo
     return float(np.median(norms))
 
 
-@RULES.register
+@DETECTORS.register
 @dataclass(frozen=True)
 class Eq6(PeriodDetector):
     """PA3Fed's period check, Eq. (6).
@@ -151,7 +151,7 @@ class Eq6(PeriodDetector):
         return bool(critical), {"fgn": fgn}
 
 
-@RULES.register
+@DETECTORS.register
 @dataclass(frozen=True)
 class Always(PeriodDetector):
     """Every round is critical: a rule without a period check (PA3Fed, Fig. 7).
@@ -177,7 +177,7 @@ class Always(PeriodDetector):
         return True, {}
 
 
-@RULES.register
+@DETECTORS.register
 @dataclass(frozen=True)
 class CriticalFLWindow(PeriodDetector):
     """CriticalFL's check, with its constants as options.

@@ -47,6 +47,18 @@ class FedAdp(Weighting):
         alpha: the parameter of f, Eq. (10).
         clock: where t of Eq. (9) comes from: the server's `round`, or each `client`'s rounds.
         reference: the angle is to the `mean` of all clients, or to that of the `others`.
+
+    Examples:
+        Clients a and b agree, and get more weight than c, which has as much data as each of them.
+
+        >>> import torch
+        >>> import steelyard
+        >>> clients = torch.tensor([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0]])
+        >>> out = steelyard.aggregate(
+        ...     steelyard.fedadp(), torch.zeros(2), clients, ids=["a", "b", "c"], metrics={"num_examples": [5, 5, 5]}
+        ... )
+        >>> [round(weight, 2) for weight in out.weights.tolist()]
+        [0.5, 0.5, 0.0]
     """
 
     alpha: float = 5.0

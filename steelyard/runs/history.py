@@ -28,6 +28,13 @@ class History:
         params: the final global model, a state dict; empty if it was read from a directory.
         path: the run directory, if there is one.
         monitor: the metric that `best` and `rounds_to` refer to.
+
+    Examples:
+        >>> history = History("fedavg", [{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": 0.75}])
+        >>> history.accuracy
+        [0.5, 0.75]
+        >>> history.rounds_to(0.7)
+        2
     """
 
     name: str

@@ -56,6 +56,18 @@ class Probe:
         balanced: whether to draw the same number of samples of every class, repeating samples if
             necessary.
         seed: seed of the order of batches.
+
+    Examples:
+        >>> import steelyard
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> base = model.state_dict()
+        >>> clients = [{"weight": base["weight"] + step} for step in (0.1, -0.1)]
+        >>> probe = steelyard.Probe(model, torch.eye(2), torch.tensor([0, 1]))
+        >>> out = steelyard.aggregate(
+        ...     "law:epochs=2", base, clients, metrics={"num_examples": [1, 1]}, probe=probe
+        ... )
+        >>> out.params["weight"].shape
+        torch.Size([2, 2])
     """
 
     def __init__(

@@ -113,6 +113,14 @@ def simulate(
         cohorts: the clients of each round, by number, instead of drawing them.
         callbacks: code of yours to call; see `Callback`.
         config: what to write to `config.json` beside the resolved options (the command line's own).
+
+    Examples:
+        >>> import steelyard
+        >>> history = steelyard.simulate("fedadp", "digits", rounds=2, clients=4, executor="serial")
+        >>> history.column("round")
+        [1, 2]
+        >>> history.final_accuracy > 0.2
+        True
     """
     if not isinstance(algorithm, Algorithm):
         algorithm = Algorithm(algorithm)

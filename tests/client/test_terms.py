@@ -10,6 +10,7 @@ import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import TERMS
 from steelyard.core.term import ClientContext, ServerContext, Terms
+from steelyard.testing import TERM_CHECKS
 from tests.golden import arrays, assert_near, document, tensor
 
 C, D = 3, 11
@@ -58,6 +59,13 @@ def test_a_term_is_the_gradient_of_its_formula(text):
         point = x[k].clone().requires_grad_()
         FORMULAS[text](point, at, k).backward()
         assert_near(grad[k] - 1, point.grad, 1e-12)
+
+
+@pytest.mark.parametrize("check", TERM_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("text", FORMULAS)
+def test_every_term_keeps_the_contract(text, check):
+    (term,) = steelyard.parse_terms(text)
+    check(term)
 
 
 def test_every_term_has_a_formula_here():
