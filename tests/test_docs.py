@@ -1,6 +1,7 @@
 """Every Python block of the README and the docs runs, in order, in an empty directory."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,29 @@ def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_picture_of_the_packages_shows_the_layers():
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    layers = [sorted(re.findall(r"steelyard\.(\w+)", layer)) for layer in contract["layers"]]
+    picture = (ROOT / "docs" / "pictures" / "packages.svg").read_text()
+    rows = {}
+    for height, name in re.findall(r'class="name" x="[^"]+" y="(\d+)"[^>]*>(\w+)<', picture):
+        rows.setdefault(int(height), []).append(name)
+    assert [sorted(rows[height]) for height in sorted(rows)] == layers
+
+
+def test_the_architecture_names_every_package_and_only_files_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    packages = {path.name for path in (ROOT / "steelyard").iterdir() if (path / "__init__.py").is_file()}
+    assert {package for package in packages if f"| `{package}` |" not in text} == set()
+    files = re.findall(r"`(?:steelyard/)?([a-z_]+/\w+\.py|public\.py)`", text)
+    assert files
+    assert [file for file in files if not (ROOT / "steelyard" / file).is_file()] == []
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE))
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert pages - listed == set()
+    assert [page for page in listed if not (ROOT / "docs" / page).is_file()] == []

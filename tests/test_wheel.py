@@ -113,5 +113,7 @@ def test_the_wheel_runs_in_an_empty_environment(wheel, tmp_path):
     assert "fedadp-table1" in run(command, "reproduce", "--list", cwd=tmp_path)
     assert run(command, "resume", "runs/smoke", cwd=tmp_path) is not None
     # The parts of the page are there, too; drawing it takes the extra [report].
-    read = "from importlib.resources import files; print(len(files('steelyard.report').joinpath('page.html').read_text()))"
+    read = (
+        "from importlib.resources import files; print(len(files('steelyard.report').joinpath('page.html').read_text()))"
+    )
     assert int(run(python, "-c", read, cwd=tmp_path)) > 0

@@ -20,8 +20,6 @@ import torch
 from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError
 from steelyard.runs.checkpoint import Checkpoints
-from steelyard.runs.lock import LOCK, close_private, lock, open_private, remove_lock
-from steelyard.runs.held_directory import HeldDirectory, is_present, lead_to_same
 from steelyard.runs.files import (
     CLIENTS,
     COHORTS,
@@ -37,6 +35,8 @@ from steelyard.runs.files import (
     read_config,
     read_log,
 )
+from steelyard.runs.held_directory import HeldDirectory, is_present, lead_to_same
+from steelyard.runs.lock import LOCK, close_private, lock, open_private, remove_lock
 
 __all__ = [
     "CLIENTS",

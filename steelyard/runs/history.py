@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from steelyard.core.errors import SteelyardError
-from steelyard.runs.monitor import Monitor
 from steelyard.runs.directory import CONFIG, read_config, read_log
+from steelyard.runs.monitor import Monitor
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard.core.gram import Array
 from steelyard.core.client_state import ClientId
+from steelyard.core.gram import Array
 
 Record = dict[str, Any]
 
