@@ -12,7 +12,8 @@ from steelyard.models import MODELS
 from tests.rules import test_contract as contract
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+REGISTRIES = (RULES, TERMS, OPTIMIZERS, BROADCASTS, REFINERS, PARTITIONS, SOURCES, MODELS)
 
 
 def blocks(page):
@@ -22,14 +23,11 @@ def blocks(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    before = dict(RULES._entries)
+    for registry in REGISTRIES:
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     names = {"__name__": "__main__"}
-    try:
-        for block in blocks(page):
-            exec(compile(block, str(page), "exec"), names)
-    finally:
-        RULES._entries.clear()
-        RULES._entries.update(before)
+    for block in blocks(page):
+        exec(compile(block, str(page), "exec"), names)
     assert blocks(page) or page.name == "architecture.md"
 
 
@@ -96,6 +94,29 @@ def test_every_partition_model_and_data_set_has_a_row_in_the_docs(page, registry
 def test_every_client_term_has_a_row_in_the_docs():
     page = (ROOT / "docs" / "simulator.md").read_text()
     assert [entry.name for registry in (TERMS, BROADCASTS) for entry in registry if f"{entry.name}" not in page] == []
+
+
+def test_contributing_names_only_files_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = set(re.findall(r"`((?:steelyard|tests|docs)/[\w./-]+)`", text))
+    assert len(paths) > 30
+    missing = sorted(path for path in paths if "NAME" not in path and not (ROOT / path).exists())
+    assert missing == []
+    # Names of variables that a recipe sends the reader to.
+    for name, path in (
+        ("FORMULAS", "tests/client/test_terms.py"),
+        ("DEFAULT_MODELS", "steelyard/sim/inputs.py"),
+        ("MEANING", "steelyard/metrics.py"),
+        ("valid_number", "steelyard/metrics.py"),
+        ("_report", "steelyard/sim/group.py"),
+        ("CHANGING", "steelyard/sim/told.py"),
+        ("LocalSection", "steelyard/sim/config.py"),
+        ("to_stored", "steelyard/sim/config.py"),
+        ("describe_run", "steelyard/sim/identity.py"),
+        ("SOME", "tests/experiments/test_paper_tables.py"),
+    ):
+        assert f"`{name}`" in text
+        assert re.search(rf"^ *(def |class )?{name}\b", (ROOT / path).read_text(), flags=re.MULTILINE), (name, path)
 
 
 def test_links_between_pages_lead_somewhere():
