@@ -34,12 +34,15 @@ demo: setup            ## five algorithms on the embedded digits; leaves runs an
 # Files that together take under 60 s on two idle cores and touch every package; measured as CPU time, file by file.
 FAST := \
 	tests/core tests/test_api.py tests/test_metrics.py tests/test_wheel.py \
-	tests/rules/test_chains.py tests/rules/test_combinators.py tests/rules/test_golden_papers.py tests/rules/test_guard_cost.py \
-	tests/server/test_optimizers.py tests/server/test_probe.py \
+	tests/rules/test_chains.py tests/rules/test_combinators.py tests/rules/test_golden_papers.py \
+	tests/rules/test_guard_cost.py \
+	tests/client/test_terms.py tests/server/test_optimizers.py tests/server/test_probe.py \
 	tests/stores/test_memory.py tests/stores/test_safetensors.py \
-	tests/client/test_terms.py \
+	tests/datasets/test_dataset.py tests/datasets/test_partitions.py tests/models/test_models.py \
+	tests/sim/test_told.py tests/sim/test_target.py tests/sim/test_parts.py tests/sim/test_foreign_files.py \
 	tests/experiments/test_statistics.py tests/experiments/test_scores.py tests/experiments/test_tables.py \
-	tests/sim/test_told.py tests/sim/test_target.py
+	tests/diagnostics/test_weights.py tests/diagnostics/test_coherence.py tests/diagnostics/test_distances.py \
+	tests/report/test_gather.py tests/flower/test_records.py tests/cli/test_cli.py
 
 test-fast: setup       ## after every edit; `make test` before a pull request
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(FAST)

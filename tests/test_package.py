@@ -132,3 +132,15 @@ def test_nothing_is_asked_of_the_network_at_import():
 def test_the_citation_has_the_version_of_the_package():
     lines = (ROOT / "CITATION.cff").read_text().splitlines()
     assert f"version: {steelyard.__version__}" in lines
+
+
+def test_the_fast_tests_touch_every_package():
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    (line,) = (line for line in text.splitlines() if line.startswith("FAST := "))
+    paths = line.removeprefix("FAST := ").split()
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    # Tests mirror the package but for these two.
+    elsewhere = {"data": "datasets", "runs": "sim"}
+    packages = {path.name for path in (ROOT / "steelyard").iterdir() if (path / "__init__.py").is_file()}
+    folders = {Path(path).parts[1] for path in paths}
+    assert {package for package in packages if elsewhere.get(package, package) not in folders} == set()
