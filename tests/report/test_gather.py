@@ -328,7 +328,7 @@ def test_heat_limits_are_common_and_diverging_ones_centred(report):
 
 def test_the_same_runs_give_the_same_page_and_small_numbers(report, folder, tmp_path):
     assert html(report) == html(gather([folder], out="out dir/report.html"))
-    plain = report.plain()
+    plain = report.to_dict()
     weight = plain["figures"][3]["heats"][0]["values"][0][0]
     assert weight == float(f"{weight:.4g}")
     assert math.isclose(weight, report.figures[3].heats[0].values[0][0], rel_tol=1e-3)
