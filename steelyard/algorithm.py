@@ -6,6 +6,10 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
+import steelyard.client
+import steelyard.rules
+import steelyard.server.optimizers
+import steelyard.server.refiners  # noqa: F401 - these four register every part
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import Explanation, explain
 from steelyard.core.needs import Needs

@@ -17,7 +17,8 @@ from steelyard.testing import check_rule
 from tests.test_plugins import install
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+REGISTRIES = (RULES, TERMS, OPTIMIZERS, BROADCASTS, REFINERS, PARTITIONS, SOURCES, MODELS)
 
 
 def blocks(page):
@@ -27,14 +28,11 @@ def blocks(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    before = dict(RULES._entries)
+    for registry in REGISTRIES:
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     names = {"__name__": "__main__"}
-    try:
-        for block in blocks(page):
-            exec(compile(block, str(page), "exec"), names)
-    finally:
-        RULES._entries.clear()
-        RULES._entries.update(before)
+    for block in blocks(page):
+        exec(compile(block, str(page), "exec"), names)
     assert blocks(page) or page.name == "architecture.md"
 
 
@@ -108,7 +106,56 @@ def test_every_client_term_has_a_row_in_the_docs():
     assert [entry.name for registry in (TERMS, BROADCASTS) for entry in registry if f"{entry.name}" not in page] == []
 
 
+def test_contributing_names_only_files_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = set(re.findall(r"`((?:steelyard|tests|docs)/[\w./-]+)`", text))
+    assert len(paths) > 30
+    missing = sorted(path for path in paths if "NAME" not in path and not (ROOT / path).exists())
+    assert missing == []
+    # Names of variables that a recipe sends the reader to.
+    for name, path in (
+        ("FORMULAS", "tests/client/test_terms.py"),
+        ("DEFAULT_MODELS", "steelyard/sim/inputs.py"),
+        ("MEANING", "steelyard/metrics.py"),
+        ("valid_number", "steelyard/metrics.py"),
+        ("_report", "steelyard/sim/group.py"),
+        ("CHANGING", "steelyard/sim/told.py"),
+        ("LocalSection", "steelyard/sim/config.py"),
+        ("to_stored", "steelyard/sim/config.py"),
+        ("describe_run", "steelyard/sim/identity.py"),
+        ("SOME", "tests/experiments/test_paper_tables.py"),
+    ):
+        assert f"`{name}`" in text
+        assert re.search(rf"^ *(def |class )?{name}\b", (ROOT / path).read_text(), flags=re.MULTILINE), (name, path)
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_picture_of_the_packages_shows_the_layers():
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    layers = [sorted(re.findall(r"steelyard\.(\w+)", layer)) for layer in contract["layers"]]
+    picture = (ROOT / "docs" / "pictures" / "packages.svg").read_text()
+    rows = {}
+    for height, name in re.findall(r'class="name" x="[^"]+" y="(\d+)"[^>]*>(\w+)<', picture):
+        rows.setdefault(int(height), []).append(name)
+    assert [sorted(rows[height]) for height in sorted(rows)] == layers
+
+
+def test_the_architecture_names_every_package_and_only_files_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    packages = {path.name for path in (ROOT / "steelyard").iterdir() if (path / "__init__.py").is_file()}
+    assert {package for package in packages if f"| `{package}` |" not in text} == set()
+    files = re.findall(r"`(?:steelyard/)?([a-z_]+/\w+\.py|public\.py)`", text)
+    assert files
+    assert [file for file in files if not (ROOT / "steelyard" / file).is_file()] == []
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE))
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert pages - listed == set()
+    assert [page for page in listed if not (ROOT / "docs" / page).is_file()] == []
