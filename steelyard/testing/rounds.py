@@ -56,9 +56,9 @@ def make_cohort(count: int = 6, seed: int = 0, **options: Any) -> tuple[StateDic
     return base, {f"client-{k}": make_model(seed + k + 1, around=base, **options) for k in range(count)}
 
 
-def make_reports(ids: Sequence[ClientId], extra: Iterable[str] = ()) -> dict[str, dict[ClientId, Any]]:
-    """Return every metric that clients can report, by id; metrics that are not ours are drawn from (0.1, 1)."""
-    g = torch.Generator().manual_seed(0)
+def make_reports(ids: Sequence[ClientId], seed: int = 0, extra: Iterable[str] = ()) -> dict[str, dict[ClientId, Any]]:
+    """Return every metric that clients can report, by id; `extra` ones, not ours, are drawn from (0.1, 1)."""
+    g = torch.Generator().manual_seed(seed)
 
     def draw(low: float, high: float) -> dict[ClientId, Any]:
         return {c: low + (high - low) * torch.rand((), generator=g).item() for c in ids}

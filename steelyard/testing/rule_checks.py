@@ -322,7 +322,7 @@ def aggregate(rule: Weighting, base: Any, clients: Any, case: str = "a plain rou
 
 def reports_for(rule: Weighting, ids: Sequence[ClientId]) -> dict[str, dict[ClientId, Any]]:
     """Return what clients report: every metric of ours, and those of the rule's own."""
-    return make_reports(ids, rule.needs.metrics)
+    return make_reports(ids, extra=rule.needs.metrics)
 
 
 def assert_finite(rule: Weighting, out: Aggregate, case: str) -> None:
