@@ -258,7 +258,7 @@ def test_schedules():
     [
         ({"epochs": 1, "steps": 2}, "epochs=1 and steps=2"),
         ({"nesterov": True}, "nesterov=True"),
-        ({"optimizer": "adam", "momentum": 0.9}, "adam has betas"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum=0.9 with optimizer=adam"),
         ({"lr": 0.0}, "lr=0.0"),
         ({"schedule": "exponentail"}, "did you mean 'exponential'"),
         ({"batch_size": 0}, "batch_size=0"),

@@ -220,7 +220,7 @@ def test_law_with_swa_is_the_first_stage_of_the_authors_swa():
 
 
 def test_law_with_swa_refuses_what_has_no_meaning_for_it():
-    with pytest.raises(SteelyardError, match=r"epochs=6: the first snapshot is taken after epoch 6 of 6.*at least 7"):
+    with pytest.raises(SteelyardError, match=r"epochs=6: .*at least 7"):
         steelyard.fedlaw_swa(learn="lambda", epochs=6)
     steelyard.fedlaw_swa(learn="lambda", epochs=7)
     with pytest.raises(SteelyardError, match=r"floor=.*learn=lambda"):
@@ -353,7 +353,7 @@ def test_law_past_its_critical_point_keeps_the_global_learning_rate():
 
 
 def test_too_few_epochs_for_a_snapshot_are_an_error():
-    with pytest.raises(SteelyardError, match=r"epochs=12: the first snapshot is taken after epoch 6 of 6.*at least 14"):
+    with pytest.raises(SteelyardError, match=r"epochs=12: .*at least 14"):
         steelyard.fedlaw_swa(epochs=12)
     steelyard.fedlaw_swa(epochs=14)
 
