@@ -33,7 +33,7 @@ demo: setup            ## five algorithms on the embedded digits; leaves runs an
 
 # Files that together take under 60 s on two idle cores and touch every package; measured as CPU time, file by file.
 FAST := \
-	tests/core tests/test_api.py tests/test_metrics.py tests/test_wheel.py \
+	tests/core tests/test_api.py tests/test_metrics.py tests/test_wheel.py tests/test_testing.py \
 	tests/rules/test_chains.py tests/rules/test_combinators.py tests/rules/test_golden_papers.py \
 	tests/rules/test_guard_cost.py \
 	tests/client/test_terms.py tests/server/test_optimizers.py tests/server/test_probe.py \

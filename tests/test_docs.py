@@ -115,7 +115,7 @@ def test_contributing_names_only_files_that_exist():
     # Names of variables that a recipe sends the reader to.
     for name, path in (
         ("FORMULAS", "tests/client/test_terms.py"),
-        ("DEFAULT_MODELS", "steelyard/sim/inputs.py"),
+        ("default_model", "steelyard/data/sources.py"),
         ("MEANING", "steelyard/metrics.py"),
         ("valid_number", "steelyard/metrics.py"),
         ("_report", "steelyard/sim/group.py"),

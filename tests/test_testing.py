@@ -176,8 +176,8 @@ def test_a_good_rule_passes():
         (CountsItsCalls, "two calls with the same input differ"),
         (UnsavableState, "its state cannot be saved: state holds a set"),
         (TupleInState, "comes back from a file"),
-        (NotANumber, "gives NaN or infinity for a weight"),
-        (NaNForEqualUpdates, "fails on one client .* gives NaN or infinity for a weight"),
+        (NotANumber, "a weight that is NaN or infinite"),
+        (NaNForEqualUpdates, "fails on one client .* a weight that is NaN or infinite"),
         (Undeclared, "reads metric 'accuracy' but declares"),
         (NeverRead, r"declares \['accuracy'\] in its needs and never reads them"),
         (FixedCohort, "fails on another cohort with ValueError"),
@@ -306,7 +306,7 @@ def test_a_wrong_term_is_caught(term, sentence):
 
 
 def test_what_is_not_a_part_is_refused():
-    with pytest.raises(steelyard.SteelyardError, match="not a rule"):
+    with pytest.raises(steelyard.SteelyardError, match="pass a rule"):
         check_rule(3)
     with pytest.raises(steelyard.SteelyardError, match="client term"):
         check_term(3)

@@ -217,7 +217,11 @@ class Killer(Diary):
                 os.kill(pid, signal.SIGKILL)
 
     def pids(self):
-        return [pid for pid in descendants(os.getpid()) if b"lab.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [
+            pid
+            for pid in descendants(os.getpid())
+            if b"experiments.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
 
 
 def test_a_killed_process_is_a_failed_job(tmp_path):

@@ -40,7 +40,7 @@ ARGUMENTS = {
     "shrink": "shrink:gamma=0.9",
 }
 
-DRIFT = "its corrections cancel out only if the new model is the clients' average"
+DRIFT = "cancel only if the new model is the clients' average"
 MOVERS = ("feddyn", *(entry.name for registry in (OPTIMIZERS, REFINERS) for entry in registry))
 START = "clients have to start from the global model"
 REFUSED = {frozenset({"vrlsgd", other}): DRIFT for other in MOVERS} | {frozenset({"feddyn", "fedmut"}): START}
