@@ -24,7 +24,7 @@ from benchmarks.aggregation import take_turns
 from benchmarks.memory import peak_during
 from benchmarks.models import eleven_million, random_model
 from steelyard.flower import Steelyard, to_record
-from steelyard.flower.courier import TOLD
+from steelyard.flower.streaming_grid import TOLD
 
 BAR, MEMORY, BUDGET = 8.0, 2.5e9, "1 GB"
 

@@ -21,9 +21,9 @@ from rich.progress import track
 from rich.table import Table
 
 import steelyard
-from steelyard.lab import scores
-from steelyard.lab.statistics import difference, mean
-from steelyard.report.gather import gather
+from steelyard.experiments import scores
+from steelyard.experiments.statistics import difference, mean
+from steelyard.report.build import gather
 from steelyard.report.page import write
 
 OUT = Path("out/demo")

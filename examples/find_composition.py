@@ -13,10 +13,10 @@ import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from steelyard.lab.benchmark import Rule, read_benchmark
-from steelyard.lab.jobs import run_jobs
-from steelyard.lab.scores import last
-from steelyard.lab.statistics import mean
+from steelyard.experiments.benchmark import Rule, read_benchmark
+from steelyard.experiments.jobs import run_jobs
+from steelyard.experiments.scores import last
+from steelyard.experiments.statistics import mean
 
 SETTINGS = ("dirichlet-0.1", "3-iid-7-one-class", "100-clients")
 WEIGHTINGS = {
@@ -83,13 +83,13 @@ def run_rung(benchmark, rules, rounds, out, parallel):
 class Progress:
     """Print a line for every run that ends."""
 
-    def started(self, job):
+    def on_start(self, job):
         pass
 
-    def progress(self, job, record):
+    def on_progress(self, job, record):
         pass
 
-    def finished(self, outcome):
+    def on_finish(self, outcome):
         if not outcome.reused:
             print(f"finished {outcome.job.name}", outcome.error or "", flush=True)
 

@@ -25,7 +25,7 @@ from small_papers import FEDCOS_SCENES, FEW_OF_MANY, FIVE_IID, HYBRID, SEEDS, SH
 
 import steelyard
 from steelyard.core.needs import Needs
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.data import Dataset, load
 from steelyard.diagnostics import (
     TWO_CLIENTS,
@@ -40,10 +40,10 @@ from steelyard.diagnostics import (
     series,
     trajectory,
 )
-from steelyard.lab import scores
+from steelyard.experiments import scores
 from steelyard.models import build
 from steelyard.report.panels import COLOURS, FAINT
-from steelyard.weightings.chain import chain
+from steelyard.rules.chain import chain
 
 BLUE, ORANGE, GREEN, _, SKY, RED, _, GREY = COLOURS
 SOLID, DASHED, DOTTED = "-", (0, (5, 2)), (0, (1, 1.2))
@@ -219,7 +219,7 @@ class Halves(Weighting):
 
     name = "halves"
     modifies = True
-    card = Card("notes coherence by half of the clients", "FedLAW, Fig. 5")
+    info = Info("notes coherence by half of the clients", "FedLAW, Fig. 5")
 
     @property
     def needs(self) -> Needs:
@@ -228,7 +228,7 @@ class Halves(Weighting):
     def apply(self, prior, view, state):
         half = len(view.ids) // 2
         found = group_coherence(view.whole_gram, [int(client) < half for client in view.ids], prior.shares[0])
-        return prior.noted(coherence_balanced=found.within[True], coherence_imbalanced=found.within[False]), state
+        return prior.add_report(coherence_balanced=found.within[True], coherence_imbalanced=found.within[False]), state
 
 
 def fedlaw_5(lab: Lab) -> Figure:

@@ -19,11 +19,11 @@ import numpy as np
 
 import steelyard
 from steelyard.core.needs import Needs
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.diagnostics import gradient_coherence
-from steelyard.lab import scores
-from steelyard.lab.statistics import difference, mean
-from steelyard.weightings.chain import chain
+from steelyard.experiments import scores
+from steelyard.experiments.statistics import difference, mean
+from steelyard.rules.chain import chain
 
 SEEDS = range(20, 30)
 LOCAL = {"lr": 0.1, "batch_size": 16, "epochs": 1}
@@ -125,7 +125,7 @@ class AcrossModel(Weighting):
 
     name = "across_model"
     modifies = True
-    card = Card("notes coherence across the global model", "FedLAW, Fig. 6")
+    info = Info("notes coherence across the global model", "FedLAW, Fig. 6")
 
     @property
     def needs(self):
@@ -135,7 +135,7 @@ class AcrossModel(Weighting):
         gram = view.whole_gram
         along = gram.theta_dots[:, :, None] * gram.theta_dots[:, None, :]
         across = replace(gram, dots=gram.dots - along / gram.theta_sq[:, None, None])
-        return prior.noted(coherence_across=gradient_coherence(across, prior.shares[0])), state
+        return prior.add_report(coherence_across=gradient_coherence(across, prior.shares[0])), state
 
 
 # FedLAW's Fig. 6: shrinking with a fixed factor, near those of its Table 2, and with a learned one.

@@ -1,79 +1,110 @@
-"""An algorithm: what clients add to SGD, how their updates are weighed, and what the server does with the sum."""
+"""An algorithm: the client terms, the rule, the server optimizer, the broadcast and the refiner."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
-from functools import reduce
 from typing import Any
 
 import steelyard.client
+import steelyard.rules
 import steelyard.server.optimizers
-import steelyard.server.refiners
-import steelyard.weightings  # noqa: F401 - registers every part
+import steelyard.server.refiners  # noqa: F401 - these four register every part
 from steelyard.core.errors import SteelyardError
 from steelyard.core.explain import Explanation, explain
 from steelyard.core.needs import Needs
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.refiner import Refiner
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, TERMS
+from steelyard.core.spec import parse, to_text
 from steelyard.core.term import Broadcast, ClientTerm, Terms
-from steelyard.core.text import parse, to_text
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import MEANING
-from steelyard.weightings.chain import Chain, parse_rule, rooted
+from steelyard.rules.chain import Chain, parse_rule, with_default_source
 
-_PLUS = re.compile(r"(?<![0-9][eE])\+")  # not the one in 1e+3
-
-
+_PLUS = re.compile(r"(?<![0-9][eE])\+")  # but not the one in 1e+3
 _NONE = (None, "", "none")
 
 
 def parse_optimizer(spec: str | ServerOptimizer | None) -> ServerOptimizer | None:
-    """A server optimizer from its text form (`"momentum:beta=0.9"`); None for `"none"`."""
-    made: ServerOptimizer | None = _made(spec, OPTIMIZERS, ServerOptimizer, "a server optimizer")
-    return made
+    """Return the server optimizer of a spec string (`"momentum:beta=0.9"`); None for `"none"`.
+
+    Examples:
+        >>> parse_optimizer("momentum:beta=0.5").beta
+        0.5
+    """
+    optimizer: ServerOptimizer | None = _build_part(spec, OPTIMIZERS, ServerOptimizer, "a server optimizer")
+    return optimizer
 
 
 def parse_refiner(spec: str | Refiner | None) -> Refiner | None:
-    """A refiner from its text form (`"feddf:epochs=100"`); None for `"none"`."""
-    made: Refiner | None = _made(spec, REFINERS, Refiner, "a refiner")
-    return made
+    """Return the refiner of a spec string (`"feddf:epochs=100"`); None for `"none"`."""
+    refiner: Refiner | None = _build_part(spec, REFINERS, Refiner, "a refiner")
+    return refiner
 
 
 def parse_terms(spec: Any) -> Terms:
-    """Client terms from their text form (`"fedprox:mu=0.01+fedcos"`), one term, a sum of them, or None."""
+    """Return the client terms of a spec string (`"fedprox:mu=0.01+fedcos"`), a term, terms or None.
+
+    Examples:
+        >>> [term.name for term in parse_terms("fedprox:mu=0.01+fedcos")]
+        ['fedprox', 'fedcos']
+    """
     if isinstance(spec, Terms):
         return spec
     if isinstance(spec, str) or spec is None:
         parts = _PLUS.split(spec) if spec and spec.strip() not in _NONE else []
-        if any(part.strip() in _NONE for part in parts):
-            raise SteelyardError(f"client={spec!r}: a term is missing beside a +")
-        return reduce(Terms.__add__, (parse_terms(_made(part, TERMS, ClientTerm, "")) for part in parts), Terms())
-    return Terms((_made(spec, TERMS, ClientTerm, "a client term"),))
+        terms = Terms()
+        for part in parts:
+            if part.strip() in _NONE:
+                raise SteelyardError(f"client={spec!r}: a term is missing before or after a +")
+        for part in parts:
+            terms = terms + parse_terms(_build_part(part, TERMS, ClientTerm, "a client term"))
+        return terms
+    return Terms((_build_part(spec, TERMS, ClientTerm, "a client term"),))
 
 
-def _made(spec: Any, registry: Any, wanted: type[Any], what: str) -> Any:
+def _build_part(spec: Any, registry: Any, kind: type[Any], title: str) -> Any:
+    """Return the part of a spec string, a class or an object; None for `"none"`.
+
+    Args:
+        spec: the spec string, class or object.
+        registry: the parts that a spec string may name.
+        kind: the class that the part must have.
+        title: the kind in words, with its article, for the error message.
+    """
     if spec in _NONE:
         return None
-    made = parse(spec, registry) if isinstance(spec, str) else spec() if isinstance(spec, type) else spec
-    if not isinstance(made, wanted):
-        raise SteelyardError(f"{spec!r} is a {type(made).__name__}, not {what} or its text form")
-    return made
+    part = spec
+    if isinstance(spec, str):
+        part = parse(spec, registry)
+    elif isinstance(spec, type):
+        part = spec()
+    if not isinstance(part, kind):
+        raise SteelyardError(f"{spec!r} is a {type(part).__name__}, not {title}: pass {title} or its spec string")
+    return part
 
 
 @dataclass(frozen=True, init=False)
 class Algorithm:
-    """A frozen bundle: `Algorithm("fedawa", client="fedcos:mu=0.02", server="momentum")`.
+    """All parts of an algorithm: `Algorithm("fedawa", client="fedcos:mu=0.02", server="momentum")`.
 
-    Every part is an object or its text form. `repr` is the experiment's record.
+    Every part is an object or its spec string.
 
     Attributes:
         weighting: the rule.
-        client: what clients add to plain SGD.
+        client: the terms that clients add to the gradient of plain SGD.
         server: the server optimizer, if any.
-        broadcast: what clients start from, if not from the global model itself.
-        refine: what the server does with proxy data after the sum, if anything.
+        broadcast: where clients start, if not at the global model.
+        refine: the refiner, which trains the aggregated model on proxy data, if any.
+
+    Examples:
+        >>> import steelyard
+        >>> algorithm = steelyard.Algorithm("feddisco|fedawa", client="fedprox:mu=0.1", server="momentum")
+        >>> print(algorithm)
+        feddisco|fedawa client=fedprox:mu=0.1 server=momentum
+        >>> sorted(algorithm.needs.metrics)
+        ['label_hist', 'num_examples']
     """
 
     weighting: Weighting
@@ -94,50 +125,61 @@ class Algorithm:
         object.__setattr__(self, "weighting", parse_rule(weighting))
         object.__setattr__(self, "client", parse_terms(client))
         object.__setattr__(self, "server", parse_optimizer(server))
-        object.__setattr__(self, "broadcast", _made(broadcast, BROADCASTS, Broadcast, "a broadcast"))
+        object.__setattr__(self, "broadcast", _build_part(broadcast, BROADCASTS, Broadcast, "a broadcast"))
         object.__setattr__(self, "refine", parse_refiner(refine))
         self._check()
 
     def _check(self) -> None:
-        """Refuses parts that would quietly ruin each other."""
-        movers = [f"client={term.name}" for term in self.client if term.moves_model]
-        movers += [f"server={self.server.name}"] if self.server is not None else []
-        movers += [f"refine={self.refine.name}"] if self.refine is not None else []
+        """Raise an error for parts that are wrong together."""
+        # Parts that change the model after the sum.
+        changing = [f"client={term.name}" for term in self.client if term.moves_model]
+        if self.server is not None:
+            changing.append(f"server={self.server.name}")
+        if self.refine is not None:
+            changing.append(f"refine={self.refine.name}")
+
+        # What the client terms require.
         for term in self.client:
-            if term.wants_average and movers:
+            if term.wants_average and changing:
                 raise SteelyardError(
-                    f"client={term.name} with {movers[0]}: its corrections cancel out only if the new model is the "
-                    f"clients' average, and {movers[0]} moves it on: leave one of them out, or use client=scaffold"
+                    f"client={term.name} with {changing[0]}: the corrections of {term.name} cancel "
+                    "only if the new model is the clients' average, but "
+                    f"{changing[0]} changes it: leave one of them out, or use client=scaffold"
                 )
             if term.wants_start and self.broadcast is not None:
                 raise SteelyardError(
-                    f"client={term.name} with broadcast={self.broadcast.name}: the server takes an update for what a "
-                    "client moved by, so clients have to start from the global model: leave one of them out, or use "
-                    "client=scaffold"
+                    f"client={term.name} with broadcast={self.broadcast.name}: {term.name} is only "
+                    "correct if clients start from the global model: "
+                    "leave one of them out, or use client=scaffold"
                 )
 
-    def replaced(self, **parts: Any) -> Algorithm:
-        """The same with other parts: `algorithm.replaced(weighting="fedadp")`."""
-        return Algorithm(**{part.name: parts.get(part.name, getattr(self, part.name)) for part in fields(self)})
+    def replace_parts(self, **parts: Any) -> Algorithm:
+        """Return the algorithm with other parts: `algorithm.replace_parts(weighting="fedadp")`."""
+        options = {part.name: getattr(self, part.name) for part in fields(self)}
+        for name in options:
+            options[name] = parts.get(name, options[name])
+        return Algorithm(**options)
 
     @property
     def rule(self) -> Chain:
-        """The weighting, rooted: what a round runs."""
-        return rooted(self.weighting)
+        """The rule that a round runs: the weighting, with a source before it if necessary."""
+        return with_default_source(self.weighting)
 
     @property
     def needs(self) -> Needs:
-        """Those of all parts."""
-        sent = Needs(broadcast=frozenset({"move"})) if self.broadcast is not None else Needs()
-        return self.rule.needs | self.client.needs | sent | Needs(probe=self.refine is not None)
+        """The needs of all parts together."""
+        needs = self.rule.needs | self.client.needs | Needs(probe=self.refine is not None)
+        if self.broadcast is not None:
+            needs = needs | Needs(broadcast=frozenset({"move"}))
+        return needs
 
     def explain(self) -> Explanation:
-        """What its rule asks of clients, shows the server and costs, and how private it can be."""
+        """Return what clients disclose, what the server sees, what the rule costs, and privacy."""
         return explain(self.rule, MEANING)
 
     @property
     def texts(self) -> dict[str, str | None]:
-        """The text form of every part."""
+        """The spec string of every part."""
         return {
             "weighting": to_text(self.weighting),
             "client": "+".join(to_text(term) for term in self.client) or None,

@@ -6,7 +6,7 @@ from steelyard.client.fedcos import FedCos as fedcos
 from steelyard.client.feddyn import FedDyn as feddyn
 from steelyard.client.fedmut import FedMut as fedmut
 from steelyard.client.fedprox import FedProx as fedprox
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.client.scaffold import Scaffold as scaffold
 from steelyard.client.vrlsgd import VRLSGD as vrlsgd
 from steelyard.core.errors import NoValidClients, SteelyardError
@@ -14,6 +14,38 @@ from steelyard.core.state import load_state, save_state
 from steelyard.data import Dataset, Federation
 from steelyard.data.proxy import Proxy
 from steelyard.merge import Merge
+from steelyard.rules.angle_gap import AngleGap as angle_gap
+from steelyard.rules.bulyan import Bulyan as bulyan
+from steelyard.rules.centered_clipping import CenteredClipping as centered_clipping
+from steelyard.rules.chain import chain, parse_rule
+from steelyard.rules.coordinate import Median as median
+from steelyard.rules.coordinate import TrimmedMean as trimmed_mean
+from steelyard.rules.detectors import Always as always
+from steelyard.rules.detectors import CriticalFLWindow as criticalfl_window
+from steelyard.rules.detectors import Eq6 as eq6
+from steelyard.rules.fedadp import FedAdp as fedadp
+from steelyard.rules.fedavg import FedAvg as fedavg
+from steelyard.rules.fedavg import Uniform as uniform
+from steelyard.rules.fedawa import FedAWA as fedawa
+from steelyard.rules.fedawa import FedAWACos as fedawa_cos
+from steelyard.rules.fedawa import fedawa_l
+from steelyard.rules.feddisco import FedDisco as feddisco
+from steelyard.rules.fedlaw import FedLAW as fedlaw
+from steelyard.rules.fedlaw import gws, law
+from steelyard.rules.fedlaw_swa import FedLAWSWA as fedlaw_swa
+from steelyard.rules.fednova import FedNova as fednova
+from steelyard.rules.gate import Gate as gate
+from steelyard.rules.geometric_median import GeometricMedian as geometric_median
+from steelyard.rules.guard import Guard as guard
+from steelyard.rules.if_finite import IfFinite as if_finite
+from steelyard.rules.krum import MultiKrum as multikrum
+from steelyard.rules.krum import krum
+from steelyard.rules.ldawa import LDAWA as ldawa
+from steelyard.rules.modifiers import cap, ema, shrink
+from steelyard.rules.nnm import NNM as nnm
+from steelyard.rules.pa3fed import PA3Fed as pa3fed
+from steelyard.rules.per_layer import PerLayer as per_layer
+from steelyard.runs.history import History
 from steelyard.server.optimizers import SGD as sgd
 from steelyard.server.optimizers import Adagrad as adagrad
 from steelyard.server.optimizers import Adam as adam
@@ -24,42 +56,10 @@ from steelyard.server.refiners import FedBE as fedbe
 from steelyard.server.refiners import FedDF as feddf
 from steelyard.server.refiners import ServerFT as server_ft
 from steelyard.sim.callbacks import Callback
-from steelyard.sim.history import History
 from steelyard.sim.participation import Participation
 from steelyard.sim.simulate import simulate
 from steelyard.stores.memory import MemoryStore
 from steelyard.stores.safetensors import SafetensorsStore
-from steelyard.weightings.angle_gap import AngleGap as angle_gap
-from steelyard.weightings.bulyan import Bulyan as bulyan
-from steelyard.weightings.centered_clipping import CenteredClipping as centered_clipping
-from steelyard.weightings.chain import chain, parse_rule
-from steelyard.weightings.coordinate import Median as median
-from steelyard.weightings.coordinate import TrimmedMean as trimmed_mean
-from steelyard.weightings.detectors import Always as always
-from steelyard.weightings.detectors import CriticalFLWindow as criticalfl_window
-from steelyard.weightings.detectors import Eq6 as eq6
-from steelyard.weightings.fedadp import FedAdp as fedadp
-from steelyard.weightings.fedavg import FedAvg as fedavg
-from steelyard.weightings.fedavg import Uniform as uniform
-from steelyard.weightings.fedawa import FedAWA as fedawa
-from steelyard.weightings.fedawa import FedAWACos as fedawa_cos
-from steelyard.weightings.fedawa import fedawa_l
-from steelyard.weightings.feddisco import FedDisco as feddisco
-from steelyard.weightings.fedlaw import FedLAW as fedlaw
-from steelyard.weightings.fedlaw import gws, law
-from steelyard.weightings.fedlaw_swa import FedLAWSWA as fedlaw_swa
-from steelyard.weightings.fednova import FedNova as fednova
-from steelyard.weightings.gate import Gate as gate
-from steelyard.weightings.geometric_median import GeometricMedian as geometric_median
-from steelyard.weightings.guard import Guard as guard
-from steelyard.weightings.if_finite import IfFinite as if_finite
-from steelyard.weightings.krum import MultiKrum as multikrum
-from steelyard.weightings.krum import krum
-from steelyard.weightings.ldawa import LDAWA as ldawa
-from steelyard.weightings.modifiers import cap, ema, shrink
-from steelyard.weightings.nnm import NNM as nnm
-from steelyard.weightings.pa3fed import PA3Fed as pa3fed
-from steelyard.weightings.per_layer import PerLayer as per_layer
 
 __all__ = [
     "Aggregate",
@@ -68,7 +68,7 @@ __all__ = [
     "Dataset",
     "Federation",
     "History",
-    "Local",
+    "LocalTraining",
     "MemoryStore",
     "Merge",
     "NoValidClients",

@@ -1,4 +1,4 @@
-"""Threads: how many the tensor loops may use, and the workers they run on."""
+"""Number of threads of the tensor loops, their worker threads, and torch's random generator."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import torch
 
 
 def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class _Limit(threading.local):
-    """How many threads the loops may use, where that is set: by thread, so that runs side by side do not meet."""
+    """The number of threads of the loops, if it is set; per thread, for runs in parallel threads."""
 
     threads: int | None = None
 
@@ -27,7 +29,10 @@ _limit = _Limit()
 
 @contextmanager
 def parallel(threads: int) -> Iterator[None]:
-    """Lets the loops use so many threads, whatever torch uses: theirs do not spin when they have nothing to do."""
+    """Set the number of threads of the loops within the context.
+
+    It is independent of torch's own number: unlike torch's, these threads do not spin when idle.
+    """
     before = _limit.threads
     _limit.threads = threads
     try:
@@ -37,13 +42,13 @@ def parallel(threads: int) -> Iterator[None]:
 
 
 def count() -> int:
-    """How many the loops may use."""
+    """Return the number of threads that the loops may use."""
     return _limit.threads or torch.get_num_threads()
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Keeps torch to one thread: how a matrix product is shared out is part of its bits."""
+    """Limit torch to one thread: the bits of a matrix product depend on how it is divided."""
     before = torch.get_num_threads()
     if before == 1:
         yield
@@ -55,12 +60,12 @@ def alone() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-_generator = threading.RLock()  # of torch's own random generator, of which a process has one
+_generator = threading.RLock()  # the lock of torch's random generator, one per process
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds torch's own generator for this thread to use alone; its state before comes back at the end."""
+    """Seed torch's generator, for this thread only; its state is restored at the end."""
     with _generator, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -71,19 +76,20 @@ _lock = threading.Lock()
 
 
 def _start_in_child() -> None:
-    """A forked process has none of the threads, and whatever they held is free."""
+    """Reset a forked process: it has none of the worker threads, and no lock is held."""
     _pools.clear()
     _lock.release()
     _generator.release()
 
 
 def _release_locks() -> None:
+    """Release the locks in the parent after a fork."""
     _lock.release()
     _generator.release()
 
 
 def _acquire_locks() -> None:
-    """Nobody draws random numbers during a fork: the child would find the generator taken for ever."""
+    """Acquire the locks before a fork: in the child, a lock of another thread would never be released."""
     _generator.acquire()
     _lock.acquire()
 
@@ -93,12 +99,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def pool(threads: int) -> ThreadPoolExecutor:
-    """Workers in which torch keeps to one thread each."""
+    """Return a pool of worker threads, in each of which torch uses one thread."""
     with _lock:
         if threads not in _pools:
             caller = torch.get_num_threads()
             workers = ThreadPoolExecutor(threads, thread_name_prefix="steelyard")
-            barrier = threading.Barrier(threads)  # so that every worker takes exactly one of these
+            barrier = threading.Barrier(threads)  # so that every worker runs `begin` exactly once
 
             def begin() -> None:
                 barrier.wait()
@@ -106,6 +112,7 @@ def pool(threads: int) -> ThreadPoolExecutor:
 
             for future in [workers.submit(begin) for _ in range(threads)]:
                 future.result()
-            torch.set_num_threads(caller)  # threads yet to start inherit the last value set: restore the caller's
+            # New threads inherit the last value that was set: restore that of the caller.
+            torch.set_num_threads(caller)
             _pools[threads] = workers
         return _pools[threads]

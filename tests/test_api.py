@@ -20,8 +20,8 @@ NAN = float("nan")
         ({"base": np.zeros(4)}, "base is a ndarray"),
         ({"base": torch.empty(0), "clients": torch.empty(2, 0)}, "no float parameter"),
         ({"base": {"a": torch.tensor(1)}, "clients": [{"a": torch.tensor(2)}]}, "no float parameter"),
-        ({"base": {"a": BASE.to(torch.float8_e4m3fn)}}, "torch.float8_e4m3fn, which cannot be added up"),
-        ({"base": {"a": torch.zeros(2, dtype=torch.uint16)}}, "torch.uint16, which cannot be added up"),
+        ({"base": {"a": BASE.to(torch.float8_e4m3fn)}}, "torch.float8_e4m3fn, which cannot be aggregated"),
+        ({"base": {"a": torch.zeros(2, dtype=torch.uint16)}}, "torch.uint16, which cannot be aggregated"),
         ({"base": BASE * NAN}, "the base model itself holds NaN"),
         ({"base": BASE * NAN, "rule": "guard(uniform)"}, "the base model itself holds NaN"),
         ({"base": {"a": BASE, "running_var": BASE * NAN}, "clients": []}, "nothing to aggregate"),
@@ -79,7 +79,7 @@ def test_nan_in_a_float_counter_is_quarantined():
 
 def test_the_state_of_another_model_is_refused():
     out = steelyard.aggregate("uniform", BASE, CLIENTS, server="adam")
-    with pytest.raises(steelyard.SteelyardError, match="of a model of 4 parameters, this one has 3"):
+    with pytest.raises(steelyard.SteelyardError, match="4 parameters, this one has 3"):
         steelyard.aggregate("uniform", torch.zeros(3), torch.eye(3), server="adam", state=out.state)
 
 

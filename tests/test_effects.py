@@ -14,7 +14,7 @@ import pytest
 
 import steelyard
 from steelyard.diagnostics import critical_point, loss_deviation, series
-from steelyard.lab import scores
+from steelyard.experiments import scores
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from small_papers import (

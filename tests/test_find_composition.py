@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.lab import jobs
-from steelyard.lab.benchmark import read_benchmark
-from tests.lab.jobs import Here
+from steelyard.experiments import jobs
+from steelyard.experiments.benchmark import read_benchmark
+from tests.experiments.jobs import Here
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "find_composition.py"
 

@@ -12,7 +12,7 @@ import torch
 
 import steelyard
 from steelyard.diagnostics import group_coherence
-from steelyard.weightings.chain import chain
+from steelyard.rules.chain import chain
 
 PathCollection = pytest.importorskip("matplotlib.collections", reason="pictures need matplotlib").PathCollection
 pytest.importorskip("ot", reason="distances between data sets need POT")

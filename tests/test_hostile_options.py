@@ -10,14 +10,16 @@ import steelyard
 from steelyard.algorithm import Algorithm
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
-from steelyard.core.text import parse
+from steelyard.core.spec import parse
 from steelyard.data import PARTITIONS, SOURCES, load
 from steelyard.data.partitions import partition
 from steelyard.models import MODELS, build
+from steelyard.rules.detectors import DETECTORS, parse_detector
 from tests.cli.test_cli import steelyard_command
 
 REGISTRIES = {
     "weighting": RULES,
+    "detector": DETECTORS,
     "client": TERMS,
     "server": OPTIMIZERS,
     "broadcast": BROADCASTS,
@@ -61,6 +63,8 @@ def make(kind, text):
     """Build the part; a partition is applied, and of a model only its size is found out if it fits."""
     if kind == "partition":
         return partition(text, LABELS, 10, 0)
+    if kind == "detector":
+        return str(parse_detector(text))
     if kind == "data":
         return parse(text, SOURCES)
     if kind == "model":
@@ -78,8 +82,9 @@ def refuse_or_build(text, shape):
 
 def inner(entry):
     """The parts that a rule cannot do without, in brackets."""
-    count = sum(entry.parameters[slot].default is entry.parameters[slot].empty for slot in entry.slots)
-    return f"({','.join(['fedavg'] * count)})" if count else ""
+    parts = {RULES: "fedavg", DETECTORS: "eq6"}
+    required = [slot for slot in entry.slots if slot not in entry.options]
+    return f"({','.join(parts[entry.slots[slot]] for slot in required)})" if required else ""
 
 
 @pytest.fixture(autouse=True)

@@ -63,6 +63,17 @@ def test_names_are_imported_when_they_are_touched():
     assert _python("import steelyard; print(steelyard.diagnostics.__name__)") == "steelyard.diagnostics"
 
 
+@pytest.mark.parametrize("module", ["steelyard.algorithm", "steelyard.experiments.paper_table"])
+def test_every_part_is_registered_whatever_is_imported_first(module):
+    script = (
+        f"import {module}; from steelyard.core import registry as r; "
+        "kinds = [value for _, value in sorted(vars(r).items()) if isinstance(value, r.Registry)]; "
+        "print([[entry.name for entry in kind] for kind in kinds])"
+    )
+    everything = script.replace(module, "steelyard.public")
+    assert _python(script) == _python(everything)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'steelyard' has no attribute 'fedawaa'"):
         steelyard.fedawaa  # noqa: B018
@@ -117,3 +128,20 @@ def test_nothing_is_asked_of_the_network_at_import():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_citation_has_the_version_of_the_package():
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"version: {steelyard.__version__}" in lines
+
+
+def test_the_fast_tests_touch_every_package():
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    (line,) = (line for line in text.splitlines() if line.startswith("FAST := "))
+    paths = [path.partition("::")[0] for path in line.removeprefix("FAST := ").split()]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    # Tests mirror the package but for these.
+    elsewhere = {"data": "datasets", "runs": "sim", "testing": "test_testing.py"}
+    packages = {path.name for path in (ROOT / "steelyard").iterdir() if (path / "__init__.py").is_file()}
+    folders = {Path(path).parts[1] for path in paths}
+    assert {package for package in packages if elsewhere.get(package, package) not in folders} == set()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import steelyard
 from benchmarks.merge import make_files, merge
 from tests.rounds import reports
-from tests.weightings.test_guard import FACTORS, bound
+from tests.rules.test_guard import FACTORS, bound
 
 pytestmark = pytest.mark.slow
 

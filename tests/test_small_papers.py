@@ -9,7 +9,7 @@ import torch
 
 import steelyard
 from steelyard.diagnostics import gradient_coherence
-from steelyard.weightings.chain import chain
+from steelyard.rules.chain import chain
 
 ROOT = Path(__file__).parent.parent
 

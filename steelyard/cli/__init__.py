@@ -1,4 +1,4 @@
-"""The command line. Needs the extra `steelyard[cli]` (typer and rich)."""
+"""The command line. Requires the extra `steelyard[cli]` (typer and rich)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import sys
 
 
 def main() -> None:
-    """Entry point of the command `steelyard`."""
+    """Run the command `steelyard`."""
+    # A terminal that cannot print a character, for example ±, prints a question mark.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no ± shows a question mark
-    gc.disable()  # what is imported stays: looking through it again and again is a quarter of the time to start and end
+        sys.stdout.reconfigure(errors="replace")
+    # Imported modules are never freed: collecting garbage would take a quarter of the start-up time.
+    gc.disable()
     try:
         from steelyard.cli.app import app
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The command `steelyard`: one file per subcommand."""
+"""The command `steelyard`. Each subcommand has a module of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import typer
 
 from steelyard import __version__
 from steelyard.cli import data, models, partitions
+from steelyard.cli._console import console
+from steelyard.cli._typer_compat import CommandGroup, DocumentedCommand
 from steelyard.cli.bench import bench
 from steelyard.cli.compare import compare
 from steelyard.cli.merge import merge
@@ -16,22 +18,34 @@ from steelyard.cli.report import report
 from steelyard.cli.reproduce import reproduce
 from steelyard.cli.rules import explain, rules
 from steelyard.cli.run import resume, run
-from steelyard.cli.say import console
 from steelyard.cli.sweep import sweep
-from steelyard.cli.taught import Commands, Taught
 from steelyard.cli.watch import watch
 
 app = typer.Typer(
     name="steelyard",
-    cls=Commands,
-    help="Adaptive aggregation for federated learning: weigh client models by more than their size.",
+    cls=CommandGroup,
+    help="Adaptive aggregation for federated learning: weight client models by more than their number of examples.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (run, resume, sweep, compare, report, plot, watch, reproduce, bench, rules, explain, merge):
-    app.command(cls=Taught)(command)
-for group, name in ((partitions.app, "partitions"), (models.app, "models"), (data.app, "data")):
+for command in (
+    run,
+    resume,
+    sweep,
+    compare,
+    report,
+    plot,
+    watch,
+    reproduce,
+    bench,
+    rules,
+    explain,
+    merge,
+):
+    app.command(cls=DocumentedCommand)(command)
+groups = {"partitions": partitions.app, "models": models.app, "data": data.app}
+for name, group in groups.items():
     app.add_typer(group, name=name)
 
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table as Shown
 
+from steelyard.cli._console import Console, escape, fail, show
 from steelyard.cli.run import Quiet
-from steelyard.cli.say import Console, escape, fail, show
 from steelyard.cli.sweep import print_failures, read_seeds, run_with_board
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steelyard.lab.benchmark import Benchmark, Result
-    from steelyard.lab.ranking import Analysis
+    from steelyard.experiments.benchmark import Benchmark, Result
+    from steelyard.experiments.ranking import Analysis
 
 RESULTS = "results.csv"
 
@@ -72,7 +72,7 @@ def bench(
     """
     console = Console()
     try:
-        from steelyard.lab.benchmark import (
+        from steelyard.experiments.benchmark import (
             PUBLISHED,
             combine_results,
             format_results,
@@ -81,7 +81,7 @@ def bench(
             read_benchmark,
             read_results,
         )
-        from steelyard.sim.rundir import write_text
+        from steelyard.runs.directory import write_text
 
         # Choose what is to be run.
         whole = read_benchmark(file).change(changes or [])
@@ -139,8 +139,8 @@ def _print_benchmark(benchmark: Benchmark, console: Console) -> None:
 
 def _write_pages(benchmark: Benchmark, results: Sequence[Result], out: Path, quiet: bool, console: Console) -> None:
     """Write the two pages, and show the table of the first."""
-    from steelyard.lab.benchmark import SCORES
-    from steelyard.lab.ranking import analyse
+    from steelyard.experiments.benchmark import SCORES
+    from steelyard.experiments.ranking import analyse
     from steelyard.report.benchmark import write_html, write_markdown
 
     analysis = analyse(benchmark, results, SCORES)

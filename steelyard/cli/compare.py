@@ -1,4 +1,4 @@
-"""The command `compare`: algorithms over common seeds."""
+"""The command `compare`: compares algorithms over the seeds that they share."""
 
 from __future__ import annotations
 
@@ -9,37 +9,44 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steelyard.cli.say import Console, escape, fail
+from steelyard.cli._console import Console, escape, fail
 from steelyard.cli.sweep import MetricName, print_table
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
-    from steelyard.lab.comparisons import Comparison
-    from steelyard.lab.runs import Run
-    from steelyard.lab.scores import Metric
+    from steelyard.experiments.comparisons import Comparison
+    from steelyard.experiments.run_groups import Run
+    from steelyard.experiments.scores import Metric
 
 
 def compare(
-    directories: Annotated[list[Path], typer.Argument(help="Run directories, or directories of runs.")],
+    directories: Annotated[list[Path], typer.Argument(help="Run directories, or directories that contain them.")],
     metric: MetricName = "last10",
     target: Annotated[
-        float | None, typer.Option(help="What to reach, for --metric rounds: an accuracy, or the monitored metric.")
+        float | None,
+        typer.Option(help="For --metric rounds: the accuracy (or value of the monitored metric) to reach."),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence level of the intervals, between 0 and 1.")] = 0.95,
     against: Annotated[
-        str | None, typer.Option(help="What to compare with, by its label; plain FedAvg or the first by default.")
+        str | None,
+        typer.Option(help="Label of the algorithm to compare with. By default plain FedAvg, or the first."),
     ] = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Compare runs even if they did not start alike, or differ in more.")
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Compare even if the runs started differently or differ in other settings.",
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table and sentences.")] = False,
 ) -> None:
-    """Say which algorithm does better, and whether the difference is more than seed noise.
+    """Tell which algorithm is better, and whether the difference is larger than seed noise.
 
-    Runs are grouped by everything but the seed. Runs with the same seed share data, initial model and cohorts, so
-    algorithms are compared seed by seed, over the seeds that both have: the mean difference with a confidence interval
-    (Student's t). Three seeds are the least that say much; with one, nothing can be said about noise. Several
-    algorithms are several chances to be lucky: p-values are corrected for their number (Holm).
+    Runs are grouped by all settings except the seed. Runs with the same seed share data, initial
+    model and cohorts, so algorithms are compared seed by seed, over the seeds that both have: the
+    mean difference with a confidence interval (Student's t). Use at least three seeds; one seed
+    tells nothing about noise. If several algorithms are compared, p-values are corrected for their
+    number (Holm).
 
     steelyard compare runs/awa-vs-avg
 
@@ -47,69 +54,89 @@ def compare(
 
     steelyard compare runs/house-prices --metric mae
     """
-    from steelyard.lab.comparisons import compare as compared
-    from steelyard.lab.runs import read_runs
-    from steelyard.lab.scores import metric as find_metric
-    from steelyard.lab.tables import pivot
+    from steelyard.experiments.comparisons import compare as compare_runs
+    from steelyard.experiments.run_groups import read_runs
+    from steelyard.experiments.scores import metric as find_metric
+    from steelyard.experiments.tables import pivot
 
+    # Read the runs and compute the comparisons.
     try:
         runs, notes = read_runs(directories)
-        chosen = find_metric(metric, [run.history for run in runs])
-        runs, warnings = _checked(runs, anyway)
-        made = compared(runs, chosen, target=target, confidence=confidence, against=against)
-        table = pivot(runs, chosen, target)
+        score = find_metric(metric, [run.history for run in runs])
+        runs, warnings = _check_comparable(runs, anyway)
+        comparisons = compare_runs(runs, score, target=target, confidence=confidence, against=against)
+        table = pivot(runs, score, target)
     except (SteelyardError, OSError) as error:
         fail(error)
+
+    # Print notes and warnings on standard error.
     errors = Console(stderr=True)
     for note in (*notes, *warnings):
         errors.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+
+    # Print the results.
     if as_json:
-        typer.echo(json.dumps([_plain(one, chosen) for one in made], indent=1))
+        rows = [_comparison_to_dict(comparison, score) for comparison in comparisons]
+        typer.echo(json.dumps(rows, indent=1))
         return
     console = Console()
     print_table(table, console)
-    for one in made:
-        said = " ".join(filter(None, (one.sentence(chosen), one.communication())))
-        console.print(escape(said), highlight=False, soft_wrap=True)
+    for comparison in comparisons:
+        sentences = filter(None, (comparison.sentence(score), comparison.communication()))
+        console.print(escape(" ".join(sentences)), highlight=False, soft_wrap=True)
 
 
-def _checked(runs: list[Run], anyway: bool) -> tuple[list[Run], list[str]]:
-    """Runs that may be compared. What speaks against it is an error, or a warning if the user will have it."""
-    from steelyard.lab.runs import groups, label, unlike
+def _check_comparable(runs: list[Run], anyway: bool) -> tuple[list[Run], list[str]]:
+    """Check that runs differ in the algorithm only.
+
+    Args:
+        runs: finished runs.
+        anyway: return objections as warnings instead of raising the first one.
+
+    Returns:
+        The runs and the warnings. With `anyway`, runs that cannot be paired otherwise count their
+        settings as part of the algorithm.
+
+    Raises:
+        SteelyardError: if there is nothing to compare, or an objection without `anyway`.
+    """
+    from steelyard.experiments.run_groups import find_differences, format_labels, group_runs
 
     if not runs:
-        raise SteelyardError("no finished run to compare: go on with them first (steelyard resume DIR)")
-    settings = groups(runs)
+        raise SteelyardError("there is no finished run to compare: finish the runs first (steelyard resume DIR)")
+    settings = group_runs(runs)
     algorithms = {algorithm for column in settings.values() for algorithm in column}
     if len(settings) == 1 and len(algorithms) == 1:
         raise SteelyardError(
-            f"all {len(runs)} runs are of the same algorithm ({label(runs[0].algorithm)}): give those of another, too"
+            f"all {len(runs)} runs are of the same algorithm ({format_labels(runs[0].algorithm)}): "
+            "add runs of another algorithm"
         )
-    wrong = unlike(runs)
+    objections = find_differences(runs)
     if all(len(column) < 2 for column in settings.values()):
         keys = ", ".join(key for key, _ in runs[0].setting)
-        wrong.append(f"the runs differ in {keys}, not in the algorithm alone: no two of them can be paired")
+        objections.append(f"the runs differ in {keys}, not in the algorithm alone: no two of them can be paired")
         if anyway:
             runs = [dataclasses.replace(run, algorithm=run.algorithm + run.setting, setting=()) for run in runs]
-    if wrong and not anyway:
-        raise SteelyardError(f"{wrong[0]}: compare runs that differ in the algorithm only, or use --anyway")
-    return runs, wrong
+    if objections and not anyway:
+        raise SteelyardError(f"{objections[0]}: compare runs that differ in the algorithm only, or use --anyway")
+    return runs, objections
 
 
-def _plain(one: Comparison, metric: Metric) -> dict[str, Any]:
+def _comparison_to_dict(comparison: Comparison, metric: Metric) -> dict[str, Any]:
+    difference = comparison.difference
     return {
-        "setting": one.setting,
-        "algorithm": one.difference.first,
-        "against": one.difference.second,
+        "setting": comparison.setting,
+        "algorithm": difference.first,
+        "against": difference.second,
         "metric": metric.name,
-        "seeds": list(one.difference.by_seed),
-        "left_out": dict(one.difference.left_out),
-        "difference": one.difference.mean,
-        "interval": one.difference.interval,
-        "confidence": one.difference.confidence,
-        "beyond_noise": one.difference.beyond_noise,
-        "p_value": one.difference.p_value,
-        "p_corrected": one.p_corrected,
-        "speedups": dict(one.speedups),
-        "sentence": one.sentence(metric),
+        "seeds": list(difference.by_seed),
+        "left_out": dict(difference.left_out),
+        "difference": difference.mean,
+        "interval": difference.interval,
+        "confidence": difference.confidence,
+        "beyond_noise": difference.beyond_noise,
+        "p_value": difference.p_value,
+        "p_corrected": comparison.p_corrected,
+        "speedups": dict(comparison.speedups),
+        "sentence": comparison.sentence(metric),
     }

@@ -9,58 +9,84 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from steelyard.cli.listing import Json, about, print_rows
-from steelyard.cli.say import Console, fail
-from steelyard.cli.taught import Taught
+from steelyard.cli._console import Console, fail
+from steelyard.cli._tables import Json, describe_entry, print_rows
+from steelyard.cli._typer_compat import DocumentedCommand
 from steelyard.core.errors import SteelyardError
-from steelyard.core.text import parse
+from steelyard.core.spec import parse
 from steelyard.data import PARTITIONS, Federation, corrupt, load
 from steelyard.report.panels import Counts
-from steelyard.report.partition import Summary, checked_path, draw, group_counts
+from steelyard.report.partition import Summary, check_path, draw, group_counts
 
-app = typer.Typer(help="Partitions: how a data set is spread over clients.", no_args_is_help=True)
+app = typer.Typer(help="List and show partitions: how a data set is divided among clients.", no_args_is_help=True)
 
-_MOST_ROWS = 40  # clients on a screen
+_MAX_ROWS = 40  # clients printed on a screen
 _SHADES = " ·░▒▓█"
+_CELL_STYLES = (
+    "",
+    "#000000 on #dbe9f6",
+    "#000000 on #a9cbe6",
+    "#000000 on #6fa6d3",
+    "#ffffff on #2f72ad",
+    "#ffffff on #0b2545",
+)
 
 
 @app.command("list")
-def listed(as_json: Json = False) -> None:
-    """List every partition: what it does, whose it is, its options."""
-    print_rows("Partitions", [about(entry) for entry in PARTITIONS], as_json)
+def list_partitions(as_json: Json = False) -> None:
+    """List every partition: what it does, its paper, its options."""
+    print_rows("Partitions", [describe_entry(entry) for entry in PARTITIONS], as_json)
 
 
-@app.command(cls=Taught)
+@app.command(cls=DocumentedCommand)
 def show(
-    partition: Annotated[str, typer.Argument(help="A partition as text, e.g. 'dirichlet:alpha=0.1'.")],
-    data: Annotated[str, typer.Option(help="A data set by name.")] = "digits",
+    partition: Annotated[str, typer.Argument(help="A partition with its options, e.g. 'dirichlet:alpha=0.1'.")],
+    data: Annotated[str, typer.Option(help="Name of a data set; `steelyard data list` lists them.")] = "digits",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
-    seed: Annotated[int, typer.Option(help="The seed of the run: the same clients as `steelyard run` makes.")] = 0,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data is; else $STEELYARD_DATA.")] = None,
+    seed: Annotated[
+        int,
+        typer.Option(help="Random seed. `steelyard run` with the same seed has the same clients."),
+    ] = 0,
+    data_dir: Annotated[Path | None, typer.Option(help="The data directory. Default: $STEELYARD_DATA.")] = None,
     corrupted: Annotated[
-        str | None, typer.Option("--corrupt", help="Corrupt a share of the clients: 0.5:swap, 0.25:flip.")
+        str | None,
+        typer.Option("--corrupt", help="Corrupt the labels of a share of the clients: 0.5:swap, 0.25:flip."),
     ] = None,
-    by: Annotated[str, typer.Option(help="labels, or groups: also tell the groups of samples apart.")] = "labels",
+    by: Annotated[
+        str,
+        typer.Option(help="'labels', or 'groups' to show the groups of samples as well."),
+    ] = "labels",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A picture: .png, .svg or .pdf. Without one, a table here.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write a picture to this file (.png, .svg or .pdf) instead of printing a table.",
+        ),
     ] = None,
 ) -> None:
-    """Show who holds what: clients x classes, as a table here or as a picture for a paper.
+    """Show how many samples of each class every client has, as a table or as a picture.
 
     Example: steelyard partitions show shards:per_client=2 --data mnist --clients 100 -o shards.pdf
     """
     try:
+        # Check the options before the data is read.
         if out is not None:
-            checked_path(out)
+            check_path(out)
         if by not in ("labels", "groups"):
             raise SteelyardError(f"--by {by}: use labels or groups")
-        parse(partition, PARTITIONS)  # a bad name is refused before the data is read
+        parse(partition, PARTITIONS)
+
+        # Divide the data set.
         train, _ = load(data, data_dir)
         federation = Federation.partitioned(train, None, partition, clients, seed)
         if corrupted is not None:
-            federation = _corrupted(federation, corrupted, seed)
-        extra = "" if corrupted is None else f", corrupted {corrupted}"
-        title = f"{partition}\n{clients:,} client{'s' * (clients > 1)} of {data}, seed {seed}{extra}"
+            federation = _corrupt_clients(federation, corrupted, seed)
+        corruption = "" if corrupted is None else f", corrupted {corrupted}"
+        count = "1 client" if clients == 1 else f"{clients:,} clients"
+        title = f"{partition}\n{count} of {data}, seed {seed}{corruption}"
+
+        # Draw a picture, or count the samples for the table.
         if out is not None:
             draw(federation, out, title, "groups" if by == "groups" else "labels")
             Console().print(str(out), highlight=False, markup=False, soft_wrap=True)
@@ -69,10 +95,11 @@ def show(
         groups = group_counts(federation) if by == "groups" else None
     except (SteelyardError, OSError) as error:
         fail(error)
-    _print(Console(), title, counts, groups)
+    _print_counts(Console(), title, counts, groups)
 
 
-def _corrupted(federation: Federation, text: str, seed: int) -> Federation:
+def _corrupt_clients(federation: Federation, text: str, seed: int) -> Federation:
+    """Corrupt clients as `--corrupt SHARE:KIND` says."""
     share, _, kind = text.partition(":")
     try:
         number = float(share)
@@ -81,41 +108,66 @@ def _corrupted(federation: Federation, text: str, seed: int) -> Federation:
     return corrupt(federation, number, kind or "swap", seed=seed)
 
 
-def _print(console: Console, title: str, counts: Counts, groups: Counts | None) -> None:
-    """A table of numbers on shaded cells; where classes do not fit, one shaded character per class."""
+def _print_counts(console: Console, title: str, counts: Counts, groups: Counts | None) -> None:
+    """Print a table of counts on shaded cells.
+
+    Args:
+        console: where to print. If the numbers do not fit its width, every class is one shaded
+            character.
+        title: printed above the table.
+        counts: samples, clients x classes.
+        groups: samples, clients x groups; None for no column of groups.
+    """
     clients, classes = counts.shape
-    most = int(counts.max())
-    cell = len(f"{most:,}")
-    numbers = 24 + classes * (cell + 1) + (0 if groups is None else 8) <= console.width
+    largest = int(counts.max())
+    cell_width = len(f"{largest:,}")
+    group_width = 0 if groups is None else 8
+    numbers_fit = 24 + classes * (cell_width + 1) + group_width <= console.width
+
+    # The heading.
     table = Table(box=None, padding=(0, 0, 0, 1), pad_edge=False)
-    columns = ["client", "samples", *([] if groups is None else ["group"])]
-    columns += [str(label) for label in range(classes)] if numbers else [f"classes 0 to {classes - 1}"]
+    columns = ["client", "samples"]
+    if groups is not None:
+        columns.append("group")
+    if numbers_fit:
+        columns += [str(label) for label in range(classes)]
     for column in columns:
-        table.add_column(column, justify="left" if column.startswith("classes") else "right", no_wrap=True)
-    for client in range(min(clients, _MOST_ROWS)):
+        table.add_column(column, justify="right", no_wrap=True)
+    if not numbers_fit:
+        table.add_column(f"classes 0 to {classes - 1}", justify="left", no_wrap=True)
+
+    # One row per client.
+    for client in range(min(clients, _MAX_ROWS)):
         row: list[str | Text] = [str(client), f"{counts[client].sum():,}"]
         if groups is not None:
             row.append(str(groups[client].argmax()))
-        if numbers:
-            row += [_shaded(int(count), most, cell) for count in counts[client]]
+        if numbers_fit:
+            row += [_shade_cell(int(count), largest, cell_width) for count in counts[client]]
         else:
-            row.append("".join(_SHADES[_level(int(count), most, len(_SHADES) - 1)] for count in counts[client]))
+            levels = [_level(int(count), largest, len(_SHADES) - 1) for count in counts[client]]
+            row.append("".join(_SHADES[level] for level in levels))
         table.add_row(*row)
+
+    # Print.
     console.print(title, highlight=False, markup=False, soft_wrap=True)
     console.print(table, highlight=False)
-    if clients > _MOST_ROWS:
-        console.print(f"... and {clients - _MOST_ROWS:,} more clients: -o draws them all", highlight=False)
+    if clients > _MAX_ROWS:
+        console.print(f"... and {clients - _MAX_ROWS:,} more clients: -o draws them all", highlight=False)
     console.print(str(Summary.of(counts)), highlight=False)
 
 
-def _shaded(count: int, most: int, width: int) -> Text:
-    """A number on a ground the darker the more samples; nothing for none."""
-    level = _level(count, most, 5)
-    grounds = ("", "on #dbe9f6", "on #a9cbe6", "on #6fa6d3", "on #2f72ad", "on #0b2545")
-    ink = "" if level == 0 else "#000000 " if level < 4 else "#ffffff "
-    return Text(f"{count:,}".rjust(width) if count else "", style=ink + grounds[level])
+def _shade_cell(count: int, largest: int, width: int) -> Text:
+    """Return a count on a background that is darker for more samples; empty for zero."""
+    text = f"{count:,}".rjust(width) if count else ""
+    return Text(text, style=_CELL_STYLES[_level(count, largest, 5)])
 
 
-def _level(count: int, most: int, levels: int) -> int:
-    """0 for none, else 1 to `levels`, by the square root: small counts are most of them."""
-    return 0 if count == 0 else max(1, round(levels * (count / most) ** 0.5))
+def _level(count: int, largest: int, levels: int) -> int:
+    """Return 0 for no samples, else 1 to `levels`.
+
+    Levels grow with the square root, because most counts are small.
+    """
+    if count == 0:
+        return 0
+    level: int = round(levels * (count / largest) ** 0.5)
+    return max(1, level)

@@ -1,4 +1,4 @@
-"""How a run is shown while it goes on: a bar on a terminal, plain lines elsewhere, JSON for programs."""
+"""Callbacks that show the progress of a run: a bar, lines of text, or lines of JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from steelyard.cli.say import Console, escape
+from steelyard.cli._console import Console, escape
 from steelyard.core.escape import escape_text
 from steelyard.sim.callbacks import Callback
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Bar(Callback):
-    """Rounds, rounds per second, the monitored metric and time left, on one line."""
+    """A progress bar: rounds, rounds per second, the monitored metric and the remaining time."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -32,78 +32,105 @@ class Bar(Callback):
             console=console,
             transient=True,
         )
-        self.began, self.first, self.shown = 0.0, 0, ""
+        self.start_time = 0.0
+        self.first_round = 0
+        self.score = ""
 
     def start(self, simulation: Simulation) -> None:
-        """Shows the bar; a resumed run starts where it was."""
-        self.began, self.first = time.monotonic(), len(simulation.records)
-        self.shown = f"{simulation.monitor.metric} -"
+        """Show the bar. A resumed run starts at its last round."""
+        self.start_time = time.monotonic()
+        self.first_round = len(simulation.records)
+        self.score = f"{simulation.monitor.metric} -"
         self.task = self.bar.add_task(
-            "round", total=simulation.work.rounds, completed=self.first, speed="", score=escape(self.shown)
+            "round",
+            total=simulation.work.rounds,
+            completed=self.first_round,
+            speed="",
+            score=escape(self.score),
         )
         self.bar.start()
 
     def progress(self, simulation: Simulation, round: int, done: int, total: int) -> None:
-        """Moves within a round, so that long ones can be seen to go on."""
+        """Advance the bar within a round."""
         self.bar.update(self.task, completed=round - 1 + done / total)
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
-        """Moves to the next round."""
-        speed = (record["round"] - self.first) / max(time.monotonic() - self.began, 1e-9)
+        """Advance the bar to the end of a round."""
+        seconds = max(time.monotonic() - self.start_time, 1e-9)
+        speed = (record["round"] - self.first_round) / seconds
         metric = simulation.monitor.metric
         if record.get(metric) is not None:
-            self.shown = f"{metric} {record[metric]:.4f}"
-        self.bar.update(self.task, completed=record["round"], speed=f"{speed:.1f} rounds/s", score=escape(self.shown))
+            self.score = f"{metric} {record[metric]:.4f}"
+        self.bar.update(
+            self.task,
+            completed=record["round"],
+            speed=f"{speed:.1f} rounds/s",
+            score=escape(self.score),
+        )
         if record.get("void"):
-            self.bar.console.print(f"round {record['round']} is void: {escape(record['void'])}", highlight=False)
+            message = f"round {record['round']} is void: {escape(record['void'])}"
+            self.bar.console.print(message, highlight=False)
 
     def warn(self, message: str) -> None:
-        """Above the bar."""
+        """Print a warning above the bar."""
         self.console.print(f"[yellow]{escape(message)}[/]", highlight=False)
 
     def end(self, simulation: Simulation) -> None:
-        """Takes the bar away."""
+        """Remove the bar."""
         self.bar.stop()
 
     def failed(self, simulation: Simulation, error: BaseException) -> None:
-        """The same, so that the error stands by itself."""
+        """Remove the bar, so that only the error is shown."""
         self.bar.stop()
 
 
 class Lines(Callback):
-    """A line for every round that was evaluated, for logs: at most about one per second."""
+    """Lines of text for logs: at most one per second, and one for every void round."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.last = 0.0
+        self.last_print = 0.0
 
     def start(self, simulation: Simulation) -> None:
-        """Notes the time."""
-        self.began, self.first = time.monotonic(), len(simulation.records)
+        """Store the start time."""
+        self.start_time = time.monotonic()
+        self.first_round = len(simulation.records)
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
-        """Prints unless a line was printed just now."""
-        now, rounds = time.monotonic(), simulation.work.rounds
-        if now - self.last < 1.0 and record["round"] < rounds and not record.get("void"):
+        """Print a line unless the last one is less than a second old."""
+        current_time = time.monotonic()
+        rounds = simulation.work.rounds
+        is_last = record["round"] >= rounds
+        if current_time - self.last_print < 1.0 and not is_last and not record.get("void"):
             return
-        self.last = now
-        speed = (record["round"] - self.first) / max(now - self.began, 1e-9)
-        left = (rounds - record["round"]) / speed
-        parts = [f"round {record['round']}/{rounds}"]
+        self.last_print = current_time
+
+        # Speed and remaining time.
+        speed = (record["round"] - self.first_round) / max(current_time - self.start_time, 1e-9)
+        seconds_left = (rounds - record["round"]) / speed
+
+        # The monitored metric first, then accuracy and loss.
         names = dict.fromkeys((simulation.monitor.metric, "accuracy", "loss"))
-        parts += [f"{name} {record[name]:.4f}" for name in names if record.get(name) is not None]
-        parts += [f"{speed:.1f} rounds/s", f"{left:.0f} s left"]
-        parts += [f"void: {record['void']}"] if record.get("void") else []
-        self.console.print(escape_text("  ".join(parts)), highlight=False, markup=False, soft_wrap=True)
+        scores = [f"{name} {record[name]:.4f}" for name in names if record.get(name) is not None]
+        parts = [
+            f"round {record['round']}/{rounds}",
+            *scores,
+            f"{speed:.1f} rounds/s",
+            f"{seconds_left:.0f} s left",
+        ]
+        if record.get("void"):
+            parts.append(f"void: {record['void']}")
+        line = escape_text("  ".join(parts))
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, message: str) -> None:
-        """A line of its own."""
+        """Print a warning as a line."""
         self.console.print(escape_text(message), highlight=False, markup=False, soft_wrap=True)
 
 
 class JsonLines(Callback):
-    """Every record as a line of JSON on standard output."""
+    """Lines of JSON on standard output: the record of every round."""
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
-        """Prints what goes to `rounds.jsonl`."""
+        """Print the record, as in `rounds.jsonl`."""
         print(json.dumps(record), flush=True)  # noqa: T201 - it is the output

@@ -1,4 +1,4 @@
-"""The command `reproduce`: a paper's table, run here, the paper's numbers beside ours."""
+"""The command `reproduce`: runs a table of a paper and prints the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -7,44 +7,75 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table as Shown
+from rich.table import Table as RichTable
 
+from steelyard.cli._console import Console, escape, fail, show
 from steelyard.cli.run import Quiet
-from steelyard.cli.say import Console, escape, fail, show
 from steelyard.cli.sweep import print_failures, read_seeds, run_with_board
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steelyard.papers.reproduce import Result
-    from steelyard.papers.table import Table
+    from steelyard.experiments.paper_table import Table
+    from steelyard.experiments.reproduce import Result
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="TABLE", help="E.g. fedadp-table1.", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TABLE",
+            help="The name of a table, e.g. fedadp-table1; --list shows all names.",
+            show_default=False,
+        ),
+    ] = None,
     listing: Annotated[
-        bool, typer.Option("--list", help="List the tables (or the cells of TABLE) with their cost here, and exit.")
+        bool,
+        typer.Option(
+            "--list",
+            help="List the tables, or the cells of TABLE, with their estimated time, and exit.",
+        ),
     ] = False,
     cells: Annotated[
         list[str] | None,
-        typer.Option(help="Only cells that match, e.g. 'mnist-1class-*/fedavg'; repeat it.", show_default=False),
+        typer.Option(
+            help="Run only cells that match a pattern, e.g. 'mnist-1class-*/fedavg'. Repeat the option for more.",
+            show_default=False,
+        ),
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Fewer rounds than the paper; the result is marked so.", show_default=False),
+        typer.Option(
+            min=1,
+            help="Run fewer rounds than the paper. The result is marked as reduced.",
+            show_default=False,
+        ),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="E.g. 1,2,3 instead of the table's.", show_default=False)] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Random seeds, e.g. 1,2,3. Default: the seeds of the table.", show_default=False),
+    ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", help="key=value on top of every cell, e.g. model=resnet20.", show_default=False),
+        typer.Option(
+            "--set",
+            "-s",
+            help="A setting for every cell, KEY=VALUE, e.g. model=resnet20. Repeat the option for more.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where runs and table go; by default runs/TABLE.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="The directory of the runs and the table. Default: runs/TABLE.",
+            show_default=False,
+        ),
     ] = None,
-    parallel: Annotated[int | None, typer.Option(help="Runs at a time; one per core by default.")] = None,
+    parallel: Annotated[int | None, typer.Option(help="Number of simultaneous runs. Default: one per core.")] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start afresh where --out holds a run of another configuration.")
+        bool,
+        typer.Option("--overwrite", help="Replace runs in --out that have another configuration."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -58,31 +89,41 @@ def reproduce(
 
     steelyard reproduce fedlaw-table1 --cells 'alpha-1/*' --rounds 20
 
-    Data is looked for in $STEELYARD_DATA, or --set data.dir=DIR. Start it again after Ctrl-C: finished runs are kept,
-    others go on. In --out: table.md and table.csv, and one run directory per cell and seed.
+    Data is read from $STEELYARD_DATA, or from DIR with --set data.dir=DIR. After Ctrl-C, start the
+    same command again: finished runs are kept and others are resumed. --out contains table.md,
+    table.csv, and one run directory per cell and seed.
     """
     console = Console()
     try:
-        from steelyard.papers.table import read
+        from steelyard.experiments.paper_table import read
 
+        # Without a name, only the list of all tables can be printed.
         if name is None:
             if not listing:
                 fail("name a table, or list them: steelyard reproduce --list")
             _print_tables(console)
             return
-        table = read(name).chosen(cells or []).changed([*(settings or []), *([f"rounds={rounds}"] if rounds else [])])
-        chosen = read_seeds(seeds) if seeds is not None else table.seeds
+
+        # Select cells and apply settings.
+        changes = list(settings or [])
+        if rounds is not None:
+            changes.append(f"rounds={rounds}")
+        table = read(name).select_cells(cells or []).apply_settings(changes)
+        seed_list = table.seeds if seeds is None else read_seeds(seeds)
+
+        # List the cells or run them.
         if listing:
-            _print_cells(table, chosen, console)
+            _print_cells(table, seed_list, console)
             return
-        _go(table, chosen, out or Path("runs") / table.name, parallel, overwrite, quiet, console)
+        directory = out or Path("runs") / table.name
+        _run_table(table, seed_list, directory, parallel, overwrite, quiet, console)
     except KeyboardInterrupt:
-        fail("interrupted; finished runs are kept: start the same command again to go on", 130)
+        fail("interrupted; finished runs are kept: start the same command again to resume", 130)
     except (SteelyardError, OSError) as error:
         fail(error)
 
 
-def _go(
+def _run_table(
     table: Table,
     seeds: Sequence[int],
     out: Path,
@@ -91,80 +132,112 @@ def _go(
     quiet: bool,
     console: Console,
 ) -> None:
-    from steelyard.papers.reproduce import comma_separated, jobs, markdown, results
-    from steelyard.sim.rundir import environment, write_text
+    """Run the cells of a table with every seed, write and print the results.
 
-    outcomes = run_with_board(jobs(table, seeds), out, "reproduction", parallel, overwrite, quiet, console)
-    found = results(table, outcomes)
+    Args:
+        table: the table.
+        seeds: the random seeds.
+        out: the directory of the runs and of table.md and table.csv.
+        parallel: number of simultaneous runs; None for one per core.
+        overwrite: replace runs of another configuration.
+        quiet: print only errors.
+        console: where to print.
+    """
+    from steelyard.experiments.reproduce import compute_results, make_jobs, to_csv, to_markdown
+    from steelyard.runs.directory import environment, write_text
+
+    outcomes = run_with_board(make_jobs(table, seeds), out, "reproduction", parallel, overwrite, quiet, console)
+    cell_results = compute_results(table, outcomes)
     command = ["steelyard", *sys.argv[1:]]
-    write_text(out / "table.md", markdown(table, found, command, environment()))
-    write_text(out / "table.csv", comma_separated(found))
+    write_text(out / "table.md", to_markdown(table, cell_results, command, environment()))
+    write_text(out / "table.csv", to_csv(cell_results))
     if not quiet:
-        _print_results(table, found, console)
-        console.print(f"table: {escape(str(out / 'table.md'))}", highlight=False, soft_wrap=True)
+        _print_results(table, cell_results, console)
+        path = escape(str(out / "table.md"))
+        console.print(f"table: {path}", highlight=False, soft_wrap=True)
     print_failures([outcome for outcome in outcomes if outcome.error is not None], len(outcomes))
 
 
 def _print_tables(console: Console) -> None:
-    from steelyard.papers.cost import duration, seconds
-    from steelyard.papers.table import METRICS, tables
+    """Print the names of all tables with the estimated time of one seed."""
+    from steelyard.experiments.cost import estimate_seconds, format_duration
+    from steelyard.experiments.paper_table import METRICS, tables
 
-    shown = Shown(title="Tables of the papers", title_justify="left")
-    for column in ("name", "what it shows", "metric", "cells", "one seed here"):
-        shown.add_column(column, justify="right" if column in ("cells", "one seed here") else "left", overflow="fold")
+    grid = RichTable(title="Tables of the papers", title_justify="left")
+    for column in ("name", "what it shows", "metric"):
+        grid.add_column(column, justify="left", overflow="fold")
+    for column in ("cells", "one seed here"):
+        grid.add_column(column, justify="right", overflow="fold")
     for table in tables():
-        costs = [seconds(cell.config(table.seeds[0])) for cell in table.cells]
-        shown.add_row(
+        costs = [estimate_seconds(cell.config(table.seeds[0])) for cell in table.cells]
+        total = None if None in costs else sum(cost for cost in costs if cost is not None)
+        grid.add_row(
             table.name,
             escape(table.title),
             METRICS[table.metric],
             str(len(table.cells)),
-            duration(None if None in costs else sum(cost for cost in costs if cost is not None)),
+            format_duration(total),
         )
-    console.print(shown)
+    console.print(grid)
     console.print(
-        "Costs are rough: counted operations over the speed of a matrix product, all cores, data sets whole.",
+        "Costs are rough: number of operations divided by the speed of a matrix product on all "
+        "cores, with complete data sets.",
         highlight=False,
     )
 
 
 def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
-    from steelyard.papers.cost import duration, seconds
+    """Print the cells of a table with the estimated time of all seeds."""
+    from steelyard.experiments.cost import estimate_seconds, format_duration
 
-    shown = Shown(title=escape(f"{table.name}: {table.title}"), title_justify="left")
-    longest = max(len(cell.name) for cell in table.cells)
-    shown.add_column("cell", no_wrap=True, min_width=longest)  # --cells wants it whole
-    for column in ("setting", "algorithm", "paper", f"{len(seeds)} seeds here"):
-        right = column in ("paper", f"{len(seeds)} seeds here")
-        shown.add_column(column, justify="right" if right else "left", overflow="fold")
+    # The first column is never folded: its names are copied to --cells.
+    grid = RichTable(title=escape(f"{table.name}: {table.title}"), title_justify="left")
+    longest_name = max(len(cell.name) for cell in table.cells)
+    grid.add_column("cell", no_wrap=True, min_width=longest_name)
+    for column in ("setting", "algorithm"):
+        grid.add_column(column, justify="left", overflow="fold")
+    for column in ("paper", f"{len(seeds)} seeds here"):
+        grid.add_column(column, justify="right", overflow="fold")
+
+    # One row per cell.
     total = 0.0
     for cell in table.cells:
-        cost = seconds(cell.config(seeds[0]))
-        total += len(seeds) * (cost or 0.0)
+        cost = estimate_seconds(cell.config(seeds[0]))
+        if cost is not None:
+            cost *= len(seeds)
+            total += cost
         fields = [cell.name, cell.column, cell.row, cell.paper_text]
-        shown.add_row(*map(escape, fields), duration(None if cost is None else len(seeds) * cost))
-    show(shown, console)
+        grid.add_row(*map(escape, fields), format_duration(cost))
+    show(grid, console)
     console.print(
-        f"about {duration(total)} in all, at most: runs end at a target, and data sets are taken as whole",
+        f"at most {format_duration(total)} in all: runs may stop early at a target, and the estimate "
+        "assumes complete data sets",
         highlight=False,
     )
 
 
-def _print_results(table: Table, found: Sequence[Result], console: Console) -> None:
-    from steelyard.papers.reproduce import beyond, gap, ours
+def _print_results(table: Table, results: Sequence[Result], console: Console) -> None:
+    """Print the paper's numbers beside ours; gaps beyond noise are yellow."""
+    from steelyard.experiments.reproduce import format_gap, format_mean, has_large_gap
 
-    shown = Shown(title=escape(f"{table.name}: {table.title}"), title_justify="left")
-    for column in ("setting", "algorithm", "paper", "ours", "gap"):
-        shown.add_column(column, justify="left" if column in ("setting", "algorithm") else "right")
-    for result in found:
+    grid = RichTable(title=escape(f"{table.name}: {table.title}"), title_justify="left")
+    for column in ("setting", "algorithm"):
+        grid.add_column(column, justify="left")
+    for column in ("paper", "ours", "gap"):
+        grid.add_column(column, justify="right")
+    for result in results:
         cell = result.cell
-        style = "yellow" if beyond(result) and result.rounds >= table.rounds else ""
-        fields = [cell.column, cell.row, cell.paper_text, ours(result)]
-        last = escape(result.remark or gap(result))
-        shown.add_row(*map(escape, fields), f"[{style}]{last}[/]" if style else last)
-    show(shown, console)
-    short = sorted({result.rounds for result in found if result.rounds < table.rounds})
-    if short:
+        gap_text = escape(result.remark or format_gap(result))
+        if has_large_gap(result) and result.rounds >= table.rounds:
+            gap_text = f"[yellow]{gap_text}[/]"
+        fields = [cell.column, cell.row, cell.paper_text, format_mean(result)]
+        grid.add_row(*map(escape, fields), gap_text)
+    show(grid, console)
+
+    # Say if a cell had fewer rounds than the paper.
+    fewest = min(result.rounds for result in results)
+    if fewest < table.rounds:
         console.print(
-            f"[yellow]reduced:[/] {short[0]} rounds, {table.rounds_source} has {table.rounds}", highlight=False
+            f"[yellow]reduced:[/] {fewest} rounds, {table.rounds_source} has {table.rounds}",
+            highlight=False,
         )

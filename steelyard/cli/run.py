@@ -9,54 +9,76 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from steelyard.cli.say import Console, escape, fail, show
+from steelyard.cli._console import Console, escape, fail, show
 from steelyard.core.errors import SteelyardError
+from steelyard.runs.directory import CONFIG, read_config
+from steelyard.runs.history import History
 from steelyard.sim.callbacks import Callback
-from steelyard.sim.history import History
-from steelyard.sim.rundir import CONFIG, read_config
 from steelyard.sim.simulate import simulate
 
-if TYPE_CHECKING:  # pydantic takes a while to load: only commands that need it do
+if TYPE_CHECKING:  # pydantic is slow to import: only commands that need it do
     from steelyard.sim.config import Config
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON per round instead.")]
-Workers = Annotated[int | None, typer.Option(help="Processes; one per core by default. Results do not depend on it.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON per round instead of the progress.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Number of processes. Default: one per core. It does not change results."),
+]
 
 
 def run(
     experiment: Annotated[
-        Path | None, typer.Argument(help="A TOML file; without one, the embedded digits.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="A TOML file of settings. Without it, FedAvg runs on the digits that come with Steelyard.",
+            show_default=False,
+        ),
     ] = None,
     weighting: Annotated[
         str | None,
-        typer.Option("--weighting", "-w", help="The rule: short for --set weighting=...", show_default=False),
+        typer.Option(
+            "--weighting",
+            "-w",
+            help="The aggregation rule; the same as --set weighting=RULE.",
+            show_default=False,
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", help="key=value on top of the file; repeat it.", show_default=False),
+        typer.Option(
+            "--set",
+            "-s",
+            help="A setting, KEY=VALUE; it replaces the value in the file. Repeat the option for more.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run directory; by default a new one under runs/.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="The run directory to write. Default: a new directory in runs/.",
+            show_default=False,
+        ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start afresh in --out even if it holds a run.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that --out contains.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
-    options: Annotated[bool, typer.Option("--options", help="List every key with its default, and exit.")] = False,
+    options: Annotated[
+        bool,
+        typer.Option("--options", help="List every key with its default and meaning, and exit."),
+    ] = False,
 ) -> None:
-    """Train a federation on this machine, and leave a run directory that can be resumed.
+    """Simulate federated learning on this machine, and write a run directory that can be resumed.
 
-    Without arguments: FedAvg on the embedded digits, ten clients, strongly non-IID. Every key of the file can be set on
-    the command line:
+    Without arguments: FedAvg on the digits that come with Steelyard, ten clients, strongly non-IID.
+    Every key of the file can be set on the command line:
 
     steelyard run --set weighting=fedawa --set client=fedcos:mu=0.02 --set data.partition=dirichlet:0.1 --set rounds=50
 
     steelyard run experiment.toml --set seed=3 --set data.name=fashion-mnist --out runs/awa-3
 
-    [bold]steelyard rules[/] lists what weighting, client, server and broadcast can be; [bold]--options[/] lists all
-    keys.
+    [bold]steelyard rules[/] lists the values of weighting, client, server and broadcast;
+    [bold]--options[/] lists all keys.
     """
     from steelyard.sim.config import read
 
@@ -64,119 +86,165 @@ def run(
     if options:
         _print_options(console)
         return
+    changes = list(settings or [])
+    if weighting:
+        changes.append(f"weighting={weighting}")
     try:
-        config = read(experiment, [*(settings or []), *([f"weighting={weighting}"] if weighting else [])])
+        config = read(experiment, changes)
         directory = out or _new_directory(config)
-        _go(config, directory, console, quiet, as_json, overwrite=overwrite)
+        _simulate(config, directory, console, quiet, as_json, overwrite=overwrite)
     except (SteelyardError, OSError) as error:
         fail(error)
 
 
 def resume(
-    directory: Annotated[Path, typer.Argument(help="A run directory.")],
-    rounds: Annotated[int | None, typer.Option(help="Go on to this round, beyond the one planned.")] = None,
+    directory: Annotated[Path, typer.Argument(help="The run directory to resume.")],
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="The last round; may be beyond the planned one. Default: as planned."),
+    ] = None,
     workers: Workers = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that was killed or interrupted, from its last checkpoint: the same bits as if it had not been.
+    """Resume a run that was killed or interrupted, from its last checkpoint.
 
-    A damaged checkpoint is named, and the one before it is used. A finished run can be prolonged with --rounds.
+    The results are bit for bit those of an uninterrupted run. If the last checkpoint is damaged, a
+    message names it and the one before it is used. --rounds extends a finished run.
     """
-    from steelyard.sim.config import validated
+    from steelyard.sim.config import validate_config
 
     console = Console()
     try:
-        stored = read_config(directory)
-        if "config" not in stored:
+        stored_config = read_config(directory)
+        if "config" not in stored_config:
             raise SteelyardError(
                 f"{directory}: was started from Python: call simulate(..., out=..., resume=True) again"
             )
-        plain = {**stored["config"]}
+        values = {**stored_config["config"]}
         if rounds is not None:
-            plain["rounds"] = rounds
+            values["rounds"] = rounds
         if workers is not None:
-            plain["workers"] = workers
-        config = validated(plain, str(directory / CONFIG))
-        _go(config, directory, console, quiet, as_json, resume=True)
+            values["workers"] = workers
+        config = validate_config(values, str(directory / CONFIG))
+        _simulate(config, directory, console, quiet, as_json, resume=True)
     except (SteelyardError, OSError) as error:
         fail(error)
 
 
-def _go(config: Config, directory: Path, console: Console, quiet: bool, as_json: bool, **how: Any) -> None:
+def _simulate(config: Config, directory: Path, console: Console, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Run a simulation, show its progress and print its result.
+
+    Args:
+        config: the settings of the run.
+        directory: the run directory.
+        console: where to print.
+        quiet: print nothing.
+        as_json: print only the records, as JSON.
+        options: further arguments of `simulate`: `overwrite` or `resume`.
+    """
     from steelyard.cli.progress import Bar, JsonLines, Lines
 
-    shown: Callback | None = (
-        None if quiet else JsonLines() if as_json else Bar(console) if console.is_terminal else Lines(console)
-    )
+    # Choose how to show progress.
+    progress: Callback | None
+    if quiet:
+        progress = None
+    elif as_json:
+        progress = JsonLines()
+    elif console.is_terminal:
+        progress = Bar(console)
+    else:
+        progress = Lines(console)
+
+    # Print the algorithm and the data.
     arguments = config.arguments()
     if not quiet and not as_json:
         data = f"{config.data.clients} clients of {config.data.name}, {config.data.partition}"
-        console.print(f"[bold]{escape(str(arguments['algorithm']))}[/] on {escape(data)}", highlight=False)
+        algorithm = escape(str(arguments["algorithm"]))
+        console.print(f"[bold]{algorithm}[/] on {escape(data)}", highlight=False)
+
+    # Simulate; the bar is removed before a message is printed.
     try:
         history = simulate(
             **arguments,
             out=directory,
-            config={"config": config.stored()},
-            callbacks=[shown] if shown is not None else [],
-            **how,
+            config={"config": config.to_stored()},
+            callbacks=[] if progress is None else [progress],
+            **options,
         )
     except KeyboardInterrupt:
-        if isinstance(shown, Bar):
-            shown.bar.stop()
-        fail(f"interrupted; go on with: {shlex.join(['steelyard', 'resume', str(directory)])}", 130)
+        if isinstance(progress, Bar):
+            progress.bar.stop()
+        command = shlex.join(["steelyard", "resume", str(directory)])
+        fail(f"interrupted; resume with: {command}", 130)
     finally:
-        if isinstance(shown, Bar):
-            shown.bar.stop()
+        if isinstance(progress, Bar):
+            progress.bar.stop()
     if not quiet and not as_json:
         _print_result(history, console)
 
 
 def _print_result(history: History, console: Console) -> None:
-    table = Table(title_justify="left")
+    """Print the last scores of a run, its quarantined clients and its directory."""
+    # Collect the last values.
     metric = history.monitor.metric
     last = {name: next(reversed(history.column(name)), None) for name in (metric, "loss")}
     values = {metric: last[metric], "best": history.best, **last}
-    for column in ("algorithm", "rounds", *values, "seconds"):
-        table.add_column(column, justify="left" if column == "algorithm" else "right")
     seconds = sum(record["timings"]["total"] for record in history.records)
-    figures = [f"{value:.4f}" if value is not None else "-" for value in values.values()]
-    table.add_row(escape(history.name), str(len(history)), *figures, f"{seconds:.1f}")
+
+    # Print the table.
+    table = Table(title_justify="left")
+    table.add_column("algorithm", justify="left")
+    for column in ("rounds", *values, "seconds"):
+        table.add_column(column, justify="right")
+    scores = ["-" if value is None else f"{value:.4f}" for value in values.values()]
+    table.add_row(escape(history.name), str(len(history)), *scores, f"{seconds:.1f}")
     show(table, console)
-    quarantined = sorted({name for record in history.records for name in record.get("quarantined", {})})
+
+    # Name the quarantined clients and the run directory.
+    quarantined: set[str] = set()
+    for record in history.records:
+        quarantined.update(record.get("quarantined", {}))
     if quarantined:
-        console.print(f"quarantined at least once: client {', '.join(map(escape, quarantined))}", highlight=False)
+        names = ", ".join(map(escape, sorted(quarantined)))
+        console.print(f"quarantined at least once: client {names}", highlight=False)
     console.print(escape(f"run: {history.path}"), highlight=False, soft_wrap=True)
 
 
 def _new_directory(config: Config) -> Path:
-    """`runs/<rule>-<data>-s<seed>`, with a number if that is taken."""
-    rule, data = (
-        "".join(c if c.isalnum() or c in "-_" else "-" for c in text)[:40].strip("-")
-        for text in (config.weighting, config.data.name)
-    )
+    """Return `runs/<rule>-<data>-s<seed>`, with a number appended if it exists."""
+    rule = _to_file_name(config.weighting)
+    data = _to_file_name(config.data.name)
     stem = f"{rule}-{data}-s{config.seed}"
-    number, path = 1, Path("runs") / stem
+    path = Path("runs") / stem
+    number = 1
     while path.exists():
         number += 1
         path = Path("runs") / f"{stem}-{number}"
     return path
 
 
+def _to_file_name(text: str) -> str:
+    """Return at most 40 characters of a text, with `-` for those that are unusual in file names."""
+    characters = [c if c.isalnum() or c in "-_" else "-" for c in text]
+    return "".join(characters)[:40].strip("-")
+
+
 def _print_options(console: Console) -> None:
+    """Print every key of a configuration with its default and meaning."""
     from steelyard.sim.config import Config
 
     table = Table(title="Keys of a run", title_justify="left")
     for column in ("key", "default", "meaning"):
         table.add_column(column, overflow="fold")
 
-    def rows(model: Any, prefix: str) -> None:
+    def add_rows(model: Any, prefix: str) -> None:
         for name, field in model.model_fields.items():
             if hasattr(field.annotation, "model_fields"):
-                rows(field.annotation, f"{prefix}{name}.")
+                add_rows(field.annotation, f"{prefix}{name}.")
             else:
                 default = "none" if field.default is None else str(field.default)
                 table.add_row(f"{prefix}{name}", escape(default), escape(field.description or ""))
 
-    rows(Config, "")
+    add_rows(Config, "")
     show(table, console)

@@ -1,4 +1,4 @@
-"""The command `sweep`: many runs, a live table of them, and their results."""
+"""The command `sweep`, and the progress display and tables that it shares with other commands."""
 
 from __future__ import annotations
 
@@ -12,135 +12,162 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table as Shown
+from rich.table import Table as RichTable
 from rich.text import Text
 
+from steelyard.cli._console import Console, escape, fail, show
 from steelyard.cli.run import Quiet
-from steelyard.cli.say import Console, escape, fail, show
 from steelyard.core.checks import LARGEST
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.escape import escape_text
 
 if TYPE_CHECKING:
-    from steelyard.lab.jobs import Job, Outcome
-    from steelyard.lab.results import Summary
-    from steelyard.lab.sweep import Sweep
-    from steelyard.lab.tables import Table
+    from steelyard.experiments.jobs import Job, Outcome
+    from steelyard.experiments.results import Summary
+    from steelyard.experiments.sweep import Sweep
+    from steelyard.experiments.tables import Table
 
 MetricName = Annotated[
     str,
     typer.Option(
         "--metric",
-        help="last10 (FedLAW's), best (FedAWA's), final, rounds (to the target), seconds, ...; or a number on record, "
-        "such as loss or a metric of your own.",
+        help="The score of a run: last10 (as in FedLAW), best (as in FedAWA), final, rounds (to the "
+        "target), seconds, ...; or any recorded value, such as loss or a metric of your own.",
     ),
 ]
-_ROWS = 16  # more jobs than this: only those that run are shown
+_MAX_ROWS = 16  # with more jobs, the live table shows only those that are running
+_COLOURS = {"failed": "red", "finished": "green", "reused": "green", "running": "bold"}
 
 
 class Board:
-    """State, round, accuracy and time left of every job; what `run_jobs` tells is written down here."""
+    """A live table with the state, round, accuracy and remaining time of every job.
+
+    `run_jobs` calls the methods `on_start`, `on_progress` and `on_finish`.
+    """
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.jobs = jobs
         self.state: dict[str, str] = {job.name: "waiting" for job in jobs}
         self.record: dict[str, Mapping[str, Any]] = {}
-        self.began: dict[str, tuple[float, int]] = {}  # the time and number of the first round of this session
+        # The time and the number of the first round of this session, by job.
+        self.first: dict[str, tuple[float, int]] = {}
 
-    def started(self, job: Job) -> None:
-        """It runs."""
+    def on_start(self, job: Job) -> None:
+        """Mark a job as running."""
         self.state[job.name] = "running"
 
-    def progress(self, job: Job, record: Mapping[str, Any]) -> None:
-        """It has done a round; an accuracy stays until the next is measured."""
-        if job.name not in self.began:
-            self.began[job.name] = (time.monotonic(), record["round"])
-        before = self.record.get(job.name, {}).get("accuracy")
-        shown = record.get("accuracy")
-        self.record[job.name] = {**record, "accuracy": before if shown is None else shown}
+    def on_progress(self, job: Job, record: Mapping[str, Any]) -> None:
+        """Store the record of a round; without an accuracy, the last one is kept."""
+        if job.name not in self.first:
+            self.first[job.name] = (time.monotonic(), record["round"])
+        accuracy = record.get("accuracy")
+        if accuracy is None:
+            accuracy = self.record.get(job.name, {}).get("accuracy")
+        self.record[job.name] = {**record, "accuracy": accuracy}
 
-    def finished(self, outcome: Outcome) -> None:
-        """It is done."""
-        self.state[outcome.job.name] = "failed" if outcome.error else "reused" if outcome.reused else "finished"
-        if outcome.history is not None:
-            last = {"round": len(outcome.history), "accuracy": outcome.history.final_accuracy}
-            self.record[outcome.job.name] = last
+    def on_finish(self, outcome: Outcome) -> None:
+        """Mark a job as failed, reused or finished."""
+        name = outcome.job.name
+        if outcome.error:
+            self.state[name] = "failed"
+        elif outcome.reused:
+            self.state[name] = "reused"
+        else:
+            self.state[name] = "finished"
+        history = outcome.history
+        if history is not None:
+            self.record[name] = {"round": len(history), "accuracy": history.final_accuracy}
 
-    def left(self, job: Job) -> float | None:
-        """Seconds until its last round, at the pace so far."""
-        if self.state[job.name] != "running" or job.name not in self.began:
+    def seconds_left(self, job: Job) -> float | None:
+        """Return the estimated seconds to the last round; None if it is not known yet."""
+        if self.state[job.name] != "running" or job.name not in self.first:
             return None
-        began, first = self.began[job.name]
-        done = self.record[job.name]["round"] - first
-        return (time.monotonic() - began) / done * (job.config.rounds - first - done) if done else None
+        start_time, first_round = self.first[job.name]
+        current_round = self.record[job.name]["round"]
+        rounds_done = current_round - first_round
+        if rounds_done == 0:
+            return None
+        seconds_per_round = (time.monotonic() - start_time) / rounds_done
+        return float(seconds_per_round * (job.config.rounds - current_round))
 
     def summary(self) -> str:
-        """How many are in which state."""
+        """Return how many jobs are in each state."""
         counts = Counter(self.state.values())
-        return f"{len(self.jobs)} runs: " + ", ".join(f"{count} {state}" for state, count in counts.items())
+        states = ", ".join(f"{count} {state}" for state, count in counts.items())
+        return f"{len(self.jobs)} runs: {states}"
 
     def __rich__(self) -> Group:
-        table = Shown(title_justify="left")
-        for column in ("run", "state", "round", "accuracy", "left"):
-            table.add_column(column, justify="left" if column in ("run", "state") else "right", no_wrap=column != "run")
-        few = len(self.jobs) <= _ROWS
-        colours = {"failed": "red", "finished": "green", "reused": "green", "running": "bold"}
-        for job in (job for job in self.jobs if few or self.state[job.name] == "running"):
-            record, state = self.record.get(job.name, {}), self.state[job.name]
-            accuracy, left = record.get("accuracy"), self.left(job)
+        table = RichTable(title_justify="left")
+        table.add_column("run", justify="left")
+        table.add_column("state", justify="left", no_wrap=True)
+        for column in ("round", "accuracy", "left"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for job in self.jobs:
+            state = self.state[job.name]
+            if len(self.jobs) > _MAX_ROWS and state != "running":
+                continue
+            record = self.record.get(job.name, {})
+            accuracy = record.get("accuracy")
+            seconds = self.seconds_left(job)
             table.add_row(
                 Text(job.name),
-                Text(state, style=colours.get(state, "dim")),
+                Text(state, style=_COLOURS.get(state, "dim")),
                 f"{record.get('round', 0)}/{job.config.rounds}",
                 "" if accuracy is None else f"{accuracy:.4f}",
-                "" if left is None else _time(left),
+                "" if seconds is None else _format_time(seconds),
             )
         return Group(table, Text(self.summary()))
 
 
 class Lines(Board):
-    """A line for every run that starts or ends, for logs."""
+    """Prints a line for every run that starts or ends, for logs."""
 
     def __init__(self, jobs: Sequence[Job], console: Console) -> None:
         super().__init__(jobs)
         self.console = console
 
-    def started(self, job: Job) -> None:
-        """Says so."""
-        super().started(job)
-        self._say(f"started   {job.name}")
+    def on_start(self, job: Job) -> None:
+        """Print that a job starts."""
+        super().on_start(job)
+        self._print(f"started   {job.name}")
 
-    def finished(self, outcome: Outcome) -> None:
-        """Says how it went, and how many are left."""
-        super().finished(outcome)
+    def on_finish(self, outcome: Outcome) -> None:
+        """Print the result of a job, and how many jobs have ended."""
+        super().on_finish(outcome)
         name = outcome.job.name
         record = self.record.get(name, {})
-        accuracy = record.get("accuracy")
-        measured = "" if accuracy is None else f"  accuracy {accuracy:.4f}"
-        said = outcome.error if outcome.error else f"round {record['round']}{measured}"
-        done = sum(state not in ("waiting", "running") for state in self.state.values())
-        self._say(f"{self.state[name]:<9} {name}  {said}  ({done}/{len(self.jobs)})")
+        if outcome.error:
+            result = outcome.error
+        else:
+            result = f"round {record['round']}"
+            if record.get("accuracy") is not None:
+                result += f"  accuracy {record['accuracy']:.4f}"
+        ended = sum(state not in ("waiting", "running") for state in self.state.values())
+        self._print(f"{self.state[name]:<9} {name}  {result}  ({ended}/{len(self.jobs)})")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self.console.print(escape_text(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="A TOML file, as above.")],
+    file: Annotated[Path, typer.Argument(help="A TOML file in the format above.")],
     out: Annotated[
-        Path | None, typer.Option(help="The directory above the runs; else the file's, else runs/NAME.")
+        Path | None,
+        typer.Option(help="The directory that will contain the runs. Default: `out` of the file, or runs/NAME."),
     ] = None,
-    parallel: Annotated[int | None, typer.Option(help="Runs at a time; one per core by default.")] = None,
+    parallel: Annotated[int | None, typer.Option(help="Number of simultaneous runs. Default: one per core.")] = None,
     metric: MetricName = "last10",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what is finished, and exit.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and which are finished, and exit.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start afresh where --out holds a run of another configuration.")
+        bool,
+        typer.Option("--overwrite", help="Replace runs in --out that have another configuration."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    r"""Run every combination of rules, partitions, seeds and anything else, and put the results into tables.
+    r"""Run all combinations of rules, partitions, seeds and other settings, and write tables.
 
-    [bold]sweep.toml[/]: below \[base] the keys of a run (as for steelyard run), below \[grid] lists of values by key:
+    [bold]sweep.toml[/] has the keys of a run (as for steelyard run) in \[base], and lists of values
+    in \[grid]:
 
     weighting = \["fedavg", "fedadp", "fedawa"]
 
@@ -148,39 +175,59 @@ def sweep(
 
     seed = \[1, 2, 3]
 
-    Runs with the same seed have the same data, initial model and cohorts, whatever the algorithm. Start it again after
-    Ctrl-C or a crash: finished runs are kept, others go on. In --out: results.md, results.tex, table.csv, and
-    results.csv with one row per finished run. The exit code is 1 if a run failed.
+    Runs with the same seed have the same data, initial model and cohorts, whatever the algorithm.
+    After Ctrl-C or a crash, start the same command again: finished runs are kept and others are
+    resumed. --out contains results.md, results.tex, table.csv, and results.csv with one row per
+    finished run. The exit code is 1 if a run failed.
     """
     console = Console()
     try:
-        from steelyard.lab.results import run_sweep
-        from steelyard.lab.scores import metric as find_metric
-        from steelyard.lab.sweep import read_sweep
+        from steelyard.experiments.results import run_sweep
+        from steelyard.experiments.scores import metric as find_metric
+        from steelyard.experiments.sweep import read_sweep
 
-        planned = read_sweep(file)
-        chosen = find_metric(metric)
-        directory = out or planned.out or Path("runs") / planned.name
+        # Read the file.
+        plan = read_sweep(file)
+        score = find_metric(metric)
+        directory = out or plan.out or Path("runs") / plan.name
         if dry_run:
-            _print_plan(planned, directory, console)
+            _print_plan(plan, directory, console)
             return
-        with open_board(planned.jobs, quiet, console) as board:
-            summary = run_sweep(planned, directory, metric=chosen, parallel=parallel, watch=board, overwrite=overwrite)
+
+        # Run the jobs.
+        with open_board(plan.jobs, quiet, console) as board:
+            summary = run_sweep(
+                plan,
+                directory,
+                metric=score,
+                parallel=parallel,
+                watch=board,
+                overwrite=overwrite,
+            )
     except KeyboardInterrupt:
-        fail(f"interrupted; finished runs are kept: start the same command again to go on with {file}", 130)
+        fail(
+            f"interrupted; finished runs are kept: start the same command again to resume {file}",
+            130,
+        )
     except (SteelyardError, OSError) as error:
         fail(error)
+
+    # Print the results.
     if not quiet:
         print_table(summary.table, console)
         for comparison in summary.comparisons:
-            console.print(escape(comparison.sentence(chosen)), highlight=False, soft_wrap=True)
-        console.print(f"results: {escape(str(directory / 'results.md'))}", highlight=False, soft_wrap=True)
-    _complain(planned, summary, quiet)
+            console.print(escape(comparison.sentence(score)), highlight=False, soft_wrap=True)
+        path = escape(str(directory / "results.md"))
+        console.print(f"results: {path}", highlight=False, soft_wrap=True)
+    _print_problems(plan, summary, quiet)
 
 
 @contextmanager
 def open_board(jobs: Sequence[Job], quiet: bool, console: Console) -> Iterator[Board]:
-    """Show how jobs go on while the block runs: a live table on a terminal, lines in a log, nothing if quiet."""
+    """Return a context manager that shows the progress of jobs.
+
+    It shows a live table on a terminal, lines of text elsewhere, nothing if `quiet`.
+    """
     if quiet:
         yield Board(jobs)
     elif console.is_terminal:
@@ -194,27 +241,30 @@ def open_board(jobs: Sequence[Job], quiet: bool, console: Console) -> Iterator[B
 def run_with_board(
     jobs: Sequence[Job],
     out: Path,
-    what: str,
+    kind: str,
     parallel: int | None,
     overwrite: bool,
     quiet: bool,
     console: Console,
 ) -> list[Outcome]:
-    """Run jobs, and show how they go on.
+    """Run jobs and show their progress.
 
     Args:
-        jobs: what to run.
-        out: the directory above the runs; nobody else may use it meanwhile.
-        what: what the directory holds, for messages.
-        parallel: runs at a time.
-        overwrite: start afresh where there is another run.
+        jobs: the jobs.
+        out: the directory that will contain the runs. It is locked meanwhile.
+        kind: what the directory is, for messages: "sweep", "reproduction".
+        parallel: number of simultaneous runs; None for one per core.
+        overwrite: replace runs of another configuration.
         quiet: show nothing.
-        console: where to show it.
-    """
-    from steelyard.lab.jobs import run_jobs
-    from steelyard.sim.lock import locked
+        console: where to show progress.
 
-    with locked(out, what), open_board(jobs, quiet, console) as board:
+    Returns:
+        One outcome per job.
+    """
+    from steelyard.experiments.jobs import run_jobs
+    from steelyard.runs.lock import lock_directory
+
+    with lock_directory(out, kind), open_board(jobs, quiet, console) as board:
         return run_jobs(jobs, out, parallel=parallel, watch=board, overwrite=overwrite)
 
 
@@ -230,53 +280,71 @@ def read_seeds(text: str) -> tuple[int, ...]:
 
 
 def print_failures(failed: Sequence[Outcome], total: int) -> None:
-    """Name the runs that failed, on standard error, and end with exit code 1 if there are any."""
+    """Print the failed runs on standard error; exit with code 1 if there are any."""
     errors = Console(stderr=True)
     for outcome in failed:
         reason = escape(f"{outcome.job.name}: {outcome.error}")
         errors.print(f"[red]failed[/] {reason}", highlight=False, soft_wrap=True)
     if failed:
-        fail(f"{len(failed)} of {total} runs failed: start the same command again to retry them", 1)
+        count = f"{len(failed)} of {total}"
+        fail(f"{count} runs failed: start the same command again to retry them", 1)
 
 
-def _complain(planned: Sweep, summary: Summary, quiet: bool) -> None:
-    """Notes, then what went wrong, on standard error; it decides on the exit code."""
+def _print_problems(plan: Sweep, summary: Summary, quiet: bool) -> None:
+    """Print notes and errors of a sweep on standard error; exit with code 1 if there are errors."""
     errors = Console(stderr=True)
-    for note in () if quiet else summary.notes:
-        errors.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    if not quiet:
+        for note in summary.notes:
+            errors.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     for sentence in summary.unlike:
         errors.print(f"[red]steelyard:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
-    print_failures(summary.failed, len(planned.jobs))
+    print_failures(summary.failed, len(plan.jobs))
     if summary.unlike:
         raise typer.Exit(1)
 
 
-def _print_plan(planned: Sweep, directory: Path, console: Console) -> None:
-    from steelyard.lab.jobs import finished
+def _print_plan(plan: Sweep, directory: Path, console: Console) -> None:
+    """Print the state of every job of a sweep."""
+    from steelyard.experiments.jobs import is_finished
 
-    done = [finished(job, directory) for job in planned.jobs]
-    for job, there in zip(planned.jobs, done, strict=True):
-        state = "finished" if there else "unfinished" if (directory / job.name / "config.json").exists() else "to do"
-        console.print(f"{state:<10}  {job.name}", highlight=False, markup=False, soft_wrap=True)
-    console.print(
-        f"{len(done)} runs in {directory}, {sum(done)} finished", highlight=False, markup=False, soft_wrap=True
-    )
-    for note in planned.notes:
-        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+    lines = []
+    finished_count = 0
+    for job in plan.jobs:
+        if is_finished(job, directory):
+            state = "finished"
+            finished_count += 1
+        elif (directory / job.name / "config.json").exists():
+            state = "unfinished"
+        else:
+            state = "to do"
+        lines.append(f"{state:<10}  {job.name}")
+    lines.append(f"{len(plan.jobs)} runs in {directory}, {finished_count} finished")
+    lines += [f"note: {note}" for note in plan.notes]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_table(table: Table, console: Console) -> None:
-    """A table of results on the terminal; the best of a column is bold."""
-    shown = Shown(title=escape(table.title), title_justify="left")
-    shown.add_column(escape(table.corner))
+    """Print a table of results; the best cell of a column is bold."""
+    grid = RichTable(title=escape(table.title), title_justify="left")
+    grid.add_column(escape(table.corner))
     for head in table.heads:
-        shown.add_column(escape(head), justify="right")
+        grid.add_column(escape(head), justify="right")
     for name, cells in table.rows:
-        texts = [Text("" if cell is None else str(cell), style="bold" if cell and cell.best else "") for cell in cells]
-        shown.add_row(Text(escape_text(name)), *texts)
-    show(shown, console)
+        texts = []
+        for cell in cells:
+            if cell is None:
+                texts.append(Text(""))
+            else:
+                texts.append(Text(str(cell), style="bold" if cell.best else ""))
+        grid.add_row(Text(escape_text(name)), *texts)
+    show(grid, console)
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+    if minutes < 100:
+        return f"{minutes} min"
+    return f"{minutes / 60:.1f} h"

@@ -1,4 +1,4 @@
-"""The command `watch`: the report of runs that go on."""
+"""The command `watch`: serves the report of runs while they are running."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Annotated
 
 import typer
 
+from steelyard.cli._console import Console, fail
 from steelyard.cli.report import Directories, Open, Target
-from steelyard.cli.say import Console, fail
 from steelyard.core.errors import SteelyardError
 
 
 def watch(
     directories: Directories,
-    port: Annotated[int, typer.Option(help="Of 127.0.0.1; 0 takes any that is free.")] = 0,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1. 0 means any free port.")] = 0,
     target: Target = None,
     open_it: Open = False,
 ) -> None:
-    """Serve the report of runs that go on, on this machine alone; the page follows them. Ctrl-C ends it.
+    """Serve a report that updates itself while runs are running. Ctrl-C stops the server.
 
-    The page stays when a run ends, and shows runs that begin later in the same directory.
+    Only this machine can open the page. It remains when a run ends, and shows runs that start later
+    in the same directory.
 
     steelyard watch runs --open
 
@@ -33,12 +34,12 @@ def watch(
     except (SteelyardError, OSError) as error:
         fail(error)
     console = Console()
-    console.print(f"{server.address}  (Ctrl-C ends it)", highlight=False, soft_wrap=True)
+    console.print(f"{server.address}  (Ctrl-C stops it)", highlight=False, soft_wrap=True)
     if open_it:
         webbrowser.open(server.address)
     try:
         server.serve_forever()
     except KeyboardInterrupt:
-        console.print("ended", highlight=False)
+        console.print("stopped", highlight=False)
     finally:
         server.server_close()

@@ -1,6 +1,6 @@
-"""What happens at a client: terms (one file per paper), the one training loop, what clients report.
+"""The client side: client terms (one file per paper), the training loop, models and losses.
 
-Importing this package registers every term and broadcast under its text name.
+Importing this package registers every term and broadcast under its name in spec strings.
 """
 
 from steelyard.client import fedcos, feddyn, fedmut, fedprox, scaffold, vrlsgd

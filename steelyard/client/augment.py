@@ -1,7 +1,7 @@
-"""Random changes to training images: drawn with the batches, applied to a batch at a time, never in evaluation.
+"""Augmentation: random changes to training images, applied batch by batch, never in evaluation.
 
-What is drawn is a function of (seed, round, client), like the batches: results do not depend on the executor, and a
-run that is resumed sees the images it would have seen.
+The random numbers are drawn with the batches, as a function of (seed, round, client): results do not
+depend on the executor, and a resumed run sees the same images as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import Registry
-from steelyard.core.text import parse
-from steelyard.core.weighting import Card
+from steelyard.core.spec import parse
+from steelyard.core.weighting import Info
 
 AUGMENTATIONS = Registry("augmentation")
 
@@ -27,44 +27,50 @@ class Augmentation(ABC):
     """A random change to images.
 
     Attributes:
-        name: the key in text form.
-        card: what the command line says of it.
+        name: the key in spec strings.
+        info: title and paper, shown by the command line.
     """
 
     name: str
-    card: Card
+    info: Info
 
     @abstractmethod
     def check(self, inputs: torch.Tensor) -> None:
-        """Refuses inputs it cannot change."""
+        """Raise an error for inputs that it cannot change."""
 
     @abstractmethod
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """What happens to each of `count` images, one row of whole numbers each."""
+        """Return random numbers for `count` images, one row of whole numbers each."""
 
     @abstractmethod
     def background(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What lies outside an image, `[channels]`; a function of all training inputs, taken once."""
+        """Return the pixel outside an image, `[channels]`, computed once from all training inputs."""
 
     @abstractmethod
-    def __call__(self, images: torch.Tensor, drawn: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
-        """The changed images `[b, channels, height, width]`, in the memory format of the given ones."""
+    def __call__(self, images: torch.Tensor, changes: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
+        """Return the changed images `[b, channels, height, width]`, in the same memory format.
+
+        Args:
+            images: the images.
+            changes: the numbers that `draw` returned for them.
+            background: the pixel that `background` returned.
+        """
 
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class CropFlip(Augmentation):
-    """torchvision's `RandomCrop(size, padding)` and `RandomHorizontalFlip`: what FedCos and FedDisco do to CIFAR.
+    """torchvision's `RandomCrop(size, padding)` and `RandomHorizontalFlip`, as FedCos and FedDisco use.
 
-    torchvision pads raw pixels with black and normalises afterwards, so what lies outside is `(0 - mean) / deviation`.
-    Here inputs are normalised already, by whom we do not know; black is then the smallest value of each channel, in any
-    data set that shows a black pixel. Where the smallest value is no black (noise was added, inputs are no pixels),
-    give `fill`.
+    torchvision pads raw pixels with black and normalises afterwards, so that the padding is
+    `(0 - mean) / deviation`. Here inputs are normalised already, in an unknown way. Black is then
+    the smallest value of each channel, if the data set has a black pixel. If the smallest value is
+    not black (noise was added, or inputs are not pixels), set `fill`.
 
     Attributes:
-        padding: images move by up to so many pixels each way.
-        flip: probability that left and right change places; 0 for digits and letters.
-        fill: what lies outside, instead of the smallest value of each channel.
+        padding: number of pixels by which images move at most, in each direction.
+        flip: probability of a horizontal flip; use 0 for digits and letters.
+        fill: value of the padding, instead of the smallest value of each channel.
     """
 
     padding: int = 4
@@ -72,63 +78,79 @@ class CropFlip(Augmentation):
     fill: float | None = None
 
     name = "crop_flip"
-    card = Card(
+    info = Info(
         "images moved by up to `padding` pixels, half of them mirrored", "Zhang et al. (FedCos), IoT Journal 2023"
     )
 
     def __post_init__(self) -> None:
-        checks.whole("padding", self.padding)
+        checks.integer("padding", self.padding)
         checks.number("flip", self.flip, 0.0, 1.0)
         if self.fill is not None:
             checks.number("fill", self.fill)
 
     def check(self, inputs: torch.Tensor) -> None:
-        """Images only, larger than the padding."""
+        """Raise an error unless inputs are images larger than the padding."""
         if inputs.ndim != 4 or not inputs.is_floating_point():
-            found = f"{str(inputs.dtype).removeprefix('torch.')} {list(inputs.shape[1:])}"
-            raise SteelyardError(f"augment={self.name}: a sample is {found}, not an image [channels, height, width]")
+            sample = f"{str(inputs.dtype).removeprefix('torch.')} {list(inputs.shape[1:])}"
+            raise SteelyardError(
+                f"augment={self.name}: a sample is {sample}: use images [channels, height, width], or leave augment out"
+            )
         if self.padding >= min(inputs.shape[2:]):
-            found = f"images are {inputs.shape[2]}x{inputs.shape[3]}"
-            raise SteelyardError(f"augment={self.name}: padding={self.padding}, but {found}: use less")
+            size = f"{inputs.shape[2]}x{inputs.shape[3]}"
+            raise SteelyardError(f"augment={self.name}: padding={self.padding}, but images are {size}: use less")
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Per image the crop's top and left in the padded image, and 1 if it is mirrored; `[count, 3]`."""
-        drawn = np.empty((count, 3), dtype=np.int64)
-        drawn[:, :2] = rng.integers(0, 2 * self.padding + 1, (count, 2))
-        drawn[:, 2] = rng.random(count) < self.flip
-        return drawn
+        """Return top and left of the crop in the padded image, and 1 for a flip; `[count, 3]`."""
+        changes = np.empty((count, 3), dtype=np.int64)
+        changes[:, :2] = rng.integers(0, 2 * self.padding + 1, (count, 2))
+        changes[:, 2] = rng.random(count) < self.flip
+        return changes
 
     def background(self, inputs: torch.Tensor) -> torch.Tensor:
-        """`fill`, or the smallest value of each channel."""
+        """Return `fill`, or the smallest value of each channel."""
         if self.fill is not None:
             return torch.full((inputs.shape[1],), self.fill, dtype=inputs.dtype, device=inputs.device)
         return inputs.amin(dim=(0, 2, 3))
 
-    def __call__(self, images: torch.Tensor, drawn: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
-        """One copy into padded images, one of the lines of crops out of them, and mirrored ones turned around."""
+    def __call__(self, images: torch.Tensor, changes: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
+        """Return the cropped and flipped images."""
+        # Copy the images into padded ones. Long rows of background are fast to copy.
         count, channels, height, width = images.shape
         pad = self.padding
-        high, wide = height + 2 * pad, width + 2 * pad
-        lines = background.repeat(wide).expand(count, high, wide * channels)  # long rows: they copy fast
-        padded = lines.contiguous().view(count, high, wide, channels)
+        padded_height = height + 2 * pad
+        padded_width = width + 2 * pad
+        row = background.repeat(padded_width)
+        rows = row.expand(count, padded_height, padded_width * channels)
+        padded = rows.contiguous().view(count, padded_height, padded_width, channels)
         padded[:, pad : pad + height, pad : pad + width] = images.permute(0, 2, 3, 1)
-        top, left, mirrored = drawn.unbind(1)
-        first = torch.arange(count, device=images.device) * high + top
-        starts = (first.unsqueeze(1) + torch.arange(height, device=images.device)) * wide + left.unsqueeze(1)
-        # the line of `width` pixels that starts at each pixel: views that overlap, of which lines of crops are copied
-        every = padded.as_strided((count * high * wide - width + 1, width * channels), (channels, 1))
-        crops = every.index_select(0, starts.view(-1)).view(count, height, width, channels)
-        turned = mirrored.nonzero().squeeze(1)
-        crops.index_copy_(0, turned, crops.index_select(0, turned).flip(2))
-        moved = crops.permute(0, 3, 1, 2)
-        return moved if images.is_contiguous(memory_format=torch.channels_last) else moved.contiguous()
+
+        # The position of the first pixel of each line of each crop.
+        tops, lefts, flips = changes.unbind(1)
+        first = torch.arange(count, device=images.device) * padded_height + tops
+        line_numbers = first.unsqueeze(1) + torch.arange(height, device=images.device)
+        starts = line_numbers * padded_width + lefts.unsqueeze(1)
+
+        # Overlapping views: the line of `width` pixels that starts at each pixel. Copy the lines of
+        # the crops.
+        view_count = count * padded_height * padded_width - width + 1
+        lines = padded.as_strided((view_count, width * channels), (channels, 1))
+        crops = lines.index_select(0, starts.view(-1)).view(count, height, width, channels)
+
+        # Flip.
+        flipped = flips.nonzero().squeeze(1)
+        crops.index_copy_(0, flipped, crops.index_select(0, flipped).flip(2))
+        result = crops.permute(0, 3, 1, 2)
+        if images.is_contiguous(memory_format=torch.channels_last):
+            return result
+        return result.contiguous()
 
 
 def parse_augmentation(spec: Any) -> Augmentation | None:
-    """An augmentation from its text form (`"crop_flip:padding=4"`); `"none"` and None are none."""
+    """Return the augmentation of a spec string (`"crop_flip:padding=4"`); None for `"none"`."""
     if spec is None or spec == "none":
         return None
-    made = parse(spec, AUGMENTATIONS) if isinstance(spec, str) else spec
-    if not isinstance(made, Augmentation):
-        raise SteelyardError(f"augment={spec!r} is a {type(made).__name__}, not an augmentation or its text form")
-    return made
+    augmentation = parse(spec, AUGMENTATIONS) if isinstance(spec, str) else spec
+    if not isinstance(augmentation, Augmentation):
+        kind = type(augmentation).__name__
+        raise SteelyardError(f"augment={spec!r} is a {kind}: pass an augmentation or its spec string")
+    return augmentation

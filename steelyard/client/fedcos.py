@@ -7,16 +7,16 @@ With D = x - x_t, the client's displacement so far, and d, the last displacement
     paper      F_k(x) + mu (1 - cos(D, d)) ,  cos = 1 where D or d is zero                          (6)
     official   F_k(x) + mu (1 - <D, d> / sqrt(|D|^2 |d|^2 + e)) ,  e = 1e-4
 
-The official epsilon is large on purpose: it fades the penalty out as steps get small, and at D = 0 it pulls along d
-with the finite gradient -mu d / sqrt(e), where the plain cosine has an unbounded one.
+The official epsilon is large on purpose: it reduces the penalty as steps get small, and at D = 0 it
+pulls along d with the finite gradient -mu d / sqrt(e), where that of the plain cosine is unbounded.
 
-`direction` chooses d: "step" is the aggregated step before the server optimizer, as in the authors' code; "move" is
-x^r - x^{r-1}, the displacement of the global model itself, as Eq. (7) says. They are equal unless a server optimizer,
-a refiner or another term moves the aggregated model. The parameters form one vector, BatchNorm statistics are left out.
-In round 1, d is zero and so is the term.
+`direction` selects d: "step" is the aggregated step before the server optimizer, as in the authors'
+code; "move" is x^r - x^{r-1}, the displacement of the global model, as in Eq. (7). They are equal
+unless a server optimizer, a refiner or another term changes the aggregated model. The parameters
+form one vector, without BatchNorm statistics. In round 1, d and the term are zero.
 
-Eq. (3) of the paper weighs clients by size: the rule `fedavg`. The authors' code averages uniformly, on parts of equal
-size, where the two are the same.
+Eq. (3) of the paper has weights by size: the rule `fedavg`. The authors' code has equal weights and
+parts of equal size, for which both are the same.
 """
 
 from __future__ import annotations
@@ -28,14 +28,21 @@ import torch
 from steelyard.core import checks
 from steelyard.core.needs import Needs
 from steelyard.core.registry import TERMS
-from steelyard.core.term import AtClient, ClientTerm
-from steelyard.core.weighting import Card
+from steelyard.core.term import ClientContext, ClientTerm
+from steelyard.core.weighting import Info
 
 
 @TERMS.register
 @dataclass(frozen=True)
 class FedCos(ClientTerm):
-    """`mu (1 - cos(x - start, d))`, in the official form or the paper's; d is the last `step` or `move`."""
+    """The penalty `mu (1 - cos(x - start, d))`.
+
+    Attributes:
+        mu: weight of the penalty.
+        form: `official` or `paper`.
+        eps: the epsilon of the official form.
+        direction: d, the last `step` or `move`.
+    """
 
     mu: float = 0.02
     form: str = "official"
@@ -43,7 +50,7 @@ class FedCos(ClientTerm):
     direction: str = "step"
 
     name = "fedcos"
-    card = Card("a cosine penalty along the last global step", "Zhang et al., IoT-J 2023")
+    info = Info("a cosine penalty along the last global step", "Zhang et al., IoT-J 2023")
 
     def __post_init__(self) -> None:
         checks.number("mu", self.mu, 0.0)
@@ -56,19 +63,23 @@ class FedCos(ClientTerm):
         """The last displacement of the global model."""
         return Needs(broadcast=frozenset({self.direction}))
 
-    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
-        """`-mu [ d / r - <D, d> |d|^2 D / r^3 ]` with `r = sqrt(|D|^2 |d|^2 + e)`."""
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
+        """Add `-mu [ d / r - <D, d> |d|^2 D / r^3 ]` with `r = sqrt(|D|^2 |d|^2 + e)`."""
+        # Nothing to add if d is zero.
         step = at.sent[self.direction]
         length = torch.dot(step, step)
         if not length > 0:
             return
-        moved = x - at.start  # [C, d]
-        square = (moved * moved).sum(dim=1, keepdim=True)  # [C, 1]
-        # A matrix product would have other bits with other clients beside this one.
-        inner = (moved * step).sum(dim=1, keepdim=True)  # [C, 1]
+
+        # |D|^2 and <D, d>. The bits of a matrix product would depend on the other clients.
+        change = x - at.start  # [C, d]
+        square = (change * change).sum(dim=1, keepdim=True)  # [C, 1]
+        inner = (change * step).sum(dim=1, keepdim=True)  # [C, 1]
+
+        # The gradient. In the paper's form it is zero where D is zero: there, cos = 1 is constant.
         eps = self.eps if self.form == "official" else 0.0
         root = torch.sqrt(square * length + eps)
         safe = torch.where(root > 0, root, torch.ones_like(root))
-        defined = (root > 0).to(root.dtype).mul_(self.mu)  # the paper's form is constant, cos = 1, where D is zero
+        defined = (root > 0).to(root.dtype).mul_(self.mu)
         grad.sub_(step * (defined / safe))
-        grad.add_(moved.mul_(defined * inner * length / safe**3))
+        grad.add_(change.mul_(defined * inner * length / safe**3))

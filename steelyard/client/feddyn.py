@@ -12,11 +12,12 @@ With h_k the sum of client k's past displacements, and H that of the server:
                H <- H + sum_k q_k d_k ,  theta <- (aggregated model) + H
                q_k = 1 / number of all clients (official), the aggregation weight (fedlaw)
 
-The official code averages uniformly (rule `uniform`), and reports the accuracy of the average before H is added; the
-simulator does so, too, under `form="official"`. FedLAW's reading sends and evaluates theta. Its h is our -mu H; where
-all clients train and a cohort is drawn afterwards, as in its code, all update their h_k. Officially H is the mean of
-the h_k, so there only the cohort's change. Clients that start elsewhere than at x_t (FedMut) would move H by more than
-their h_k: that is refused.
+The official code has equal weights (rule `uniform`), and reports the accuracy of the average before
+H is added; with `form="official"`, the simulator does the same. FedLAW's form sends and evaluates
+theta. Its h is our -mu H; if all clients train and a cohort is drawn afterwards, as in its code, all
+clients update their h_k. In the official form H is the mean of the h_k, so only those of the cohort
+change. Clients that do not start at x_t (FedMut) would change H by more than their h_k: this
+combination raises an error.
 """
 
 from __future__ import annotations
@@ -27,20 +28,25 @@ import torch
 
 from steelyard.core import checks
 from steelyard.core.registry import TERMS
-from steelyard.core.term import AtClient, AtServer, ClientTerm, Vectors
-from steelyard.core.weighting import Card
+from steelyard.core.term import ClientContext, ClientTerm, ServerContext, Vectors
+from steelyard.core.weighting import Info
 
 
 @TERMS.register
 @dataclass(frozen=True)
 class FedDyn(ClientTerm):
-    """Linear and quadratic terms that shift each client's optimum towards the global one."""
+    """Linear and quadratic terms that move each client's optimum towards the global one.
+
+    Attributes:
+        alpha: weight of the terms (mu in FedLAW's form).
+        form: `official` or `fedlaw`.
+    """
 
     alpha: float = 0.01
     form: str = "official"
 
     name = "feddyn"
-    card = Card("dynamic regularisation", "Acar et al., ICLR 2021")
+    info = Info("dynamic regularisation", "Acar et al., ICLR 2021")
     client_slots = ("h",)
     server_slots = ("h",)
     moves_model = True
@@ -52,34 +58,37 @@ class FedDyn(ClientTerm):
 
     @property
     def proximal(self) -> float:
-        """The quadratic part, which only the official form has."""
+        """`alpha` for the official form, which has a quadratic term; otherwise 0."""
         return self.alpha if self.form == "official" else 0.0
 
     @property
     def files_all(self) -> bool:
-        """As in FedLAW's code."""
+        """True for FedLAW's form, as in its code."""
         return self.form == "fedlaw"
 
-    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
-        """The gradient of the form chosen."""
-        moved = x - at.start
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
+        """Add the gradient of the term."""
+        change = x - at.start
         if self.form == "official":
-            grad.add_(moved.add_(at.own["h"]).mul_(self.alpha / at.relative_size))
+            grad.add_(change.add_(at.own["h"]).mul_(self.alpha / at.relative_size))
             return
-        length = moved.norm(dim=1, keepdim=True)
-        grad.add_(moved.mul_(0.5 * self.alpha / torch.where(length > 0, length, torch.ones_like(length))))
+        length = change.norm(dim=1, keepdim=True)
+        length = torch.where(length > 0, length, torch.ones_like(length))
+        grad.add_(change.mul_(0.5 * self.alpha / length))
         grad.add_(at.own["h"], alpha=self.alpha)
 
-    def finish(self, x: torch.Tensor, at: AtClient, work: torch.Tensor) -> None:
-        """`h_k <- h_k + (x - start)`."""
+    def finish(self, x: torch.Tensor, at: ClientContext, work: torch.Tensor) -> None:
+        """Update `h_k <- h_k + (x - start)`."""
         at.own["h"].add_(x).sub_(at.start)
 
-    def settle(self, at: AtServer) -> None:
-        """`H <- H + sum q_k d_k`, and the model moves by H."""
-        share = at.weights if self.form == "fedlaw" else torch.full_like(at.weights, 1 / at.population)
+    def settle(self, at: ServerContext) -> None:
+        """Update `H <- H + sum q_k d_k`, and add H to the model."""
+        share = at.weights
+        if self.form == "official":
+            share = torch.full_like(at.weights, 1 / at.population)
         at.kept["h"].add_(share @ at.updates)
         at.theta.add_(at.kept["h"])
 
-    def shown(self, theta: torch.Tensor, kept: Vectors) -> torch.Tensor:
-        """The official code evaluates the average, without H."""
+    def params_to_evaluate(self, theta: torch.Tensor, kept: Vectors) -> torch.Tensor:
+        """Return the average without H for the official form, as in its code; otherwise `theta`."""
         return theta - kept["h"] if self.form == "official" else theta

@@ -1,12 +1,12 @@
-"""FedProx: stay near the model received.
+"""FedProx: a penalty on the distance to the received model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
     min  F_k(x) + mu/2 |x - x_t|^2                                                                  (2)
     gradient of the term: mu (x - x_t)
 
-FedCos's code leaves out the 1/2 (its mu is half of ours). FedLAW's and FedAWA's code runs FedProx without momentum and
-weight decay, beside a FedAvg that has both.
+FedCos's code has no factor 1/2 (its mu is half of ours). The code of FedLAW and FedAWA runs FedProx
+without momentum and weight decay, and compares it with a FedAvg that has both.
 """
 
 from __future__ import annotations
@@ -17,28 +17,32 @@ import torch
 
 from steelyard.core import checks
 from steelyard.core.registry import TERMS
-from steelyard.core.term import AtClient, ClientTerm
-from steelyard.core.weighting import Card
+from steelyard.core.term import ClientContext, ClientTerm
+from steelyard.core.weighting import Info
 
 
 @TERMS.register
 @dataclass(frozen=True)
 class FedProx(ClientTerm):
-    """`mu/2 |x - start|^2`."""
+    """The penalty `mu/2 |x - start|^2`.
+
+    Attributes:
+        mu: weight of the penalty.
+    """
 
     mu: float = 0.01
 
     name = "fedprox"
-    card = Card("a proximal term around the model received", "Li et al., MLSys 2020")
+    info = Info("a proximal term around the model received", "Li et al., MLSys 2020")
 
     def __post_init__(self) -> None:
         checks.number("mu", self.mu, 0.0)
 
     @property
     def proximal(self) -> float:
-        """All of it."""
+        """`mu`: the whole term is proximal."""
         return self.mu
 
-    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
-        """`mu (x - start)`."""
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
+        """Add `mu (x - start)`."""
         grad.add_(x, alpha=self.mu).sub_(at.start, alpha=self.mu)

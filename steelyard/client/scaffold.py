@@ -8,9 +8,10 @@ ICML 2020.
     option II   c_k <- c_k - c + (x_t - x) / (K eta)                                                 (4)
     server   c <- c + (1/N) sum_k (c_k' - c_k)                                                       (5)
 
-Option II is implemented. K is the number of steps for plain SGD; with local momentum, steps weigh more than once and K
-becomes FedNova's a_k, so that `(x_t - x) / (K eta)` stays a mean of gradients. Momentum that persists from round to
-round would bring gradients of rounds before into it, and c_k would grow without end: it is refused, as is Adam.
+Option II is implemented. K is the number of steps for plain SGD; with local momentum, a gradient
+counts more than once and K is FedNova's a_k, so that `(x_t - x) / (K eta)` is still a mean of
+gradients. Momentum that persists between rounds would add gradients of earlier rounds to it, and
+c_k would grow without limit: this raises an error, as does Adam.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ from dataclasses import dataclass
 import torch
 
 from steelyard.core.registry import TERMS
-from steelyard.core.term import AtClient, AtServer, ClientTerm
-from steelyard.core.weighting import Card
+from steelyard.core.term import ClientContext, ClientTerm, ServerContext
+from steelyard.core.weighting import Info
 
 
 @TERMS.register
 @dataclass(frozen=True)
 class Scaffold(ClientTerm):
-    """`c - c_k` on every gradient."""
+    """Adds `c - c_k` to every gradient."""
 
     name = "scaffold"
-    card = Card("control variates", "Karimireddy et al., ICML 2020")
+    info = Info("control variates", "Karimireddy et al., ICML 2020")
     client_slots = ("control",)
     server_slots = ("control",)
     told_slots = ("control",)
     wants_sgd = True
 
-    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
-        """Equation (3)."""
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
+        """Apply Equation (3)."""
         grad.add_(at.sent["control"]).sub_(at.own["control"])
 
-    def finish(self, x: torch.Tensor, at: AtClient, work: torch.Tensor) -> None:
-        """Equation (4), option II."""
+    def finish(self, x: torch.Tensor, at: ClientContext, work: torch.Tensor) -> None:
+        """Apply Equation (4), option II."""
         at.own["control"].sub_(at.sent["control"]).add_((at.start - x) / (work * at.lr))
 
-    def settle(self, at: AtServer) -> None:
-        """Equation (5)."""
+    def settle(self, at: ServerContext) -> None:
+        """Apply Equation (5)."""
         change = (at.new["control"] - at.old["control"]).sum(dim=0)
         at.kept["control"].add_(change, alpha=1 / at.population)

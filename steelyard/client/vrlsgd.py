@@ -5,11 +5,12 @@ Liang, Shen, Liu, Pan, Chen, Cheng, "Variance Reduced Local SGD with Lower Commu
     step     x <- x - eta (g - Delta_k)                                                    (Algorithm 1)
     server   Delta_k <- Delta_k + (x_{t+1} - x_k) / (K eta)    after averaging
 
-K is the number of local steps (FedNova's a_k with local momentum; the authors use none). Clients outside the cohort
-keep their Delta. CriticalFL's port, a baseline of PA3Fed, multiplies the increment by 0.005: `scale`.
+K is the number of local steps (FedNova's a_k with local momentum; the authors use none). Clients
+outside the cohort keep their Delta. CriticalFL's version, a baseline of PA3Fed, multiplies the
+increment by 0.005: `scale`.
 
-The Deltas cancel out because x_{t+1} is the average. A server optimizer, or a term that moves the model on, would leave
-a rest in them that stalls the run or blows it up: both are refused.
+The sum of the Deltas is zero because x_{t+1} is the average. With a server optimizer, or a term that
+changes the model, it would not be, and training would stall or diverge: both raise an error.
 """
 
 from __future__ import annotations
@@ -20,19 +21,23 @@ import torch
 
 from steelyard.core import checks
 from steelyard.core.registry import TERMS
-from steelyard.core.term import AtClient, AtServer, ClientTerm
-from steelyard.core.weighting import Card
+from steelyard.core.term import ClientContext, ClientTerm, ServerContext
+from steelyard.core.weighting import Info
 
 
 @TERMS.register
 @dataclass(frozen=True)
 class VRLSGD(ClientTerm):
-    """`-Delta_k` on every gradient."""
+    """Adds `-Delta_k` to every gradient.
+
+    Attributes:
+        scale: factor of the increment of Delta.
+    """
 
     scale: float = 1.0
 
     name = "vrlsgd"
-    card = Card("variance-reduced local SGD", "Liang et al., 2019")
+    info = Info("variance-reduced local SGD", "Liang et al., 2019")
     client_slots = ("delta",)
     wants_average = True
     told_slots = ("delta",)
@@ -42,12 +47,13 @@ class VRLSGD(ClientTerm):
     def __post_init__(self) -> None:
         checks.number("scale", self.scale, 0.0)
 
-    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
-        """`-Delta_k`."""
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
+        """Add `-Delta_k`."""
         grad.sub_(at.own["delta"])
 
-    def settle(self, at: AtServer) -> None:
-        """`Delta_k += scale (theta' - x_k) / (K eta)`."""
+    def settle(self, at: ServerContext) -> None:
+        """Update `Delta_k += scale (theta' - x_k) / (K eta)`."""
+        # Row by row: no second [K, d] in memory.
         step = at.theta - at.before
-        for row, delta in enumerate(at.new["delta"]):  # row by row: no second [K, d] in memory
+        for row, delta in enumerate(at.new["delta"]):
             delta.add_(step - at.updates[row], alpha=self.scale / (float(at.work[row]) * at.lr))

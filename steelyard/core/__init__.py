@@ -1,1 +1,1 @@
-"""The types every rule is written in: needs, view, Gram, mixture, layout, and the round that joins them."""
+"""The types that rules use (needs, view, Gram, mixture, layout) and the round that runs them."""

@@ -1,4 +1,4 @@
-"""How far a guard lets single clients go: medians of lengths, and factors that cut what is longer."""
+"""Limits that a guard applies to single clients: typical norms, and factors for longer vectors."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import numpy as np
 
 from steelyard.core.rows import Array, Selection
 
-FEWEST = 3  # clients that can outvote one liar; with fewer, a median is what the liar says
+# The smallest number of clients whose median one dishonest client cannot choose.
+FEWEST = 3
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a guard decided about the clients of a round, for whatever else reads their vectors at the server.
+    """The limits that a guard applied to the clients of a round.
+
+    Everything at the server that reads the clients' vectors applies them, too.
 
     Attributes:
-        factors: what each update is multiplied by, `[K]`: 1 if it is short enough, 0 for a client set aside.
-        clip: medians beyond which a vector that a client keeps is cut.
+        factors: the factor of each update, `[K]`: 1 if it is short enough, 0 for a client that was
+            set aside.
+        clip: the limit for vectors that clients keep, as a multiple of their usual norm.
     """
 
     factors: Array
@@ -30,19 +34,26 @@ class Bounds:
 
     @property
     def rows(self) -> Selection:
-        """The map from the updates to the bounded ones."""
+        """The map from the updates to the clipped ones."""
         return Selection.of(range(len(self.factors)), self.factors)
 
     def limit_vectors(self, norms: Array, usual: float) -> tuple[Array, float]:
-        """What clients' vectors of these lengths `[K]` are multiplied by, `[K]`, and the usual length from now on.
+        """Return factors for clients' vectors of these norms, and the new usual norm.
 
-        Vectors that clients keep change much at first and little later on. A client that comes late is honest with a
-        long one, so that lengths are measured by the largest median of any round so far, `usual` (0 in the first
-        round). The vector of a client set aside counts for nothing.
+        Vectors that clients keep change much in early rounds and little later. An honest client
+        that joins late has a long one, so norms are compared with the largest median of all rounds
+        so far. The vector of a client that was set aside gets the factor 0.
+
+        Args:
+            norms: norms of the clients' vectors, `[K]`.
+            usual: the usual norm of the previous rounds; 0 in the first round.
+
+        Returns:
+            The factors, `[K]`, and the usual norm for the next round.
         """
         accepted = self.factors > 0
         lengths = np.where(accepted, norms, 0.0)
-        # A round of one or two clients says nothing about what is usual.
+        # One or two clients are too few to update the usual norm.
         if np.count_nonzero(lengths) >= FEWEST:
             usual = max(usual, typical_norm(lengths))
         limit = self.clip * (usual or typical_norm(lengths))
@@ -50,10 +61,11 @@ class Bounds:
 
 
 def typical_norm(norms: Array) -> float:
-    """The length that others are measured by; 0 if all are zero.
+    """Return the norm that the others are compared with; 0 if all are zero.
 
-    It is the median, in which zeros count, so that idle clients cannot raise it. With fewer than three lengths
-    other than zero the median is one client's word, and the smallest is taken instead.
+    It is the median including zeros, so that idle clients cannot raise it; if that is zero, the
+    median of the positive norms. With fewer than three positive norms a single client could choose
+    the median, and it is their minimum instead.
     """
     positive = norms[norms > 0]
     if len(positive) == 0:
@@ -64,6 +76,6 @@ def typical_norm(norms: Array) -> float:
 
 
 def clip_factors(norms: Array, limit: float) -> Array:
-    """What vectors of these lengths are multiplied by so that none is longer than `limit`."""
+    """Return the factors that reduce vectors of these norms to at most `limit`."""
     factors: Array = np.minimum(1.0, limit / np.where(norms > 0, norms, 1.0))
     return np.where(norms > 0, factors, 1.0)

@@ -1,4 +1,4 @@
-"""Errors. Each message names the parameter, the value found, and the cure."""
+"""Errors. Each message names the parameter and its value, and says what to do."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable
 
 NOT_FINITE = "NaN or infinity in its parameters"
-BAD_BASE = "the base model itself holds NaN or infinity: nothing can be aggregated onto it"
-NO_PROBE = "{rule} looks at proxy data and there is none: pass probe=steelyard.Probe(model, inputs, targets)"
+BAD_BASE = "the base model itself holds NaN or infinity: pass a finite base model"
+NO_PROBE = "{rule} needs proxy data: pass probe=steelyard.Probe(model, inputs, targets)"
 
 
 class SteelyardError(ValueError):
@@ -15,22 +15,23 @@ class SteelyardError(ValueError):
 
 
 class NoValidClients(SteelyardError):
-    """Every client was quarantined: there is nothing to aggregate and the base model stays as it was."""
+    """Every client was quarantined: nothing can be aggregated and the base model is unchanged."""
 
     def __init__(self, quarantined: dict[str | int, str]) -> None:
         self.quarantined = quarantined
-        shown = "; ".join(f"{client!r}: {reason}" for client, reason in list(quarantined.items())[:5])
-        more = f"; and {len(quarantined) - 5} more" if len(quarantined) > 5 else ""
-        named = f" ({shown}{more})" if shown else ""
-        super().__init__(f"no valid client is left, the base model stays as it was{named}")
+        reasons = [f"{client!r}: {reason}" for client, reason in list(quarantined.items())[:5]]
+        if len(quarantined) > 5:
+            reasons.append(f"and {len(quarantined) - 5} more")
+        details = f" ({'; '.join(reasons)})" if reasons else ""
+        super().__init__(f"no valid client is left, the base model is unchanged{details}")
 
 
 class UndeclaredNeed(SteelyardError):
-    """A rule looked at something its `needs` do not declare."""
+    """A rule read something that its `needs` do not declare."""
 
 
 class RefusedReports(SteelyardError):
-    """Some clients' reports make no sense to the rule that asked for them; `refused` are they, with the reason."""
+    """A rule cannot use what some clients reported; `refused` has their ids and the reasons."""
 
     def __init__(self, refused: dict[str | int, str]) -> None:
         self.refused = refused
@@ -46,7 +47,7 @@ class NonFiniteUpdate(SteelyardError):
 
 
 class OversizedUpdate(SteelyardError):
-    """Some clients' updates are finite but too large to compute with; `rows` are their positions in the store."""
+    """Some clients' updates are finite but too large; `rows` are their positions in the store."""
 
     def __init__(self, rows: tuple[int, ...], reason: str) -> None:
         self.rows = rows
@@ -55,22 +56,26 @@ class OversizedUpdate(SteelyardError):
 
 
 class RoundOverflow(SteelyardError):
-    """The new model, or what the server optimizer keeps, leaves the range of its dtype; everything stays as it was."""
+    """The new model, or the server optimizer's state, overflows its dtype; nothing was changed."""
 
 
 class NonFiniteLoss(SteelyardError):
-    """The proxy loss is not finite where a rule tried it."""
+    """The proxy loss is NaN or infinite at a mixture that a rule evaluated."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """A sentence on a name nobody has heard of: the nearest one, else all."""
+    """Return the message for an unknown name: it suggests the nearest known name, or all of them."""
     names = list(known)
-    near = nearest_name(str(name), names)
-    return f"unknown {kind} {name!r}: " + (f"did you mean {near!r}?" if near else f"known: {', '.join(names)}")
+    nearest = nearest_name(str(name), names)
+    hint = f"did you mean {nearest!r}?" if nearest else f"known: {', '.join(names)}"
+    return f"unknown {kind} {name!r}: {hint}"
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that somebody may have meant: one with the same letters, else the most similar one."""
+    """Return the known name that the user may have meant; None if there is none.
+
+    It is a name with the same letters if there is one, otherwise the most similar name.
+    """
     names = list(known)
     for candidate in names:
         if sorted(candidate) == sorted(name):
@@ -79,9 +84,9 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def shorten(value: object, length: int = 80) -> str:
-    """What `repr` says of a value, cut to a length; its type where `repr` cannot say it, as of numbers too long."""
+    """Return the `repr` of a value, shortened to a length; the type's name if `repr` fails."""
     try:
         text = repr(value)
-    except Exception:  # whatever goes wrong in the `repr` of an object from elsewhere
+    except Exception:  # very long integers, or any error in a user's `__repr__`
         return f"<{type(value).__name__}>"
     return text if len(text) <= length else text[: length - 3] + "..."

@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, made safe for a terminal and a log."""
+"""Escapes text from outside, so that it is safe to print and to log."""
 
 from __future__ import annotations
 
@@ -17,24 +17,29 @@ def escape_text(text: object, limit: int | None = None) -> str:
         text: what to show; anything else than text is converted with `str`.
         limit: the number of characters to keep; a longer text ends in `...`.
     """
-    shown = str(text)
-    if limit is not None and len(shown) > limit:
-        shown = shown[: max(0, limit - 3)] + "..."
-    if shown.isprintable():
-        return shown
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode("ascii") for one in shown
-    )
+    message = str(text)
+    if limit is not None and len(message) > limit:
+        message = message[: max(0, limit - 3)] + "..."
+    if message.isprintable():
+        return message
+    characters = []
+    for character in message:
+        if not character.isprintable():
+            character = character.encode("unicode_escape", "surrogatepass").decode("ascii")
+        characters.append(character)
+    return "".join(characters)
 
 
 def escape_lines(text: object) -> str:
-    """Return the text escaped as `escape_text` does, with its line breaks and tabs: for output of our own."""
-    shown = str(text)
-    return "".join(one if one in "\n\t" else escape_text(one) for one in shown)
+    """Return the text escaped as by `escape_text`, but with line breaks and tabs unchanged."""
+    characters = []
+    for character in str(text):
+        characters.append(character if character in "\n\t" else escape_text(character))
+    return "".join(characters)
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what an error says, on one line of printable characters, without the end of a very long message."""
+    """Return the message of an error on one line of printable characters, shortened if very long."""
     message = str(error).strip()
     if not isinstance(error, SteelyardError):
         message = f"{type(error).__name__}: {message}" if message else type(error).__name__

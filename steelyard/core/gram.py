@@ -1,8 +1,8 @@
-"""The Gram matrix of a round's updates: the only home of cosines, norms and distances.
+"""The Gram matrix of a round's updates, and the cosines, norms and distances that follow from it.
 
-Every direction-based rule sees the updates only through their inner products, so it works on this small float64
-object, whatever the model's size. The leading axis `g` is 1 for whole-model rules and one per layer otherwise;
-rules are written for `[g, K]` and do not know which.
+Every direction-based rule uses the updates only through their inner products, so it works on this
+small float64 object, whatever the model's size. The leading axis `g` has length 1 for the whole
+model and one entry per layer otherwise; rules are written for `[g, K]` and cover both cases.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from steelyard.core.rows import Array as Array
 from steelyard.core.rows import RowMap, Selection
 
-# Squared distances below this share of the squared norms they are made of are rounding noise of the Gram.
+# Squared distances below this share of the sum of the squared norms are rounding errors of the Gram.
 _NOISE = 4e-15
 
 
@@ -38,7 +38,7 @@ class Gram:
 
     @staticmethod
     def of_rows(products: Array, dims: Array) -> Gram:
-        """From the products `[g, K+1, K+1]` of a store's rows: the updates first, `theta` last."""
+        """Return the Gram from the products `[g, K+1, K+1]` of a store's rows; `theta` is the last."""
         return Gram(products[:, :-1, :-1], products[:, -1, :-1], products[:, -1, -1], dims)
 
     @cached_property
@@ -57,61 +57,70 @@ class Gram:
         return np.maximum(self.theta_sq[:, None] + 2 * self.theta_dots + self.sq_norms, 0.0)
 
     def apply(self, weights: Array) -> Array:
-        """`<d_k, m>` for the mixture `m = sum_j w_j d_j`, `[g, K]`."""
+        """Return `<d_k, m>` for the mixture `m = sum_j w_j d_j`, `[g, K]`."""
         dots: Array = np.matmul(self.dots, weights[:, :, None])[:, :, 0]
         return dots
 
     def mixture_sq_norm(self, weights: Array) -> Array:
-        """`|sum_k w_k d_k|^2`, `[g]`."""
+        """Return `|sum_k w_k d_k|^2`, `[g]`."""
         square: Array = np.maximum((weights * self.apply(weights)).sum(axis=1), 0.0)
         return square
 
     def cosines(self) -> Array:
-        """Pairwise `cos(d_i, d_j)`, `[g, K, K]`; 0 where an update is zero."""
+        """Return the pairwise `cos(d_i, d_j)`, `[g, K, K]`; 0 where an update is zero."""
         return _cosine(self.dots, self.norms[:, :, None] * self.norms[:, None, :])
 
     def cosines_to(self, weights: Array) -> Array:
-        """`cos(d_k, sum_j w_j d_j)`, `[g, K]`; 0 where either is zero."""
+        """Return `cos(d_k, sum_j w_j d_j)`, `[g, K]`; 0 where either is zero."""
         norm = np.sqrt(self.mixture_sq_norm(weights))
         return _cosine(self.apply(weights), self.norms * norm[:, None])
 
     def cosines_to_others(self, weights: Array) -> Array:
-        """`cos(d_k, sum_{j != k} w_j d_j)`, `[g, K]`; 0 where either is zero."""
+        """Return `cos(d_k, sum_{j != k} w_j d_j)`, `[g, K]`; 0 where either is zero."""
         dots = self.apply(weights)
         total = (weights * dots).sum(axis=1)[:, None]
-        # Take the client's own part out of the mixture: m - w_k d_k.
+        # Remove the client's own part from the mixture: m - w_k d_k.
         own = weights * self.sq_norms
         square = total - 2 * weights * dots + weights * own
-        # What is left of a mixture that is all one client's is rounding.
-        noise = np.finfo(np.float64).eps * len(dots[0]) * (np.abs(total) + 2 * np.abs(weights * dots) + weights * own)
+        # If the mixture consists of one client, the remainder is only a rounding error.
+        terms = np.abs(total) + 2 * np.abs(weights * dots) + weights * own
+        noise = np.finfo(np.float64).eps * len(dots[0]) * terms
         lengths = self.norms * np.sqrt(np.where(square > noise, square, 0.0))
         return _cosine(dots - own, lengths)
 
     def model_cosines(self, eps: float = 0.0) -> Array:
-        """`cos(theta_k, theta)`, `[g, K]`; norms are floored at `eps`, as torch does; 0 where either is zero."""
-        lengths = np.maximum(np.sqrt(self.model_sq_norms), eps) * np.maximum(np.sqrt(self.theta_sq), eps)[:, None]
+        """Return `cos(theta_k, theta)`, `[g, K]`; 0 where either is zero.
+
+        Norms are at least `eps`, as in torch.
+        """
+        model_norms = np.maximum(np.sqrt(self.model_sq_norms), eps)
+        theta_norms = np.maximum(np.sqrt(self.theta_sq), eps)
+        lengths = model_norms * theta_norms[:, None]
         return _cosine(self.theta_sq[:, None] + self.theta_dots, lengths)
 
     def sq_distances(self) -> Array:
-        """Pairwise `|d_i - d_j|^2`, `[g, K, K]`: never negative, exactly zero between identical updates."""
+        """Return the pairwise `|d_i - d_j|^2`, `[g, K, K]`.
+
+        They are never negative, and exactly zero between identical updates.
+        """
         squares = self.sq_norms[:, :, None] + self.sq_norms[:, None, :]
-        return _clamped(squares - 2 * self.dots, squares)
+        return _clamp_distances(squares - 2 * self.dots, squares)
 
     def sq_distances_to(self, weights: Array) -> Array:
-        """`|d_k - sum_j w_j d_j|^2`, `[g, K]`."""
+        """Return `|d_k - sum_j w_j d_j|^2`, `[g, K]`."""
         dots = self.apply(weights)
         square = np.maximum((weights * dots).sum(axis=1), 0.0)[:, None]
-        return _clamped(self.sq_norms - 2 * dots + square, self.sq_norms + square)
+        return _clamp_distances(self.sq_norms - 2 * dots + square, self.sq_norms + square)
 
-    def transformed(self, rows: RowMap) -> Gram:
-        """The Gram of the updates `rows @ D`: clipping and neighbour mixing without touching a tensor."""
+    def transform(self, rows: RowMap) -> Gram:
+        """Return the Gram of the updates `rows @ D`, without reading the updates again."""
         if isinstance(rows, Selection):
-            return self._selected(rows)
+            return self._select_rows(rows)
         dots = rows @ self.dots @ rows.T
         return Gram((dots + dots.transpose(0, 2, 1)) / 2, self.theta_dots @ rows.T, self.theta_sq, self.dims)
 
-    def _selected(self, rows: Selection) -> Gram:
-        """The Gram of some updates, each times a factor: no matrix product, one copy at most."""
+    def _select_rows(self, rows: Selection) -> Gram:
+        """Return the Gram of some updates, each times a factor, without a matrix product."""
         if rows.is_identity:
             return self
         everyone = len(rows.index) == rows.count
@@ -120,21 +129,21 @@ class Gram:
         factors = rows.factors[scaled]
         dots[:, scaled, :] *= factors[:, None]
         dots[:, :, scaled] *= factors
-        # Rounding depends on the order of the two products: both triangles get the same one.
+        # Rounding depends on the order of the two products: make both triangles equal.
         pairs = np.ix_(scaled, scaled)
         block = dots[:, pairs[0], pairs[1]]
         dots[:, pairs[0], pairs[1]] = (block + block.transpose(0, 2, 1)) / 2
         theta_dots = self.theta_dots[:, rows.index] * rows.factors
         return Gram(dots, theta_dots, self.theta_sq, self.dims)
 
-    def whole(self) -> Gram:
-        """All layers as one."""
+    def merge_layers(self) -> Gram:
+        """Return the Gram of the whole model."""
         if self.dots.shape[0] == 1:
             return self
-        return self.grouped(np.zeros(self.dots.shape[0], dtype=np.intp), 1)
+        return self.group_layers(np.zeros(self.dots.shape[0], dtype=np.intp), 1)
 
-    def grouped(self, index: NDArray[np.intp], groups: int) -> Gram:
-        """Blocks added up by group: `index[i]` is the group of block `i`."""
+    def group_layers(self, index: NDArray[np.intp], groups: int) -> Gram:
+        """Return the Gram with the blocks of each group added; `index[i]` is the group of block `i`."""
 
         def add(blocks: Array) -> Array:
             out = np.zeros((groups, *blocks.shape[1:]))
@@ -145,9 +154,11 @@ class Gram:
 
 
 def _cosine(dots: Array, lengths: Array) -> Array:
-    positive = lengths > 0
-    return np.clip(np.divide(dots, lengths, out=np.zeros_like(dots), where=positive), -1.0, 1.0)
+    """Return `dots / lengths`, limited to [-1, 1]; 0 where a length is zero."""
+    cosines = np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0)
+    return np.clip(cosines, -1.0, 1.0)
 
 
-def _clamped(distances: Array, squares: Array) -> Array:
+def _clamp_distances(distances: Array, squares: Array) -> Array:
+    """Return the squared distances, with those that are only rounding errors set to zero."""
     return np.where(distances > _NOISE * squares, distances, 0.0)

@@ -1,14 +1,16 @@
-"""What the leaves of a model are, decided once.
+"""The layout of a model: which leaves it has and how each kind is aggregated.
 
-Leaves of a state dict are not all alike:
+A leaf is one tensor of a state dict. There are three kinds:
 
-    param   in the Gram and in the mixture
-    stat    BatchNorm running mean and variance: averaged with the weights, not in the Gram, never shrunk
-    count   `num_batches_tracked` (the most of any client) and every other integer or boolean leaf (what half the
-            clients reach: one of them changes nothing), in its own dtype
+    param   part of the Gram and of the mixture
+    stat    running mean and variance of BatchNorm: averaged with the weights, not part of the
+            Gram, never shrunk
+    count   `num_batches_tracked` (aggregated as the maximum over clients) and every other integer
+            or boolean leaf (the median over clients, which a single client cannot change), in its
+            own dtype
 
-Parameters are thought of as one flat vector, in the order of their names, statistics as another: files and state
-dicts hold the same tensors in different orders, and the order of a sum is part of its bits.
+All parameters together form one flat vector, sorted by name; so do all statistics. Files and state
+dicts hold the same tensors in different orders, and the bits of a sum depend on its order.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ Kind = Literal["param", "stat", "count"]
 Params = torch.Tensor | Mapping[str, torch.Tensor]
 Granularity = str | tuple[int, ...] | tuple[str, ...]
 
-_CUTS = '"tensor", "module", a tuple of sizes or a tuple of name patterns'
+_GRANULARITIES = '"tensor", "module", a tuple of sizes or a tuple of name patterns'
 T = TypeVar("T")
 
+# The dtypes that leaves may have, by their names in safetensors.
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -43,13 +46,23 @@ DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
-}  # what leaves may be, by the names that safetensors has for them
+}
 FLAT = "params"  # the name of the only leaf of a flat model
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of a model: `start` is its offset in the flat vector of its kind, `tied` the leaf it repeats."""
+    """One tensor of a model.
+
+    Attributes:
+        name: the key in the state dict.
+        kind: how it is aggregated: see the module's docstring.
+        shape: its shape.
+        dtype: its dtype.
+        start: its offset in the flat vector of its kind.
+        size: its number of elements; 0 if it is tied.
+        tied: the name of the leaf that it shares its memory with, if any.
+    """
 
     name: str
     kind: Kind
@@ -61,7 +74,7 @@ class Leaf:
 
     @property
     def stop(self) -> int:
-        """The offset just past the leaf."""
+        """The offset after the last element of the leaf."""
         return self.start + self.size
 
 
@@ -78,54 +91,72 @@ class Layers:
         return np.array([layer for _, _, layer in self.spans], dtype=np.intp)
 
     def layer_at(self, position: int) -> int:
-        """The layer that holds this coordinate."""
+        """Return the layer of this coordinate."""
         return next(layer for start, stop, layer in self.spans if start <= position < stop)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The leaves of a model, listed in the order of its state dict; `flat` if the model is one 1-D tensor."""
+    """The leaves of a model.
+
+    Attributes:
+        leaves: all leaves, in the order of the state dict.
+        flat: whether the model is one 1-D tensor instead of a state dict.
+    """
 
     leaves: tuple[Leaf, ...]
     flat: bool
 
     @staticmethod
     def of(base: Params, kinds: Mapping[str, Kind] | None = None) -> Layout:
-        """Reads the layout off the global model; `kinds` maps name patterns to kinds and overrides the default."""
+        """Return the layout of a model.
+
+        Args:
+            base: the global model, a 1-D float tensor or a state dict.
+            kinds: kinds by name pattern; they take precedence over the default kinds.
+        """
+        # A flat model has a single leaf.
         if isinstance(base, torch.Tensor):
             if base.ndim != 1 or not base.is_floating_point():
                 raise SteelyardError(
-                    f"base must be a 1-D float tensor or a state dict, found {base.dtype} of shape {tuple(base.shape)}"
+                    f"base is {base.dtype} of shape {tuple(base.shape)}: pass a 1-D float tensor or a state dict"
                 )
-            return _filled(Layout((Leaf(FLAT, "param", tuple(base.shape), base.dtype, 0, base.numel()),), flat=True))
+            leaf = Leaf(FLAT, "param", tuple(base.shape), base.dtype, 0, base.numel())
+            return _check_has_params(Layout((leaf,), flat=True))
+
+        # Check the arguments.
         if not isinstance(base, Mapping):
             raise SteelyardError(f"base is a {type(base).__name__}: pass a 1-D float tensor or a state dict")
         if kinds is not None and not isinstance(kinds, Mapping):
             raise SteelyardError(f"kinds={kinds!r}: pass a dict from name patterns to kinds")
+
+        # Assign offsets in the order of the names.
         offsets: dict[Kind, int] = {"param": 0, "stat": 0, "count": 0}
-        tied = _ties(base)
+        tied = _find_tied_leaves(base)
         leaves: dict[str, Leaf] = {}
         for name in sorted(base):
             tensor = base[name]
             kind = _kind(name, tensor, kinds or {})
             size = 0 if name in tied else tensor.numel()
-            leaves[name] = Leaf(name, kind, tuple(tensor.shape), tensor.dtype, offsets[kind], size, tied.get(name))
+            shape = tuple(tensor.shape)
+            start = offsets[kind]
+            leaves[name] = Leaf(name, kind, shape, tensor.dtype, start, size, tied.get(name))
             offsets[kind] += size
-        return _filled(Layout(tuple(leaves[name] for name in base), flat=False))
+        return _check_has_params(Layout(tuple(leaves[name] for name in base), flat=False))
 
     @cached_property
     def params(self) -> tuple[Leaf, ...]:
-        """The leaves that are parameters, tied ones once, in the order of the flat vector."""
+        """The parameters in the order of the flat vector; tied leaves appear once."""
         return self._of_kind("param")
 
     @cached_property
     def stats(self) -> tuple[Leaf, ...]:
-        """The leaves that are running statistics."""
+        """The running statistics."""
         return self._of_kind("stat")
 
     @cached_property
     def counts(self) -> tuple[Leaf, ...]:
-        """The leaves that are counters, masks or other integers."""
+        """The counters, masks and other integer leaves."""
         return self._of_kind("count")
 
     def _of_kind(self, kind: Kind) -> tuple[Leaf, ...]:
@@ -144,12 +175,12 @@ class Layout:
 
     @cached_property
     def row_dtype(self) -> torch.dtype:
-        """What updates are held and added in: float32, or float64 if a parameter is. Never half precision."""
-        wide = any(leaf.dtype == torch.float64 for leaf in self.params)
-        return torch.float64 if wide else torch.float32
+        """The dtype of updates: float64 if a parameter is float64, otherwise float32."""
+        has_float64 = any(leaf.dtype == torch.float64 for leaf in self.params)
+        return torch.float64 if has_float64 else torch.float32
 
     def overlapping(self, start: int, stop: int) -> list[tuple[Leaf, int, int]]:
-        """The parameters that have coordinates in `start:stop`, and from where to where."""
+        """Return the parameters with coordinates in `start:stop`, each with its part of that range."""
         return [
             (leaf, max(start, leaf.start), min(stop, leaf.stop))
             for leaf in self.params
@@ -157,7 +188,10 @@ class Layout:
         ]
 
     def completed(self, leaves: Mapping[str, T]) -> Mapping[str, T]:
-        """A model that holds a tied weight under its other name alone, as files may, with the one looked for too."""
+        """Return the leaves with missing tied weights added under their first name.
+
+        A file may hold a tied weight under its second name only.
+        """
         missing = {
             leaf.tied: leaves[leaf.name]
             for leaf in self.leaves
@@ -166,27 +200,36 @@ class Layout:
         return {**leaves, **missing} if missing else leaves
 
     def mismatch(self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> str | None:
-        """Why a client of these shapes and dtypes does not fit, or None if it does. No broadcasting, no casting."""
+        """Return why a model with these shapes and dtypes does not fit; None if it fits.
+
+        Shapes and dtypes must be equal: nothing is broadcast or cast.
+        """
+        # Every leaf must be there; safetensors files hold tied weights once.
         for leaf in self.leaves:
             if leaf.name not in shapes:
                 if leaf.tied is not None:
-                    continue  # safetensors files hold tied weights once
+                    continue
                 return f"missing key {leaf.name!r}"
             shape, dtype = shapes[leaf.name]
             if shape != leaf.shape:
                 return f"{leaf.name!r} has shape {shape}, expected {leaf.shape}"
             if dtype != leaf.dtype:
                 return f"{leaf.name!r} is {dtype}, expected {leaf.dtype}"
+
+        # No other key may be there.
         extra = sorted(set(shapes) - {leaf.name for leaf in self.leaves}, key=str)
         return f"unexpected key {extra[0]!r}" if extra else None
 
     def layers(self, granularity: Granularity | None) -> Layers:
-        """The parameter vector cut into layers.
+        """Return the partition of the parameter vector into layers.
 
-        `None` is the whole model; `"tensor"` one layer per leaf; `"module"` one per module (`conv1.weight` and
-        `conv1.bias` together); a tuple of sizes cuts the flat vector; a tuple of name patterns groups the leaves
-        (what no pattern matches forms the layer `rest`).
+        Args:
+            granularity: `None` for the whole model; `"tensor"` for one layer per leaf; `"module"`
+                for one layer per module (`conv1.weight` and `conv1.bias` together); a tuple of
+                sizes to cut a flat vector; a tuple of name patterns to group leaves (leaves that
+                match no pattern form the layer `rest`).
         """
+        # Label every parameter with its layer.
         if granularity is None:
             return Layers((FLAT,), ((0, self.dim, 0),))
         if isinstance(granularity, tuple) and granularity and all(isinstance(size, int) for size in granularity):
@@ -196,30 +239,43 @@ class Layout:
         elif granularity == "module":
             labels = [_module(leaf.name) for leaf in self.params]
         elif isinstance(granularity, tuple) and granularity:
-            labels = [_first_match(leaf.name, [str(pattern) for pattern in granularity]) for leaf in self.params]
+            patterns = [str(pattern) for pattern in granularity]
+            labels = [_first_match(leaf.name, patterns) for leaf in self.params]
         else:
-            raise SteelyardError(f"layers={shorten(granularity)}: use {_CUTS}")
+            raise SteelyardError(f"layers={shorten(granularity)}: use {_GRANULARITIES}")
+
+        # Neighbours of the same layer form one span.
         names = tuple(dict.fromkeys(labels))
         spans: list[tuple[int, int, int]] = []
         for leaf, label in zip(self.params, labels, strict=True):
             layer = names.index(label)
             if spans and spans[-1][2] == layer and spans[-1][1] == leaf.start:
-                spans[-1] = (spans[-1][0], leaf.stop, layer)  # neighbours of one layer are one span
+                spans[-1] = (spans[-1][0], leaf.stop, layer)
             else:
                 spans.append((leaf.start, leaf.stop, layer))
         return Layers(names, tuple(spans))
 
     def stat_layer(self, leaf: Leaf, layers: Layers) -> int | None:
-        """The layer whose weights a statistic follows: that of its module's parameters, if it has any."""
+        """Return the layer whose weights a statistic uses: that of its module's first parameter.
+
+        Return None if the module has no parameters.
+        """
         module = _module(leaf.name)
-        sibling = next((other for other in self.params if _module(other.name) == module and other.size), None)
-        return None if sibling is None else layers.layer_at(sibling.start)
+        for param in self.params:
+            if param.size and _module(param.name) == module:
+                return layers.layer_at(param.start)
+        return None
 
     def _by_sizes(self, sizes: tuple[int, ...]) -> Layers:
+        """Return consecutive layers of these sizes, for a flat model."""
         if not self.flat:
-            raise SteelyardError(f'layers={sizes}: sizes cut a flat tensor; for a state dict use names or "tensor"')
+            raise SteelyardError(
+                f'layers={sizes}: sizes are for a flat tensor; for a state dict use name patterns or "tensor"'
+            )
         if sum(sizes) != self.dim or min(sizes) < 1:
-            raise SteelyardError(f"layers={sizes}: sizes must be positive and add up to the {self.dim} parameters")
+            raise SteelyardError(
+                f"layers={sizes}: use positive sizes that add up to {self.dim}, the number of parameters"
+            )
         stops = np.cumsum(sizes).tolist()
         starts = [0, *stops[:-1]]
         spans = tuple((start, stop, i) for i, (start, stop) in enumerate(zip(starts, stops, strict=True)))
@@ -227,24 +283,26 @@ class Layout:
 
 
 def check_granularity(layers: object) -> None:
-    """Refuse what does not say how to cut any model into layers."""
-    names = layers in ("tensor", "module")
+    """Raise an error if `layers` is not a valid granularity for any model."""
+    is_word = layers in ("tensor", "module")
     is_tuple = isinstance(layers, tuple) and len(layers) > 0
-    sizes = is_tuple and all(type(size) is int and size > 0 for size in layers)  # type: ignore[attr-defined]
-    patterns = is_tuple and all(isinstance(name, str) and name for name in layers)  # type: ignore[attr-defined]
-    if not names and not sizes and not patterns:
-        raise SteelyardError(f"layers={shorten(layers)}: use {_CUTS}")
+    items = layers if isinstance(layers, tuple) else ()
+    are_sizes = is_tuple and all(type(size) is int and size > 0 for size in items)
+    are_patterns = is_tuple and all(isinstance(name, str) and name for name in items)
+    if not is_word and not are_sizes and not are_patterns:
+        raise SteelyardError(f"layers={shorten(layers)}: use {_GRANULARITIES}")
 
 
-def _filled(layout: Layout) -> Layout:
+def _check_has_params(layout: Layout) -> Layout:
+    """Return the layout; raise an error if it has no parameters."""
     if not layout.dim:
-        raise SteelyardError("base holds no float parameter: there is nothing to weigh")
+        raise SteelyardError("base holds no float parameter: there is nothing to aggregate")
     return layout
 
 
-def _ties(base: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Leaves that share all their memory with one of an earlier name, and that name."""
-    seen: dict[tuple[object, ...], str] = {}
+def _find_tied_leaves(base: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the leaves that share their memory with an earlier leaf (by name), and its name."""
+    first_names: dict[tuple[object, ...], str] = {}
     tied: dict[str, str] = {}
     for name in sorted(base):
         tensor = base[name]
@@ -255,19 +313,19 @@ def _ties(base: Mapping[str, torch.Tensor]) -> dict[str, str]:
         if tensor.is_complex():
             raise SteelyardError(f"base[{name!r}] is {tensor.dtype}: store real and imaginary parts as two tensors")
         if tensor.dtype not in DTYPES.values():
-            raise SteelyardError(f"base[{name!r}] is {tensor.dtype}, which cannot be added up: convert it first")
-        # Tensors without memory (empty, or on the meta device) all have the address 0: they are not tied.
-        first = (
-            seen.setdefault((tensor.data_ptr(), tuple(tensor.shape), tensor.stride()), name)
-            if tensor.data_ptr()
-            else name
-        )
+            raise SteelyardError(f"base[{name!r}] is {tensor.dtype}, which cannot be aggregated: convert it first")
+        # Tensors without memory (empty, or on the meta device) have the address 0 and are not tied.
+        if not tensor.data_ptr():
+            continue
+        memory = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        first = first_names.setdefault(memory, name)
         if first != name:
             tied[name] = first
     return tied
 
 
 def _kind(name: str, tensor: torch.Tensor, kinds: Mapping[str, Kind]) -> Kind:
+    """Return the kind of a leaf: that of the first matching pattern, otherwise the default."""
     for pattern, kind in kinds.items():
         if fnmatchcase(name, pattern):
             if kind not in ("param", "stat", "count"):
@@ -284,8 +342,10 @@ def _kind(name: str, tensor: torch.Tensor, kinds: Mapping[str, Kind]) -> Kind:
 
 
 def _module(name: str) -> str:
+    """Return the name of the module that a leaf belongs to."""
     return name.rpartition(".")[0] or name
 
 
 def _first_match(name: str, patterns: Sequence[str]) -> str:
+    """Return the first pattern that matches the name, otherwise `rest`."""
     return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), "rest")

@@ -1,4 +1,4 @@
-"""What a rule decides: coefficients on the updates and on the global model."""
+"""The result of a rule: coefficients on the updates and on the global model."""
 
 from __future__ import annotations
 
@@ -18,32 +18,40 @@ class Reducer(Protocol):
     """A coordinate-wise replacement for the weighted sum."""
 
     def __call__(self, updates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """From `[n, d]` updates: the reduced vector `[d]`, and how often each row was used for it, int64 `[n]`."""
+        """Reduce updates `[n, d]`.
+
+        Returns:
+            The reduced vector `[d]`, and how often each row was used for it, int64 `[n]`.
+        """
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """`target = base * theta + sum_k w_k d_k`, per layer or whole.
+    """The aggregated model `target = base * theta + sum_k w_k d_k`, per layer or for the whole model.
 
-    `base` exists because L-DAWA's and FedLAW's coefficients on models do not sum to 1, and FedNova's coefficients
-    on updates do not either (its base is 1).
+    `base` exists because the coefficients of L-DAWA and FedLAW on models do not sum to 1. Neither
+    do FedNova's coefficients on updates (its base is 1).
 
     Attributes:
         weights: coefficients on the updates, `[g, K]`.
         base: coefficient on the global model, `[g]`.
-        layers: what the leading axis means; None for the whole model.
-        reduce: if set, the sum becomes `sum(w) * reduce({d_k : w_k != 0})`, coordinate by coordinate.
-        rows: a linear map of the updates that comes before `reduce`; without one it is folded into `weights`.
-        stat_scale: multiplies BatchNorm statistics; 1 in every sane rule.
-        stat_clip: if set, a client's statistics may differ from the global ones by at most this many medians, and
-            vectors that clients keep (SCAFFOLD's) from those they had before.
-        clip_norm: if set, the length to which a guard cut the updates: the server parts of client terms and refiners
-            see them cut, too.
-        selects: whether zero weights are the rule's point (Krum): it picks a few clients who share the whole step.
-        void: if set, the round is void for this reason: model and state stay as they were.
-        notes: what the rule wants in the report.
-        scale: the shrinking factor that `weights` and `base` already contain. A server optimizer acts inside it:
-            `theta' = scale * optimizer(theta, target / scale)`.
+        layers: the granularity of the leading axis; None for the whole model.
+        reduce: if set, the sum becomes `sum(w) * reduce({d_k : w_k != 0})`, coordinate by
+            coordinate.
+        rows: a linear map that is applied to the updates before `reduce`. Without `reduce`, such
+            a map is part of `weights`.
+        stat_scale: factor of the BatchNorm statistics; 1 for nearly all rules.
+        stat_clip: if set, limits how far a client's statistics may be from the global ones, and
+            vectors that clients keep (as SCAFFOLD's) from their old values, as a multiple of the
+            median.
+        clip_norm: if set, the norm to which a guard clipped the updates. Server parts of client
+            terms and refiners see the clipped updates, too.
+        selects: whether the rule selects a few clients on purpose (Krum), so that weights of zero
+            are expected.
+        void: if set, the round is void for this reason: model and state do not change.
+        notes: entries for the report.
+        scale: the shrinking factor that `weights` and `base` already contain. A server optimizer
+            acts before it: `theta' = scale * optimizer(theta, target / scale)`.
     """
 
     weights: Array
@@ -61,7 +69,7 @@ class Mixture:
 
     @staticmethod
     def convex(weights: Array) -> Mixture:
-        """Weights that are divided by their sum, on top of the unchanged global model."""
+        """Return a mixture with these weights divided by their sum; `base` is 1."""
         total = weights.sum(axis=1, keepdims=True)
         return Mixture(weights / total, np.ones(weights.shape[0]))
 
@@ -71,44 +79,50 @@ class Mixture:
         shares: Array = self.weights / self.weights.sum(axis=1, keepdims=True)
         return shares
 
-    def reweighted(self, shares: Array, **notes: Any) -> Mixture:
-        """The same total and base, divided anew among the clients: how every modifier passes its result on."""
+    def reweight(self, shares: Array, **notes: Any) -> Mixture:
+        """Return a mixture with the same total weight and base, but these shares of the clients."""
         shares = shares / shares.sum(axis=1, keepdims=True)
         base = np.broadcast_to(self.base, (shares.shape[0],))
         total = self.weights.sum(axis=1, keepdims=True)
         return replace(self, weights=shares * total, base=base, notes={**self.notes, **notes})
 
-    def scaled(self, factor: float) -> Mixture:
-        """The mixture whose aggregated model is multiplied by `factor`, after any server optimizer."""
+    def scale_by(self, factor: float) -> Mixture:
+        """Return a mixture whose model is multiplied by `factor`, after any server optimizer."""
         weights = self.weights * factor
         base = self.base * factor
         return replace(self, weights=weights, base=base, scale=self.scale * factor)
 
     def with_global_lr(self, lr: float) -> Mixture:
-        """The mixture whose aggregated step is multiplied by `lr`; the global model keeps its coefficient."""
+        """Return a mixture whose aggregated step is multiplied by `lr`; `base` does not change."""
         return replace(self, weights=self.weights * lr)
 
     def in_layers(self, layers: Granularity, count: int) -> Mixture:
-        """The same mixture said once for each layer."""
+        """Return the same mixture with its coefficients repeated for each layer."""
         weights = np.broadcast_to(self.weights, (count, self.weights.shape[1]))
-        return replace(self, weights=weights, base=np.broadcast_to(self.base, (count,)), layers=layers)
+        base = np.broadcast_to(self.base, (count,))
+        return replace(self, weights=weights, base=base, layers=layers)
 
     def of_rows(self, rows: RowMap) -> Mixture:
-        """A mixture of the updates `rows @ D`, written as one of `D`: how clipping and mixing wrappers pass it on."""
+        """Return this mixture of the updates `rows @ D` as a mixture of the updates `D`.
+
+        Rules that clip or mix updates return their result this way.
+        """
         if self.reduce is None:
             return replace(self, weights=self.weights @ rows)
-        return replace(self, rows=rows if self.rows is None else compose_rows(self.rows, rows))
+        if self.rows is not None:
+            rows = compose_rows(self.rows, rows)
+        return replace(self, rows=rows)
 
     @property
     def finite(self) -> bool:
-        """Whether every coefficient is."""
+        """Whether every coefficient is finite."""
         return bool(np.isfinite(self.weights).all() and np.isfinite(self.base).all())
 
     @property
     def client_weights(self) -> Array:
-        """The weights on the clients' own updates `[g, K]`, also where they come through `rows`."""
+        """The weights on the clients' own updates, `[g, K]`, with `rows` included."""
         return self.weights if self.rows is None else self.weights @ self.rows
 
-    def noted(self, **notes: Any) -> Mixture:
-        """The same mixture, with more to report."""
+    def add_report(self, **notes: Any) -> Mixture:
+        """Return the same mixture with these entries added to the report."""
         return replace(self, notes={**self.notes, **notes})

@@ -1,4 +1,4 @@
-"""What a part requires. The needs of a whole are the union of its parts' needs."""
+"""What a part requires. The needs of a composed rule are the union of its parts' needs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from steelyard.core.layout import Granularity
 
 @dataclass(frozen=True)
 class Needs:
-    """A declaration, checked both ways: a rule may touch nothing else, and must have use for all of it.
+    """What a rule or a client term declares to need.
+
+    Reading anything else raises an error; tests check that everything declared is used.
 
     Attributes:
-        metrics: numbers clients report, by name (`num_examples`, `loss`, `label_hist`, ...).
-        gram: inner products between updates (and with the global model).
-        per_layer: what a layer is, for a rule that wants one Gram block for each; None for the whole model.
-        coordinates: the combine pass shows the rule `[K, n]` chunks of updates.
+        metrics: names of the values that clients report (`num_examples`, `loss`, `label_hist`...).
+        gram: inner products of the updates (and with the global model).
+        per_layer: the granularity, for a rule that needs one Gram block per layer; None for the
+            whole model.
+        coordinates: whether the combine pass passes `[K, n]` chunks of updates to the rule.
         probe: loss and gradient of a proxy set at a mixture.
-        broadcast: what clients must receive beside the parameters (`step`, `move`).
+        broadcast: names of the vectors that clients receive with the parameters (`step`, `move`).
     """
 
     metrics: frozenset[str] = frozenset()
@@ -31,7 +34,8 @@ class Needs:
     def __or__(self, other: Needs) -> Needs:
         if self.per_layer and other.per_layer and self.per_layer != other.per_layer:
             raise SteelyardError(
-                f"two rules cut the model into different layers, {self.per_layer!r} and {other.per_layer!r}: choose one"
+                f"two rules use different layers, {self.per_layer!r} and {other.per_layer!r}: "
+                "use the same layers for both"
             )
         return Needs(
             metrics=self.metrics | other.metrics,
@@ -44,5 +48,5 @@ class Needs:
 
     @staticmethod
     def of(*metrics: str, gram: bool = False) -> Needs:
-        """Shorthand: `Needs.of("num_examples", gram=True)`."""
+        """Return needs from metric names: `Needs.of("num_examples", gram=True)`."""
         return Needs(frozenset(metrics), gram=gram)

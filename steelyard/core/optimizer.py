@@ -7,23 +7,25 @@ from collections.abc import Mapping
 
 import torch
 
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 
 class ServerOptimizer(ABC):
-    """Element-wise, so it runs chunk by chunk inside the combine pass.
+    """An element-wise optimizer of the global model; it runs chunk by chunk in the combine pass.
 
-    The aggregated model is a target, `step = target - theta` a pseudo-gradient (with the sign of an ascent), and the
-    optimizer says where the global model goes. BatchNorm statistics and counters do not pass through it. A shrinking
-    factor (`shrink`, `gws`, `fedlaw`) is applied to the result: it is not part of the step.
+    The aggregated model is the target, and `step = target - theta` is a pseudo-gradient (with the
+    sign of an ascent) from which the optimizer computes the new model. BatchNorm statistics and
+    counters do not pass through it. A shrinking factor (`shrink`, `gws`, `fedlaw`) is not part of
+    the step: it is applied to the result.
 
     Attributes:
-        name: the key in text form.
-        slots: names of the vectors it keeps between rounds; they start at zero.
+        name: the key in spec strings.
+        info: title and paper, shown by the command line.
+        slots: names of the vectors that it keeps between rounds; they start at zero.
     """
 
     name: str
-    card: Card
+    info: Info
     slots: tuple[str, ...]
 
     @property
@@ -38,4 +40,11 @@ class ServerOptimizer(ABC):
     def update(
         self, theta: torch.Tensor, step: torch.Tensor, slots: Mapping[str, torch.Tensor], t: int
     ) -> torch.Tensor:
-        """The new parameters of one chunk; `slots` are changed in place; `t` counts rounds from 1."""
+        """Return the new parameters of one chunk.
+
+        Args:
+            theta: the global model.
+            step: the aggregated step.
+            slots: the optimizer's vectors; they are updated in place.
+            t: number of rounds, from 1.
+        """

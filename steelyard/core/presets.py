@@ -1,4 +1,4 @@
-"""Options whose default depends on others: on a preset, or on the optimizer chosen."""
+"""Options whose default depends on other options, such as a preset or an optimizer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any
 
 
 class _Unset(str):
-    """A word that lists of options show, and that no option can be equal to by chance: it is told by identity."""
+    """The placeholder for an option that was not set; compare it with `is`.
+
+    It is text, so that lists of options can print it.
+    """
 
 
 UNSET: Any = _Unset("preset")
 
 
 def fill(part: Any, defaults: Mapping[str, Any]) -> None:
-    """Gives the options of a frozen part that were left out these values."""
+    """Set the options of a frozen part that are `UNSET` to these defaults."""
     for option, value in defaults.items():
         if getattr(part, option) is UNSET:
             object.__setattr__(part, option, value)

@@ -1,4 +1,4 @@
-"""The proxy loss at a mixture of clients, and its slopes, without a graph through K models.
+"""The proxy loss at a mixture of clients, and its derivatives, without a graph through K models.
 
 The mixed model is `theta' = base * theta + sum_k w_k d_k`, so by the chain rule
 
@@ -27,9 +27,12 @@ Objective = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Session(Protocol):
-    """A network and its proxy samples, open for one round; vectors are in the layout's coordinates.
+    """A network and its proxy samples, open for one round.
 
-    `free` is 0 where nothing is learned; None if everything is.
+    Attributes:
+        params: the network's parameters, as a vector in the layout's order.
+        free: a vector that is 0 at parameters that are not trained; None if all are trained.
+        rng: random generator of the session.
     """
 
     params: torch.Tensor
@@ -37,51 +40,59 @@ class Session(Protocol):
     rng: np.random.Generator
 
     def epoch(self) -> Iterator[torch.Tensor]:
-        """The batches of one pass over the proxy samples: their positions."""
+        """Yield the batches of one pass over the proxy samples, as positions of samples."""
 
     def backward(self, batch: torch.Tensor, objective: Objective | None = None) -> float:
-        """Takes the gradient of a batch's loss at `params`; returns the loss.
+        """Compute the gradient of a batch's loss at `params`; return the loss.
 
-        The loss is the probe's own, or an objective: a function of the outputs and the batch's positions.
+        Args:
+            batch: positions of the samples.
+            objective: a function of the outputs and the positions; by default the probe's loss.
         """
 
     def slopes(self) -> Sequence[kernels.Part]:
-        """The gradient of the last pass, in parts: no vector of its own is needed to project it."""
+        """Return the gradient of the last pass in parts, which can be projected without a copy."""
 
     def gradient(self) -> torch.Tensor:
-        """The gradient of the last pass as one vector, which may be written to."""
+        """Return the gradient of the last pass as one vector, which the caller may change."""
 
     def outputs(self) -> torch.Tensor:
-        """What the network at `params` says of all samples, with its running statistics and without a graph."""
+        """Return the outputs of the network for all samples, in evaluation mode, without a graph."""
 
     def adopt(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Takes over statistics and counters, by name; those not given stay."""
+        """Set statistics and counters, by name; the others do not change."""
 
-    def held(self) -> dict[str, torch.Tensor]:
-        """Statistics and counters as they are now."""
+    def copy_buffers(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the statistics and counters."""
 
     def close(self) -> None:
-        """No more passes: gives back what only they need."""
+        """Free the memory that only passes need; no pass may follow."""
 
     def buffers(self) -> Mapping[str, torch.Tensor] | None:
-        """Statistics and counters as the passes left them, by name; None if they are left to the mixture."""
+        """Return the statistics and counters after the passes, by name.
+
+        Return None if the new model has those of the mixture instead.
+        """
 
 
 class ProxyLoss(Protocol):
-    """What can open a session."""
+    """A proxy data set that can open a session."""
 
     def open(
         self, layout: Layout, number: int, buffers: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
     ) -> Session:
-        """A session for round `number`.
+        """Return a session.
 
-        `buffers` are the global model's statistics and counters; a flat model has none, and `state` holds what the last
-        round's session left.
+        Args:
+            layout: the layout of the model.
+            number: number of the round.
+            buffers: statistics and counters of the global model; empty for a flat model.
+            state: for a flat model, the buffers that the previous round's session returned.
         """
 
 
 class Slopes(NamedTuple):
-    """The loss of a batch at a mixture, and its derivatives."""
+    """The loss of a batch at a mixture, and its derivatives by weights and base."""
 
     loss: float
     weights: Array  # [K]
@@ -98,11 +109,11 @@ class Trial:
     rows: RowMap | None = None
 
     def epoch(self) -> Iterator[torch.Tensor]:
-        """The batches of one pass over the proxy samples."""
+        """Yield the batches of one pass over the proxy samples."""
         return self.session.epoch()
 
     def slopes(self, weights: Array, base: float, batch: torch.Tensor) -> Slopes:
-        """Loss and derivatives at `base * theta + sum_k w_k d_k`, `weights` `[K]`."""
+        """Return loss and derivatives at `base * theta + sum_k w_k d_k`, `weights` `[K]`."""
         self.mix(weights, base)
         loss = self.session.backward(batch)
         dots = kernels.project(self.store, len(self.store.ids) + 1, self.session.slopes(), self.chunk)
@@ -110,9 +121,10 @@ class Trial:
         return Slopes(loss, slopes, float(dots[-1]))
 
     def mix(self, weights: Array, base: float) -> None:
-        """Puts the mixed model into the session."""
-        given = weights if self.rows is None else weights @ self.rows
-        add = WeightedSum(given[None], np.array([base]), self.store.layout.row_dtype)
+        """Load the model `base * theta + sum_k w_k d_k` into the session."""
+        if self.rows is not None:
+            weights = weights @ self.rows
+        add = WeightedSum(weights[None], np.array([base]), self.store.layout.row_dtype)
         room = self.session.params
 
         def emit(piece: kernels.Piece, rows: torch.Tensor) -> None:
@@ -121,6 +133,6 @@ class Trial:
         spans = [(0, self.store.layout.dim)]
         kernels.combine(self.store, len(self.store.ids) + 1, spans, emit, self.chunk)
 
-    def transformed(self, rows: RowMap) -> Trial:
-        """The same loss as a function of weights on the updates `rows @ D`."""
+    def transform(self, rows: RowMap) -> Trial:
+        """Return the loss as a function of weights on the updates `rows @ D`."""
         return replace(self, rows=compose_rows(rows, self.rows))

@@ -1,4 +1,8 @@
-"""One round: a rule weighs a store's updates, a sink receives the new model, a report says what happened."""
+"""Run one aggregation round.
+
+A rule computes the weights of a store's updates, a sink receives the new model, and a report
+describes the round.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import torch
 
 from steelyard import kernels
 from steelyard.core.bounds import Bounds, clip_factors
+from steelyard.core.client_state import ClientId, State
 from steelyard.core.errors import (
     BAD_BASE,
     NOT_FINITE,
@@ -29,33 +34,36 @@ from steelyard.core.layout import Layers, Layout, Leaf
 from steelyard.core.mixture import Mixture
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.probe import ProxyLoss, Session
-from steelyard.core.refiner import Held, Refiner
-from steelyard.core.report import Report, describe
+from steelyard.core.refiner import Refiner, SessionSink
+from steelyard.core.round_report import Report, describe
 from steelyard.core.server_step import ServerStep
 from steelyard.core.sink import Sink
+from steelyard.core.spec import to_text
 from steelyard.core.store import UpdateStore
-from steelyard.core.sums import UpdateMap, WeightedSum, finite
-from steelyard.core.table import ClientId, State
-from steelyard.core.text import to_text
+from steelyard.core.sums import UpdateMap, WeightedSum, are_finite
 from steelyard.core.weighting import Weighting
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a round is made of, beside the rule.
+    """The inputs of a round, apart from the rule and the updates.
 
     Attributes:
-        metrics: what clients reported: by name, then by client id.
-        state: what the last round's outcome said to hand on.
-        number: 1 for the first round.
+        metrics: values that clients reported: by metric name, then by client id.
+        state: the state that the previous round's `Outcome` returned.
+        number: number of the round; the first round is 1.
         server: the server optimizer, if any.
-        diagnose: compute the Gram even for a rule that needs none, so that the report is whole.
-        chunk: coordinates per read; any value gives the same bits.
-        step: if given, receives `target - theta`: the aggregated step before the server optimizer.
-        direction: what clients were sent to pull along, if anything: a diagnosed round reports their cosines to it.
-        probe: the server's proxy data, for rules and refiners that look at it.
-        refine: what the server does with the proxy data after the sum.
-        population_examples: how many examples all clients hold, in this round or not; None if unknown.
+        diagnose: whether to compute the Gram even if the rule does not need it, so that the
+            report is complete.
+        chunk: number of coordinates per read; the result has the same bits for any value.
+        step: if set, this tensor receives `target - theta`, the aggregated step before the server
+            optimizer.
+        direction: the vector that the server sent to clients and that a client term pulls along,
+            if any. With `diagnose`, the report has the cosine of each update to it.
+        probe: the server's proxy data, for rules and refiners that use it.
+        refine: the refiner that trains the aggregated model on the proxy data, if any.
+        population_examples: number of examples of all clients, including those that are not in
+            this round; None if unknown.
     """
 
     metrics: Mapping[str, Mapping[ClientId, Any]] = field(default_factory=dict)
@@ -73,9 +81,16 @@ class Round:
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """What a round decided: weights and base by client id order of the store, state, report.
+    """The result of a round.
 
-    `bounds` are those of a guard, if there is one in the rule.
+    Attributes:
+        store: the updates of the accepted clients.
+        weights: coefficients on the updates, `[g, K]`, clients in the order of `store.ids`.
+        base: coefficient on the global model, `[g]`.
+        state: the state for the next round.
+        report: a description of the round.
+        void: whether the round was void, so that model and state did not change.
+        bounds: the bounds that a guard in the rule applied, if there is one.
     """
 
     store: UpdateStore
@@ -87,126 +102,189 @@ class Outcome:
     bounds: Bounds | None = None
 
     def __repr__(self) -> str:
-        """One line; the attributes hold it all."""
-        left_out = f", {len(self.store.quarantined)} quarantined" if self.store.quarantined else ""
-        return f"Outcome({len(self.store.ids)} clients{left_out}, {'void' if self.void else 'weighed'})"
+        """Return a summary on one line."""
+        text = f"{len(self.store.ids)} clients"
+        if self.store.quarantined:
+            text += f", {len(self.store.quarantined)} quarantined"
+        return f"Outcome({text}, {'void' if self.void else 'weighed'})"
 
 
 def run(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
-    """Weighs and combines; a client found to be of no use on the way is quarantined and the round starts over."""
+    """Run a round: compute the weights, combine the updates and write the new model to `sink`.
+
+    If an update or a report turns out to be unusable, its client is quarantined and the round
+    starts again without it.
+
+    Args:
+        rule: computes the weights.
+        store: the updates and the global model.
+        job: the other inputs of the round.
+        sink: receives the new model.
+
+    Returns:
+        The outcome of the round; its store holds the clients that were accepted.
+
+    Raises:
+        NoValidClients: if every client was quarantined.
+        RoundOverflow: if the new model leaves the range of its dtype and no single client is the
+            cause.
+    """
     while True:
         if not store.ids:
             raise NoValidClients(dict(store.quarantined))
         try:
             return _attempt(rule, store, job, sink)
-        except NonFiniteUpdate as found:
-            if len(store.ids) in found.rows:
+        except NonFiniteUpdate as error:
+            # The row after the clients' rows is the global model.
+            if len(store.ids) in error.rows:
                 raise SteelyardError(BAD_BASE) from None
-            store = store.without({store.ids[row]: NOT_FINITE for row in found.rows})
-        except OversizedUpdate as found:
-            store = store.without({store.ids[row]: found.reason for row in found.rows})
-        except RefusedReports as found:
-            store = store.without(found.refused)
+            store = store.without({store.ids[row]: NOT_FINITE for row in error.rows})
+        except OversizedUpdate as error:
+            store = store.without({store.ids[row]: error.reason for row in error.rows})
+        except RefusedReports as error:
+            store = store.without(error.refused)
 
 
 def run_or_void(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
-    """The same, and where no client is valid a void round instead of an error: model and state stay as they were.
+    """Run a round as `run` does, but return a void outcome where `run` raises for lack of a result.
 
-    So does a round whose numbers leave the range of their dtype, where that is not the doing of single clients.
+    A round is void if no client is valid, or if its numbers leave the range of their dtype and no
+    single client is the cause. Model and state do not change in a void round.
     """
     try:
         return run(rule, store, job, sink)
     except NoValidClients as error:
-        return _nothing(store.without(error.quarantined), job, str(error))
+        store = store.without(error.quarantined)
+        reason = str(error)
     except RoundOverflow as error:
-        return _nothing(store, job, str(error))
+        reason = str(error)
+    mixture = Mixture(np.zeros((1, len(store.ids))), np.ones(1), void=reason)
+    return _void_outcome(store, mixture, job)
 
 
-def _nothing(store: UpdateStore, job: Round, reason: str) -> Outcome:
-    cut = store.layout.layers(None)
-    weights = np.zeros((1, len(store.ids)))
-    mixture = Mixture(weights, np.ones(1), void=reason)
-    return Outcome(
-        store, weights, np.ones(1), job.state, describe(store, mixture, weights, cut, None, job.number), True
-    )
+def _void_outcome(store: UpdateStore, mixture: Mixture, job: Round) -> Outcome:
+    """Return the outcome of a round in which the model does not change; `mixture.void` says why."""
+    layers = store.layout.layers(mixture.layers)
+    weights = np.zeros((len(layers.names), len(store.ids)))
+    base = np.ones(len(layers.names))
+    report = describe(store, mixture, weights, layers, None, job.number)
+    return Outcome(store, weights, base, job.state, report, True)
 
 
 def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
+    """Run the round once with all clients of `store`; raise an error that names unusable clients."""
+    # Apply the rule to equal weights.
     evidence = Evidence(rule, store, job)
+    prior = Mixture.convex(np.ones((1, len(store.ids))))
     try:
-        mixture, after = rule.apply(Mixture.convex(np.ones((1, len(store.ids)))), evidence.view(), job.state)
-    except NonFiniteLoss:  # if that is a client's doing, the round goes on without it
+        mixture, after = rule.apply(prior, evidence.view(), job.state)
+    except NonFiniteLoss:
+        # If a client's update is not finite, name it, so that the round continues without it.
         spans = [(0, store.layout.dim)]
-        kernels.combine(store, len(store.ids) + 1, spans, lambda _, rows: _refuse_non_finite(rows), job.chunk)
+        rows = len(store.ids) + 1
+        kernels.combine(store, rows, spans, lambda _, rows: _refuse_non_finite(rows), job.chunk)
         raise
-    cut = store.layout.layers(mixture.layers)
+
+    # Stop here if the rule has no usable result.
     if not mixture.finite:
         raise SteelyardError(
-            f"{to_text(rule)} gives NaN or infinity for a weight, and the base model stays as it was: "
-            "look at what clients report, or use if_finite(...) or guard(...)"
+            f"{to_text(rule)} returned a weight that is NaN or infinite; the base model is unchanged: "
+            "check what clients report, or use if_finite(...) or guard(...)"
         )
     if mixture.void is not None:
-        weights, base = np.zeros((len(cut.names), len(store.ids))), np.ones(len(cut.names))
-        return Outcome(store, weights, base, job.state, describe(store, mixture, weights, cut, None, job.number), True)
+        return _void_outcome(store, mixture, job)
+
+    # Write the new model. `direction` may be the same tensor as `step`, which `_write_model`
+    # overwrites: compute the cosines first.
+    layers = store.layout.layers(mixture.layers)
     state = dict(after)
     bounds = _bounds(evidence, mixture)
-    cosines = evidence.direction_cosines()  # before `direction`, which may be `step`, is replaced
-    weights = _write(evidence, mixture, cut, state, sink, bounds)
-    gram, sizes = evidence.seen(mixture.layers), evidence.metrics.get("num_examples")
+    cosines = evidence.direction_cosines()
+    weights = _write_model(evidence, mixture, layers, state, sink, bounds)
+
+    # Describe the round.
+    gram = evidence.gram_for_report(mixture.layers)
+    sizes = evidence.metrics.get("num_examples")
     lr = 1.0 if job.server is None else job.server.global_lr
-    report = describe(store, mixture, weights, cut, gram, job.number, sizes, lr)
+    report = describe(store, mixture, weights, layers, gram, job.number, sizes, lr)
     if cosines:
         report["direction_cosines"] = cosines
     return Outcome(store, weights, np.array(mixture.base), state, report, False, bounds)
 
 
 def _bounds(evidence: Evidence, mixture: Mixture) -> Bounds | None:
-    """What the guard in the rule, if there is one, decided about each client."""
+    """Return the bounds that the rule's guard applied to each client; None without a guard."""
     if mixture.clip_norm is None or mixture.stat_clip is None:
         return None
     factors = clip_factors(evidence.lengths, mixture.clip_norm)
-    aside = mixture.notes.get("set_aside", {})
-    factors[[client in aside for client in evidence.store.ids]] = 0.0
+    set_aside = mixture.notes.get("set_aside", {})
+    factors[[client in set_aside for client in evidence.store.ids]] = 0.0
     return Bounds(factors, mixture.stat_clip)
 
 
-def _write(
+def _write_model(
     evidence: Evidence,
     mixture: Mixture,
-    cut: Layers,
+    layers: Layers,
     state: dict[str, Any],
     sink: Sink,
     bounds: Bounds | None,
 ) -> Array:
-    """The new model into the sink, refined if it is to be; returns the weights that clients turned out to have."""
-    store, job, layout = evidence.store, evidence.job, evidence.store.layout
-    tried = evidence.tried  # the rule looked at the proxy data, and its passes left statistics
-    if tried and job.refine is None:
+    """Write the new model to `sink`, after the refiner, if there is one, trained it.
+
+    Returns:
+        The weights of the clients, `[g, K]`. With a reducer, they follow from how often it used
+        each update.
+    """
+    store = evidence.store
+    job = evidence.job
+    layout = store.layout
+
+    # With a refiner, the sum goes into the session first.
+    rule_used_probe = evidence.has_session
+    if rule_used_probe and job.refine is None:
         evidence.session.close()
-    held = None if job.refine is None else Held(evidence.session)
-    target: Sink = held or sink
-    used = _combine(store, mixture, cut, job, state, target)
+    session_sink = None if job.refine is None else SessionSink(evidence.session)
+    target: Sink = session_sink or sink
+
+    # Parameters.
+    usage = _combine(store, mixture, layers, job, state, target)
     weights = mixture.client_weights
-    if used is not None:
-        share = used / used.sum()
-        weights = mixture.weights.sum(axis=1, keepdims=True) * (share if mixture.rows is None else share @ mixture.rows)
-    _mix_stats(store, mixture, cut, target)
-    _agree_on_counts(store, mixture, target)
-    if tried:
-        for leaf, values in _left_behind(evidence.session, layout):
+    if usage is not None:
+        share = usage / usage.sum()
+        if mixture.rows is not None:
+            share = share @ mixture.rows
+        weights = mixture.weights.sum(axis=1, keepdims=True) * share
+
+    # Statistics and counters. If the rule ran the network on proxy data, those of its passes may
+    # replace the clients'.
+    _mix_stats(store, mixture, layers, target)
+    _merge_counters(store, mixture, target)
+    if rule_used_probe:
+        for leaf, values in _probe_buffers(evidence.session, layout):
             target.put(leaf, values)
-    if held is not None and job.refine is not None:
+
+    # Train on the proxy data.
+    if session_sink is not None and job.refine is not None:
         share = np.maximum(weights, 0.0).mean(axis=0)
+        share = share / share.sum()
+        trial = evidence.trial()
+        if bounds is not None:
+            trial = trial.transform(bounds.rows)
         before = job.state.get("refine", {})
-        trial = evidence.trial() if bounds is None else evidence.trial().transformed(bounds.rows)
-        state["refine"] = held.refined(job.refine, trial, share / share.sum(), before, sink)
-    if evidence.tried and layout.flat and (buffers := evidence.session.buffers()):
-        state["probe"] = buffers  # a flat model has no place of its own for them
+        state["refine"] = session_sink.refine(job.refine, trial, share, before, sink)
+
+    # A flat model has no leaves for the network's buffers: keep them in the state.
+    if evidence.has_session and layout.flat and (buffers := evidence.session.buffers()):
+        state["probe"] = buffers
     return weights
 
 
-def _left_behind(session: Session, layout: Layout) -> Iterator[tuple[Leaf, torch.Tensor]]:
-    """Statistics and counters as the passes over the proxy data left them, if they count instead of the clients'."""
+def _probe_buffers(session: Session, layout: Layout) -> Iterator[tuple[Leaf, torch.Tensor]]:
+    """Yield the statistics and counters after the passes over the proxy data.
+
+    Yield nothing if the session leaves them to the mixture of the clients.
+    """
     buffers = session.buffers()
     if buffers is not None:
         for leaf in (*layout.stats, *layout.counts):
@@ -214,20 +292,35 @@ def _left_behind(session: Session, layout: Layout) -> Iterator[tuple[Leaf, torch
 
 
 def _combine(
-    store: UpdateStore, mixture: Mixture, cut: Layers, job: Round, state: dict[str, Any], sink: Sink
+    store: UpdateStore,
+    mixture: Mixture,
+    layers: Layers,
+    job: Round,
+    state: dict[str, Any],
+    sink: Sink,
 ) -> Array | None:
-    """The second pass. Returns how often a reducer used each row, if there is one."""
+    """Write the new parameters to `sink`: the second pass over the updates.
+
+    Returns:
+        How often the reducer used each row; None if the mixture has no reducer.
+    """
+    # Choose how rows are combined.
     layout = store.layout
     server = None
     if job.server is not None:
         server = ServerStep(job.server, layout, state, job.state, mixture.scale)
-    reduction = _Reduction(mixture, layout.row_dtype) if mixture.reduce is not None else None
+    reduction = None
+    if mixture.reduce is not None:
+        reduction = _Reduction(mixture, layout.row_dtype)
     mix = reduction or WeightedSum(mixture.weights, mixture.base, layout.row_dtype)
-    step = None if job.step is None else torch.empty_like(job.step)  # the old one stays if the pass fails
+
+    # The step goes into a new tensor: `job.step` does not change if the pass fails.
+    step = None if job.step is None else torch.empty_like(job.step)
 
     def emit(piece: kernels.Piece, rows: torch.Tensor) -> None:
         room = sink.room(piece.start, piece.stop)
-        values = mix(rows, cut.spans[piece.span][2], room)
+        layer = layers.spans[piece.span][2]
+        values = mix(rows, layer, room)
         if step is not None:
             torch.sub(values, rows[-1], out=step[piece.start : piece.stop])
         if server is not None:
@@ -235,85 +328,109 @@ def _combine(
             if not server.is_finite(piece.start, piece.stop):
                 _refuse_non_finite(rows)
                 server.refuse_overflow(rows)
-        if not finite(values):
+        if not are_finite(values):
             _refuse_non_finite(rows)
-            raise RoundOverflow(f"the aggregated model overflows {layout.row_dtype}: the base model stays as it was")
+            raise RoundOverflow(f"the aggregated model overflows {layout.row_dtype}: the base model is unchanged")
         if values is not room:
             sink.write(piece.start, values)
 
-    kernels.combine(store, len(store.ids) + 1, [(start, stop) for start, stop, _ in cut.spans], emit, job.chunk)
+    # Run the pass.
+    spans = [(start, stop) for start, stop, _ in layers.spans]
+    kernels.combine(store, len(store.ids) + 1, spans, emit, job.chunk)
     if job.step is not None and step is not None:
         job.step.copy_(step)
-    return None if reduction is None else reduction.used.numpy().astype(np.float64)
+    if reduction is None:
+        return None
+    return reduction.usage.numpy().astype(np.float64)
 
 
 def _refuse_non_finite(rows: torch.Tensor) -> None:
+    """Raise `NonFiniteUpdate` if a row holds NaN or infinity."""
     bad = torch.nonzero(~torch.isfinite(rows).all(dim=1)).flatten().tolist()
     if bad:
         raise NonFiniteUpdate(tuple(bad))
 
 
 class _Reduction:
-    """Runs a mixture's reducer on chunks and counts whom it used."""
+    """Runs a mixture's reducer on chunks and counts how often it used each row (`usage`)."""
 
     def __init__(self, mixture: Mixture, dtype: torch.dtype) -> None:
         assert mixture.reduce is not None
         self.reduce = mixture.reduce
         self.map = None if mixture.rows is None else UpdateMap(mixture.rows, dtype)
-        self.chosen = torch.from_numpy(np.flatnonzero((mixture.weights != 0).any(axis=0)))
+        has_weight = (mixture.weights != 0).any(axis=0)
+        self.selected = torch.from_numpy(np.flatnonzero(has_weight))
         self.total = mixture.weights.sum(axis=1).tolist()
         self.base = mixture.base.tolist()
         self.lock = threading.Lock()
-        self.used = torch.zeros(mixture.weights.shape[1], dtype=torch.int64)
+        self.usage = torch.zeros(mixture.weights.shape[1], dtype=torch.int64)
 
     def __call__(self, rows: torch.Tensor, layer: int, out: torch.Tensor | None) -> torch.Tensor:
         del out
-        if not finite(rows):  # sorting would trim NaN away instead of showing it
+        # Check first: a reducer that sorts would drop NaN silently.
+        if not are_finite(rows):
             _refuse_non_finite(rows)
         updates = rows[:-1]
         if self.map is not None:
             updates = self.map(updates)
-        values, used = self.reduce(updates[self.chosen])
+        values, usage = self.reduce(updates[self.selected])
         with self.lock:
-            self.used.index_add_(0, self.chosen, used)
+            self.usage.index_add_(0, self.selected, usage)
         mixed: torch.Tensor = self.base[layer] * rows[-1] + self.total[layer] * values
         return mixed
 
 
-def _agree_on_counts(store: UpdateStore, mixture: Mixture, sink: Sink) -> None:
-    """Counters, one at a time: integers can be as large as parameters."""
+def _merge_counters(store: UpdateStore, mixture: Mixture, sink: Sink) -> None:
+    """Write the counters of the new model, one leaf at a time: they can be as large as parameters."""
     for leaf in store.layout.counts:
-        tracked = leaf.name.endswith("num_batches_tracked")
-        sink.put(leaf, _agreed(store.counts(leaf), tracked, mixture.stat_clip).to(leaf.dtype))
+        is_batch_count = leaf.name.endswith("num_batches_tracked")
+        counts = _merge_counts(store.counts(leaf), is_batch_count, mixture.stat_clip)
+        sink.put(leaf, counts.to(leaf.dtype))
 
 
-def _agreed(counts: torch.Tensor, tracked: bool, clip: float | None) -> torch.Tensor:
-    """Batches seen: the most of any client, if a guard lets that pass. Anything else: what half the clients reach."""
-    if tracked and clip is None:
+def _merge_counts(counts: torch.Tensor, is_batch_count: bool, clip: float | None) -> torch.Tensor:
+    """Return one counter of the new model from those of the clients, `[K, ...]`.
+
+    It is the (lower) median over clients. For a number of batches it is the maximum, unless a guard
+    is active and the maximum is larger than `clip` times the median.
+    """
+    if is_batch_count and clip is None:
         return counts.amax(dim=0)
-    half = (counts.byte() if counts.dtype == torch.bool else counts).kthvalue((len(counts) + 1) // 2, dim=0).values
-    if not tracked or clip is None:
-        return half
-    most = counts.amax(dim=0)
-    return torch.where(most > clip * half.double(), half, most)
+    numbers = counts.byte() if counts.dtype == torch.bool else counts
+    median = numbers.kthvalue((len(counts) + 1) // 2, dim=0).values
+    if not is_batch_count or clip is None:
+        return median
+    maximum = counts.amax(dim=0)
+    return torch.where(maximum > clip * median.double(), median, maximum)
 
 
-def _mix_stats(store: UpdateStore, mixture: Mixture, cut: Layers, sink: Sink) -> None:
-    """Running statistics: a convex combination of the clients', whatever base and sign the weights have."""
+def _mix_stats(store: UpdateStore, mixture: Mixture, layers: Layers, sink: Sink) -> None:
+    """Write the running statistics of the new model.
+
+    They are a convex combination of the clients' statistics, also where weights are negative or
+    `base` is not 1.
+    """
     layout = store.layout
     if not layout.stats:
         return
     clients, base = (tensor.numpy() for tensor in store.stats())
+
+    # A guard limits how far a client's statistics may be from the global ones.
     if mixture.stat_clip is not None:
-        away = clients - base
-        norms = np.linalg.norm(away, axis=1)
+        change = clients - base
+        norms = np.linalg.norm(change, axis=1)
         limit = mixture.stat_clip * float(np.median(norms))
-        clients = base + away * np.minimum(1.0, limit / np.where(norms > 0, norms, 1.0))[:, None]
+        clients = base + change * np.minimum(1.0, limit / np.where(norms > 0, norms, 1.0))[:, None]
+
+    # Shares [g, K] from the positive weights; equal shares where no weight is positive.
     positive = np.maximum(mixture.client_weights, 0.0)
     total = positive.sum(axis=1, keepdims=True)
-    shares = np.where(total > 0, positive / np.where(total > 0, total, 1.0), 1 / positive.shape[1])  # [g, K]
+    equal = 1 / positive.shape[1]
+    shares = np.where(total > 0, positive / np.where(total > 0, total, 1.0), equal)
+
+    # A statistic follows its module's layer, or the mean over layers.
     for leaf in layout.stats:
-        layer = layout.stat_layer(leaf, cut)
+        layer = layout.stat_layer(leaf, layers)
         share = shares.mean(axis=0) if layer is None else shares[layer]
         values = mixture.stat_scale * (share @ clients[:, leaf.start : leaf.stop])
         if leaf.name.endswith("running_var"):

@@ -1,4 +1,4 @@
-"""Linear maps of a round's updates, `rows @ D`, without a matrix where none is needed."""
+"""Linear maps of a round's updates, `rows @ D`; selections need no matrix."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Array = NDArray[np.float64]
 class Selection:
     """Some of the updates, each times a factor: row `i` is `factors[i] * D[index[i]]`.
 
-    Under `@` it behaves like the matrix it stands for, at a cost that is linear in the other operand.
+    With `@` it acts like the matrix it represents, at a cost linear in the size of the operand.
 
     Attributes:
-        index: which update each row is, `[n]`, ascending.
-        factors: what it is multiplied by, `[n]`.
+        index: position of the update of each row, `[n]`, ascending.
+        factors: factor of each row, `[n]`.
         count: number of updates K.
     """
 
@@ -32,13 +32,13 @@ class Selection:
 
     @staticmethod
     def of(keep: Sequence[int] | NDArray[np.intp], factors: Array) -> Selection:
-        """The updates `keep`, each times its entry of `factors` `[K]`."""
+        """Return the selection of the updates `keep`, each times its entry of `factors` `[K]`."""
         index = np.asarray(keep, dtype=np.intp)
         return Selection(index, factors[index], len(factors))
 
     @property
     def is_identity(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the selection holds every update with the factor 1."""
         return len(self.index) == self.count and bool((self.factors == 1.0).all())
 
     @overload
@@ -48,7 +48,7 @@ class Selection:
     def __matmul__(self, other: Array) -> Array: ...
 
     def __matmul__(self, other: Array | Selection) -> Array | Selection:
-        """Selects from the rows of `other`: a vector, a matrix or another selection."""
+        """Return `self @ other`: selected rows of a vector, a matrix or another selection."""
         if isinstance(other, Selection):
             factors = self.factors * other.factors[self.index]
             return Selection(other.index[self.index], factors, other.count)
@@ -57,7 +57,7 @@ class Selection:
         return selected
 
     def __rmatmul__(self, other: Array) -> Array:
-        """`other @ self`: coefficients on the rows `[..., n]` as coefficients on the updates `[..., K]`."""
+        """Return `other @ self`: from coefficients on the rows `[..., n]` to those on updates `[..., K]`."""
         coefficients = np.zeros((*other.shape[:-1], self.count))
         coefficients[..., self.index] = other * self.factors
         return coefficients
@@ -67,7 +67,7 @@ RowMap = Array | Selection
 
 
 def compose_rows(rows: RowMap, inner: RowMap | None) -> RowMap:
-    """The map that applies `inner` first, if there is one, and then `rows`."""
+    """Return the map that applies `inner` first, if there is one, and then `rows`."""
     if inner is None:
         return rows
     composed: RowMap = rows @ inner

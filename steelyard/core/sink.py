@@ -1,4 +1,4 @@
-"""Where a new model goes."""
+"""The interface of what receives a new model."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from steelyard.core.layout import Leaf
 
 
 class Sink(Protocol):
-    """Receives the new model: parameters by position, from several threads, and other leaves whole."""
+    """Receives a new model.
+
+    Parameters arrive in chunks, from several threads; statistics and counters leaf by leaf.
+    """
 
     def room(self, start: int, stop: int) -> torch.Tensor | None:
-        """Where to put coordinates `start:stop` in the rows' dtype, or None to have them handed to `write`."""
+        """Return a tensor for the coordinates `start:stop`, in the dtype of the rows.
+
+        Return None to receive them through `write` instead.
+        """
 
     def write(self, start: int, values: torch.Tensor) -> None:
-        """Parameters from position `start` on."""
+        """Write parameters, starting at position `start`."""
 
     def put(self, leaf: Leaf, values: torch.Tensor) -> None:
-        """A statistic or a counter, in the leaf's dtype."""
+        """Write a statistic or a counter, in the leaf's dtype."""

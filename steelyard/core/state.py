@@ -1,6 +1,7 @@
-"""State on disk: one safetensors file, no pickle.
+"""Saves and loads state: one safetensors file, no pickle.
 
-Tensors are stored as tensors; everything else as JSON in the file's metadata. Numbers come back bit for bit.
+Tensors are stored as tensors, everything else as JSON in the file's metadata. Numbers are restored
+bit for bit.
 """
 
 from __future__ import annotations
@@ -17,14 +18,22 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from steelyard.core.client_state import State
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import State
 
 _KEY = "steelyard.state"
 
 
 def save_state(path: str | os.PathLike[str], state: State) -> None:
-    """Writes a state atomically: after a crash, the old file or the new one is there, complete."""
+    """Write a state atomically: after a crash, either the old or the new file is complete.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_state(Path(folder) / "state", {"fedadp": {"angles": {"a": 0.5}}})
+        ...     load_state(Path(folder) / "state")
+        {'fedadp': {'angles': {'a': 0.5}}}
+    """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_encode(state, tensors), allow_nan=True)
     path = Path(path)
@@ -42,7 +51,7 @@ def save_state(path: str | os.PathLike[str], state: State) -> None:
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Waits until a file, or the names in a directory, are on disk."""
+    """Wait until a file, or the entries of a directory, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -51,7 +60,7 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def load_state(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads what `save_state` wrote."""
+    """Read a state that `save_state` wrote."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         if _KEY not in metadata:
@@ -62,22 +71,23 @@ def load_state(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the value as JSON data; its tensors are added to `tensors`."""
     if isinstance(value, torch.Tensor):
         name = f"t{len(tensors)}"
         tensors[name] = value.detach().contiguous()
         return {"tensor": name}
-    if isinstance(value, Mapping):  # as pairs: client ids may be numbers, which JSON's objects cannot hold as keys
+    # Mappings become pairs: client ids may be numbers, and keys of JSON objects are text.
+    if isinstance(value, Mapping):
         return {"map": [[key, _encode(item, tensors)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):
         return [_encode(item, tensors) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise SteelyardError(
-        f"state holds a {type(value).__name__}: only numbers, text, lists, dicts and tensors are plain data"
-    )
+    raise SteelyardError(f"state holds a {type(value).__name__}: use only numbers, text, lists, dicts and tensors")
 
 
 def _decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return the value that `_encode` encoded."""
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The one thing that knows where tensors are."""
+"""The interface of update stores: they give access to tensors in memory or on disk."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from steelyard.core.client_state import ClientId
 from steelyard.core.layout import Layout, Leaf, Params
-from steelyard.core.table import ClientId
 
 
 @runtime_checkable
 class UpdateStore(Protocol):
-    """K accepted clients and the global model, in an order that does not depend on who came first.
+    """K accepted clients and the global model, in an order independent of the order of arrival.
 
-    Rows are what the kernels see: `d_k = theta_k - theta` for each client in the order of `ids`, then `theta`
-    itself, in the layout's `row_dtype`.
+    Kernels read rows: `d_k = theta_k - theta` for each client in the order of `ids`, then `theta`,
+    in the layout's `row_dtype`.
     """
 
     @property
     def layout(self) -> Layout:
-        """The leaves of the model."""
+        """The layout of the model."""
 
     @property
     def ids(self) -> tuple[ClientId, ...]:
-        """Accepted clients, sorted."""
+        """Ids of the accepted clients, sorted."""
 
     @property
     def given(self) -> tuple[ClientId, ...]:
-        """All clients, refused ones too, in the order they were given."""
+        """Ids of all clients, including refused ones, in the caller's order."""
 
     @property
     def base(self) -> Params:
@@ -37,22 +37,22 @@ class UpdateStore(Protocol):
 
     @property
     def quarantined(self) -> Mapping[ClientId, str]:
-        """Refused clients, with the reason."""
+        """Reasons of refusal, by the ids of the refused clients."""
 
     def scratch(self, length: int) -> torch.Tensor | None:
-        """A buffer that `rows` may fill, one per thread; None if rows are served in place."""
+        """Return a buffer for `rows`, one per thread; None if `rows` needs no copy."""
 
     def rows(self, start: int, stop: int, scratch: torch.Tensor | None) -> torch.Tensor:
-        """Coordinates `start:stop` of every row, `[K+1, stop - start]`."""
+        """Return the coordinates `start:stop` of every row, `[K+1, stop - start]`."""
 
     def stats(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Running statistics as float64: of the clients `[K, m]` and of the global model `[m]`."""
+        """Return the statistics in float64: of the clients `[K, m]` and of the global model `[m]`."""
 
     def counts(self, leaf: Leaf) -> torch.Tensor:
-        """One of the clients' counters, `[K, ...]`."""
+        """Return a counter of all clients, `[K, ...]`."""
 
     def base_counts(self) -> Mapping[str, torch.Tensor]:
-        """The global model's counters."""
+        """Return the counters of the global model, by name."""
 
     def without(self, refused: Mapping[ClientId, str]) -> UpdateStore:
-        """The same store less these clients."""
+        """Return the store without these clients; `refused` maps ids to reasons."""

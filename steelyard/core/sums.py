@@ -1,4 +1,4 @@
-"""The one weighted sum in the tree, and what a plain sum gives away."""
+"""The weighted sum of updates, linear maps of updates, and a fast check for finite values."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import torch
 from steelyard import threads
 from steelyard.core.rows import Array, RowMap, Selection
 
-ALIGNMENT = 64  # bytes: torch's own for fresh tensors
+ALIGNMENT = 64  # bytes: the alignment of new tensors in torch
 
 
 class WeightedSum:
-    """`base * theta + sum_k w_k d_k`: one matrix-vector product, since `theta` is the last row."""
+    """Computes `base * theta + sum_k w_k d_k` as one matrix-vector product: `theta` is the last row."""
 
     def __init__(self, weights: Array, base: Array, dtype: torch.dtype) -> None:
         table = torch.from_numpy(np.column_stack([weights, base])).to(dtype)  # [g, K+1]
         self.coefficients = list(table)
 
     def __call__(self, rows: torch.Tensor, layer: int, out: torch.Tensor | None) -> torch.Tensor:
-        """Of rows `[K+1, n]`, with the coefficients of a layer, in `out` if there is one."""
+        """Return the sum of rows `[K+1, n]` with a layer's coefficients, in `out` if it is set."""
         if out is None or out.data_ptr() % ALIGNMENT == 0:
             return torch.mv(rows.T, self.coefficients[layer], out=out)
-        # Elsewhere BLAS would begin with a few elements in another arithmetic: bits would depend on the place.
+        # BLAS computes the first elements of an unaligned output differently: bits would depend on
+        # the address.
         return out.copy_(torch.mv(rows.T, self.coefficients[layer]))
 
 
@@ -39,13 +40,17 @@ class UpdateMap:
         self.factors = torch.from_numpy(rows).to(dtype)
 
     def __call__(self, updates: torch.Tensor) -> torch.Tensor:
-        """The mapped updates, `[m, n]`, in memory of their own."""
+        """Return the mapped updates, `[m, n]`, in new memory."""
         if self.index is not None:
             return updates[self.index].mul_(self.factors)
         with threads.alone():
             return self.factors @ updates
 
 
-def finite(values: torch.Tensor) -> bool:
-    """A sum of finite numbers may overflow, but NaN and infinity never leave it: only a bad sum needs a closer look."""
+def are_finite(values: torch.Tensor) -> bool:
+    """Return whether all values are finite.
+
+    A finite sum has only finite terms. The sum of finite numbers may overflow, so that every value
+    is checked if the sum is not finite.
+    """
     return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())

@@ -1,7 +1,8 @@
-"""The interface of what a client adds to plain SGD, and of what the server sends beside the parameters.
+"""The interface of client terms: what a client adds to the gradient of plain SGD.
 
-A term acts on flat parameters, where its gradient is a few vector operations: it needs no autograd graph. Vectors have
-a leading axis of clients that are trained side by side, `[C, d]`; C is 1 for most models.
+A term acts on flat parameters, where its gradient is a few vector operations without an autograd
+graph. Vectors have a leading axis of clients that train side by side, `[C, d]`; C is 1 for most
+models.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.layout import Leaf
 from steelyard.core.needs import Needs
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 Vectors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class AtClient:
+class ClientContext:
     """What a term sees while clients train.
 
     Attributes:
-        start: the models the clients received, `[C, d]` or `[1, d]`.
+        start: the models that the clients received, `[C, d]` or `[1, d]`.
         lr: the learning rate of this round.
         own: the clients' own vectors of this term, by slot, `[C, d]`.
-        sent: vectors the server sent, by name, `[d]`: its slots of this term, and `step` where declared (the last
-            aggregated step) or `move` (the last change of the global model), both zero in round 1.
-        relative_size: number of examples over the mean of all clients, `[C, 1]`.
+        sent: vectors from the server, by name, `[d]`: its slots of this term and, if the term needs
+            them, `step` (the last aggregated step) or `move` (the last change of the global
+            model). Both are zero in round 1.
+        relative_size: number of examples divided by the mean over all clients, `[C, 1]`.
     """
 
     start: torch.Tensor
@@ -41,27 +43,28 @@ class AtClient:
     sent: Vectors
     relative_size: torch.Tensor
 
-    def first(self, count: int) -> AtClient:
-        """The same for the first `count` clients, once the others have finished."""
+    def first(self, count: int) -> ClientContext:
+        """Return the context of the first `count` clients: the others have finished."""
         start = self.start if self.start.shape[0] == 1 else self.start[:count]
         own = {name: rows[:count] for name, rows in self.own.items()}
-        return AtClient(start, self.lr, own, self.sent, self.relative_size[:count])
+        return ClientContext(start, self.lr, own, self.sent, self.relative_size[:count])
 
 
 @dataclass(frozen=True)
-class AtServer:
-    """What a term sees after the sum, n coordinates at a time; some of it may be changed in place.
+class ServerContext:
+    """What a term sees at the server after the aggregation, for n coordinates at a time.
 
     Attributes:
-        theta: the new global model `[n]`; may be changed.
-        before: the global model the round started from `[n]`.
-        updates: the cohort's updates `[K, n]`.
-        weights: their coefficients in the sum `[K]`.
-        old: the cohort's own vectors of this term before training, by slot `[K, n]`.
-        new: the same after training; may be changed by a term that says so in `writes_slots`.
-        kept: the server's vectors of this term, by slot `[n]`; may be changed.
-        work: local steps of each client, momentum counted in (FedNova's a_i) `[K]`; ones where clients do not tell.
-        lr: the learning rate of this round; NaN where clients choose it themselves (on Flower).
+        theta: the new global model `[n]`; the term may change it in place.
+        before: the global model that the round started from, `[n]`.
+        updates: the cohort's updates, `[K, n]`.
+        weights: their coefficients in the sum, `[K]`.
+        old: the cohort's own vectors of this term before training, by slot, `[K, n]`.
+        new: the same after training; a term with `writes_slots` may change them in place.
+        kept: the server's vectors of this term, by slot, `[n]`; the term may change them in place.
+        work: local steps of each client including the effect of momentum (FedNova's a_i), `[K]`;
+            ones if clients do not report it.
+        lr: the learning rate of this round; NaN if clients choose it themselves (on Flower).
         population: number of all clients.
     """
 
@@ -78,28 +81,36 @@ class AtServer:
 
 
 class ClientTerm(ABC):
-    """Something added to a client's gradient. Abstract or final, a frozen dataclass, as rules are.
+    """A term that is added to a client's gradient.
+
+    Subclasses are frozen dataclasses and are not subclassed further, like rules.
 
     Attributes:
-        name: the key in text form and in the state.
-        card: what the command line says of it.
-        client_slots: vectors every client keeps from one participation to the next; they start at zero.
-        server_slots: vectors the server keeps and sends with the parameters; they start at zero.
-        files_all: whether, where all train, clients outside the cohort keep what that changed, unknown to `settle`.
-        proximal: the mu of a term `mu/2 |x - start|^2` inside this one, which FedNova's normaliser counts in.
-        wants_average: whether it is sound only where the new model is what the rule made of the clients' models.
-        moves_model: whether `settle` moves the new model away from that.
-        told_slots: clients' vectors whose change `settle` looks at.
-        writes_slots: whether `settle` changes clients' vectors: where they keep them themselves, it cannot.
-        wants_start: whether it is sound only where clients start from the global model itself.
-        wants_sgd: whether its correction is a mean of gradients: sound only for SGD whose velocity starts at zero in
-            each round.
-        direction: the name of the sent vector that its penalty pulls along, if any: the record of a round then has
-            each client's cosine to it.
+        name: the key in spec strings and in the state.
+        info: title and paper, shown by the command line.
+        client_slots: names of the vectors that each client keeps between its rounds; they start at
+            zero.
+        server_slots: names of the vectors that the server keeps and sends with the parameters;
+            they start at zero.
+        files_all: whether clients outside the cohort also keep their changed vectors when all
+            clients train. `settle` does not see these changes.
+        proximal: the mu of a penalty `mu/2 |x - start|^2` in this term; FedNova's normaliser
+            includes it.
+        wants_average: whether the term is only correct if the new model is the rule's combination
+            of the clients' models, unchanged.
+        moves_model: whether `settle` changes the new model.
+        told_slots: names of the clients' vectors whose change `settle` reads.
+        writes_slots: whether `settle` changes clients' vectors, which is impossible where clients
+            store them themselves.
+        wants_start: whether the term is only correct if clients start from the global model.
+        wants_sgd: whether the term's correction is a mean of gradients, which is only correct for
+            SGD whose velocity starts at zero in each round.
+        direction: the name of the sent vector that the penalty pulls along, if any. The record of
+            a round then has the cosine of each client to it.
     """
 
     name: str
-    card: Card
+    info: Info
     client_slots: tuple[str, ...] = ()
     server_slots: tuple[str, ...] = ()
     wants_average: bool = False
@@ -111,39 +122,39 @@ class ClientTerm(ABC):
     direction: str = ""
 
     def key(self, slot: str) -> str:
-        """The name of one of its vectors among those of all terms."""
+        """Return the name of a slot among the slots of all terms."""
         return f"{self.name}.{slot}"
 
     @property
     def proximal(self) -> float:
-        """None, by default."""
+        """See the class attributes; 0 by default."""
         return 0.0
 
     @property
     def files_all(self) -> bool:
-        """The cohort alone, by default."""
+        """See the class attributes; False by default."""
         return False
 
     @property
     def needs(self) -> Needs:
-        """Nothing, by default."""
+        """What the term needs; nothing by default."""
         return Needs()
 
     @abstractmethod
-    def add(self, grad: torch.Tensor, x: torch.Tensor, at: AtClient) -> None:
-        """Adds the term's gradient at `x` to `grad`, in place."""
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
+        """Add the term's gradient at `x` to `grad`, in place."""
 
-    def finish(self, x: torch.Tensor, at: AtClient, work: torch.Tensor) -> None:  # noqa: B027 - most keep nothing
-        """Updates the clients' own vectors in place after the last step; `work` is FedNova's a_i `[C, 1]`."""
+    def finish(self, x: torch.Tensor, at: ClientContext, work: torch.Tensor) -> None:  # noqa: B027 - optional
+        """Update the clients' own vectors in place after the last step; `work` is FedNova's a_i `[C, 1]`."""
 
-    def settle(self, at: AtServer) -> None:  # noqa: B027
-        """Updates vectors, and possibly the model, at the server after the sum: coordinate by coordinate.
+    def settle(self, at: ServerContext) -> None:  # noqa: B027 - optional
+        """Update vectors, and possibly the model, at the server after the aggregation.
 
-        It is called for one stretch of the model after another, possibly from several threads.
+        It is called once for each chunk of coordinates, possibly from several threads.
         """
 
-    def shown(self, theta: torch.Tensor, kept: Vectors) -> torch.Tensor:
-        """The model to evaluate, where it is not the one that is sent."""
+    def params_to_evaluate(self, theta: torch.Tensor, kept: Vectors) -> torch.Tensor:
+        """Return the model to evaluate: by default `theta`, the model that clients receive."""
         return theta
 
     def __add__(self, other: ClientTerm | Terms) -> Terms:
@@ -159,7 +170,7 @@ class Terms:
     def __post_init__(self) -> None:
         names = [term.name for term in self.terms]
         if len(set(names)) < len(names):
-            raise SteelyardError(f"client terms {' + '.join(names)}: each may occur once; add up their options instead")
+            raise SteelyardError(f"client terms {' + '.join(names)}: use each term once, with the sum of the options")
 
     def __add__(self, other: ClientTerm | Terms) -> Terms:
         return Terms(self.terms + (other.terms if isinstance(other, Terms) else (other,)))
@@ -169,7 +180,7 @@ class Terms:
 
     @property
     def needs(self) -> Needs:
-        """Those of all terms."""
+        """The needs of all terms together."""
         needs = Needs()
         for term in self.terms:
             needs = needs | term.needs
@@ -177,7 +188,7 @@ class Terms:
 
     @property
     def direction(self) -> str:
-        """The name of the sent vector that one of them pulls along; empty if none does."""
+        """The name of the sent vector that a term pulls along; empty if there is none."""
         return next((term.direction for term in self.terms if term.direction), "")
 
     @property
@@ -187,11 +198,15 @@ class Terms:
 
 
 class Broadcast(ABC):
-    """What clients start from, where that is not the global model itself."""
+    """Where clients start, if not at the global model."""
 
     name: str
-    card: Card
+    info: Info
 
     @abstractmethod
     def coefficients(self, clients: int, leaves: Sequence[Leaf], round: int, rng: np.random.Generator) -> Array:
-        """How much of the last global step each client's start holds, for each leaf: float64 `[clients, leaves]`."""
+        """Return the coefficients of the last global step in each client's start, per leaf.
+
+        Returns:
+            float64 `[clients, leaves]`.
+        """

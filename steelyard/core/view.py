@@ -1,4 +1,7 @@
-"""All that a rule may look at: declared, lazy, and checked on touch."""
+"""The view of a round that rules get.
+
+A rule can read only what its `needs` declare, and expensive values are computed on first use.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,36 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import UndeclaredNeed
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Granularity
 from steelyard.core.needs import Needs
 from steelyard.core.probe import Trial
 from steelyard.core.rows import RowMap, Selection, compose_rows
-from steelyard.core.table import ClientId
 
 
 @dataclass(frozen=True)
 class View:
     """One round as a rule sees it.
 
-    The Gram is computed on first touch, so a gate that stays closed costs no pass over the updates.
+    The Gram is computed on first use, so a gate that stays closed costs no pass over the updates.
 
-    `global_lr` is the server's learning rate on the aggregated step (1 where its optimizer does more than scale), and
-    `population_examples` the number of examples of all clients, in this round or not, where that is known.
+    Attributes:
+        ids: the clients of the round.
+        round: number of the round.
+        needs: what the rule declared; reading anything else raises `UndeclaredNeed`.
+        metrics: reported values by name, `[K]` or `[K, C]`.
+        grams: returns the Gram for a granularity.
+        layer_counts: returns the number of layers for a granularity.
+        trials: returns the proxy loss as a function of weights.
+        lengths: returns the norms of the updates, `[K]`.
+        layers: the granularity of the view; None for the whole model.
+        rows: a linear map of the updates that the view applies, if any.
+        global_lr: the server's learning rate on the aggregated step; 1 where the server optimizer
+            does more than scale the step.
+        population_examples: number of examples of all clients, including those that are not in
+            this round, if known.
     """
 
     ids: tuple[ClientId, ...]
@@ -40,24 +56,28 @@ class View:
     population_examples: int | None = None
 
     def metric(self, name: str) -> Array:
-        """What clients reported under this name, float64 `[K]` (`[K, C]` for histograms)."""
+        """Return the values that clients reported: float64 `[K]` (`[K, C]` for histograms)."""
         if name not in self.needs.metrics:
-            raise UndeclaredNeed(f"the rule reads metric {name!r} but declares only {sorted(self.needs.metrics)}")
+            declared = sorted(self.needs.metrics)
+            raise UndeclaredNeed(f"the rule reads metric {name!r} but declares only {declared}")
         return self.metrics[name]
 
     @property
     def gram(self) -> Gram:
-        """Inner products of the updates, whole or per layer."""
+        """The Gram of the updates, of the whole model or per layer."""
         return self._gram(self.layers)
 
     @property
     def whole_gram(self) -> Gram:
-        """The whole model's Gram, also inside `per_layer`."""
+        """The Gram of the whole model, also inside `per_layer`."""
         return self._gram(None)
 
     @property
     def norms(self) -> Array:
-        """Lengths of the updates, `[K]`: at the cost of reading them, where nobody wants the Gram itself."""
+        """Norms of the updates, `[K]`.
+
+        They take one pass over the updates, and no inner products unless `rows` is a matrix.
+        """
         if not self.needs.gram:
             raise UndeclaredNeed("the rule reads norms but declares gram=False")
         if self.rows is None:
@@ -73,7 +93,7 @@ class View:
         if not self.needs.gram:
             raise UndeclaredNeed("the rule reads the Gram but declares gram=False")
         gram = self.grams(layers)
-        return gram if self.rows is None else gram.transformed(self.rows)
+        return gram if self.rows is None else gram.transform(self.rows)
 
     @property
     def probe(self) -> Trial:
@@ -81,21 +101,22 @@ class View:
         if not self.needs.probe:
             raise UndeclaredNeed("the rule reads the probe but declares probe=False")
         trial = self.trials()
-        return trial if self.rows is None else trial.transformed(self.rows)
+        return trial if self.rows is None else trial.transform(self.rows)
 
     @property
     def layer_count(self) -> int:
-        """Length of the leading axis `g`."""
+        """Number of layers: the length of the leading axis `g`."""
         return self.layer_counts(self.layers)
 
     def cohort_share(self, population_examples: int | None = None) -> float:
-        """The share of all clients' examples that the clients of this round hold.
+        """Return the share of all clients' examples that belongs to the clients of this round.
 
         Args:
-            population_examples: how many examples all clients hold; by default what the round was told.
+            population_examples: number of examples of all clients; by default that of the round.
 
         Returns:
-            A number in (0, 1]; 1 where the population's or the clients' numbers of examples are unknown.
+            A number in (0, 1]; 1 where the numbers of examples of the population or of the clients
+            are unknown.
         """
         total = population_examples or self.population_examples
         sizes = self.metrics.get("num_examples")
@@ -103,24 +124,25 @@ class View:
             return 1.0
         return min(1.0, float(sizes.sum()) / total)
 
-    def restricted(self, needs: Needs) -> View:
-        """The same round for a part that declared these needs."""
+    def restrict(self, needs: Needs) -> View:
+        """Return the view for a part of the rule that declared these needs."""
         return replace(self, needs=needs)
 
     def layered(self, layers: Granularity) -> View:
-        """The same round seen layer by layer."""
+        """Return the view with one entry per layer."""
         return replace(self, layers=layers)
 
-    def transformed(self, rows: RowMap) -> View:
-        """The same round with the updates replaced by `rows @ D`."""
+    def transform(self, rows: RowMap) -> View:
+        """Return the view in which the updates `D` are replaced by `rows @ D`."""
         return replace(self, rows=compose_rows(rows, self.rows))
 
     def only(self, keep: Sequence[int]) -> View:
-        """The same round with these clients alone."""
-        select = Selection.of(keep, np.ones(len(self.ids)))
+        """Return the view of the clients at the positions `keep`."""
+        selection = Selection.of(keep, np.ones(len(self.ids)))
+        ids = tuple(self.ids[k] for k in keep)
         metrics = {name: values[list(keep)] for name, values in self.metrics.items()}
-        return replace(self.transformed(select), ids=tuple(self.ids[k] for k in keep), metrics=metrics)
+        return replace(self.transform(selection), ids=ids, metrics=metrics)
 
     def with_metrics(self, metrics: Mapping[str, Array]) -> View:
-        """The same round with some reported numbers replaced."""
+        """Return the view with some of the reported values replaced."""
         return replace(self, metrics={**self.metrics, **metrics})

@@ -1,25 +1,25 @@
-"""The interface of a rule."""
+"""The interface of rules."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from steelyard.core.client_state import State
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
-from steelyard.core.table import State
 from steelyard.core.view import View
 
 
 @dataclass(frozen=True)
-class Card:
-    """What `steelyard rules` and `steelyard explain` say of a rule beyond its needs.
+class Info:
+    """What `steelyard rules` and `steelyard explain` print about a part, apart from its needs.
 
     Attributes:
-        title: one line.
-        paper: citation.
-        secagg: whether and how the rule can work when the server sees only sums of updates.
-        dp: what differential privacy asks of it.
+        title: a description of one line.
+        paper: the citation.
+        secagg: whether and how the rule works if the server sees only sums of updates.
+        dp: what differential privacy requires.
     """
 
     title: str
@@ -29,43 +29,46 @@ class Card:
 
 
 class Weighting(ABC):
-    """A rule: from a prior mixture and a view of the round to a mixture.
+    """A rule computes a mixture from a prior mixture and a view of the round.
 
-    Abstract or final: to change a rule, wrap it. A rule is a frozen dataclass that stores and validates its options;
-    `repr` is the experiment's record.
+    A rule is a frozen dataclass that stores and validates its options. Do not subclass a concrete
+    rule: to change a rule, wrap it.
 
     Attributes:
-        name: the key in text form and in the state.
-        modifies: True if the rule starts from the incoming mixture, False if it ignores it (a source).
-        scales: True if it only makes the aggregated model longer or shorter, whoever has what share of it.
-        card: what the command line says of it.
+        name: the key in spec strings and in the state.
+        info: title, paper and privacy properties, shown by the command line.
+        modifies: True if the rule starts from the prior mixture, False if it ignores it (a source).
+        scales: True if the rule only scales the aggregated model and keeps the clients' shares.
     """
 
     name: str
-    card: Card
+    info: Info
     modifies: bool
     scales: bool = False
 
     @property
     @abstractmethod
     def needs(self) -> Needs:
-        """What the rule looks at."""
+        """What the rule reads."""
 
     @abstractmethod
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
-        """The mixture of this round, and the state for the next: new plain data, the old is left alone."""
+        """Return the mixture of this round and the state for the next.
+
+        The state is plain data. The old state must not be changed.
+        """
 
     @property
     def final(self) -> bool:
-        """Whether nobody may divide the shares anew after it: it, or a part of it, has bounded them."""
+        """Whether no later rule may change the shares, because this rule or a part limits them."""
         return any(part.final for part in self.parts)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a user should know of these options, in sentences."""
+        """Sentences about these options that a user should know."""
         return ()
 
     @property
     def parts(self) -> tuple[Weighting, ...]:
-        """The rules this one is made of."""
+        """The rules inside this rule."""
         return ()

@@ -1,6 +1,14 @@
-"""Data: what a federation trains on, where it comes from, and how it is spread over clients."""
+"""Data sets: where they come from, how they are read, and how they are distributed over clients."""
 
-from steelyard.data import blocks, dirichlets, domains, images, news, shakespeare, tiny_imagenet
+from steelyard.data import (
+    block_partitions,
+    dirichlet_partitions,
+    domains,
+    images,
+    news,
+    shakespeare,
+    tiny_imagenet,
+)
 from steelyard.data.corruption import corrupt
 from steelyard.data.dataset import Dataset, Federation
 from steelyard.data.partitions import PARTITIONS, Partition, partition
@@ -15,9 +23,9 @@ __all__ = [
     "Partition",
     "Source",
     "Vocabulary",
-    "blocks",
+    "block_partitions",
     "corrupt",
-    "dirichlets",
+    "dirichlet_partitions",
     "domains",
     "encode",
     "images",

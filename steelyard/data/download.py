@@ -1,4 +1,4 @@
-"""Downloads: to a neighbour of the file, resumed where they stopped, verified, and only then given the file's name."""
+"""Download files: resume after interruptions, verify the checksum, then rename the file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from steelyard.core.errors import SteelyardError
 from steelyard.data.damage import write
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes there are, and with all there will be if that is known."""
+"""Called with the number of bytes received so far, and the total number if it is known."""
 
-LIMIT = 8 << 30  # bytes of a file whose size is not known
+LIMIT = 8 << 30  # maximum number of bytes of a file whose size is not known
 TIMEOUT = 30.0
 _STEP = 1 << 18
+_RETRY = "try again, and it resumes from there"
 
 
 def fetch(
@@ -35,136 +36,175 @@ def fetch(
     progress: Progress | None = None,
     timeout: float = TIMEOUT,
 ) -> Path:
-    """Downloads a file, or leaves it as it is if it is there and whole.
+    """Download a file and return its path; do nothing if the file is there and complete.
 
-    Bytes go to `path.part`; what an interrupted download left there is kept, and the rest asked for. The file gets its
-    name when its checksum is right, and never otherwise. Of two processes that fetch the same file, one waits.
+    The bytes are written to `path.part`. After an interruption the next call keeps them and asks
+    the server for the rest. The file gets its final name only if its checksum is right. If two
+    processes fetch the same file, one of them waits.
 
     Args:
-        url: where it is, by http or https.
-        path: where it shall be.
-        sha256: its checksum; or
-        md5: an older one.
-        size: its bytes, if known.
-        progress: called as bytes come in.
-        timeout: seconds without a byte that end it.
+        url: an http or https address.
+        path: the file to write.
+        sha256: the checksum; give this or `md5`.
+        md5: the checksum; give this or `sha256`.
+        size: the number of bytes, if known.
+        progress: called as bytes arrive.
+        timeout: stop after this many seconds without a byte.
     """
+    # Check the arguments.
     target = Path(path)
     if not url.lower().startswith(("http://", "https://")):
-        raise SteelyardError(f"{url}: only http and https are fetched")
+        raise SteelyardError(f"{url}: only http and https are supported")
     if (sha256 is None) == (md5 is None):
         raise SteelyardError(f"{url}: give one checksum, sha256 or md5")
-    wanted = (sha256 or md5 or "").lower()
-    job = _Job(url, target, "sha256" if sha256 else "md5", wanted, size, progress or _silent, timeout)
+    checksum = (sha256 or md5 or "").lower()
+    algorithm = "sha256" if sha256 else "md5"
+    job = _Download(url, target, algorithm, checksum, size, progress or _ignore_progress, timeout)
+    # Download to the partial file, unless the target is complete.
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_file() and job.digest_of(target) == wanted:
+        if job.is_complete():
             return target
-        beside = target.with_name(f"{target.name}.part")
-        with _locked(beside) as part:
-            if not (target.is_file() and job.digest_of(target) == wanted):  # else another process was first
-                if not job.run(part):
-                    beside.unlink()
-                    raise SteelyardError(
-                        f"{url}: what came has another {job.algorithm} than {wanted} and was removed: try again"
-                    )
-                os.fsync(part.fileno())
-                os.replace(beside, target)
-                _settle(target.parent)
+        partial = target.with_name(f"{target.name}.part")
+        with _lock_file(partial) as part:
+            if job.is_complete():  # another process has fetched it while this one waited
+                return target
+            if not job.run(part):
+                partial.unlink()
+                raise SteelyardError(
+                    f"{url}: the file received has another {algorithm} than {checksum} and was removed: try again"
+                )
+            # Rename the verified file.
+            os.fsync(part.fileno())
+            os.replace(partial, target)
+            _sync_directory(target.parent)
     except OSError as error:
         reason = error.strerror or error
-        raise SteelyardError(f"{target}: cannot be written ({reason}): make room or choose another place") from error
+        raise SteelyardError(
+            f"{target}: cannot be written ({reason}): free some space or choose another directory"
+        ) from error
     return target
 
 
-class _Job:
-    """One file: what it is, and how it comes in."""
+class _Download:
+    """The download of one file."""
 
     def __init__(
-        self, url: str, target: Path, algorithm: str, wanted: str, size: int | None, progress: Progress, timeout: float
+        self,
+        url: str,
+        target: Path,
+        algorithm: str,
+        checksum: str,
+        size: int | None,
+        progress: Progress,
+        timeout: float,
     ) -> None:
-        self.url, self.target, self.algorithm, self.wanted = url, target, algorithm, wanted
-        self.size, self.progress, self.timeout = size, progress, timeout
+        self.url = url
+        self.target = target
+        self.algorithm = algorithm
+        self.checksum = checksum
+        self.size = size
+        self.progress = progress
+        self.timeout = timeout
 
-    def digest_of(self, path: Path) -> str:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, self.algorithm).hexdigest()
+    def is_complete(self) -> bool:
+        """Return whether the target is there and has the right checksum."""
+        if not self.target.is_file():
+            return False
+        with self.target.open("rb") as stream:
+            return self._has_right_checksum(stream)
 
     def run(self, part: IO[bytes]) -> bool:
-        """Fills the file, from where it ends; whether its checksum is right."""
+        """Append the missing bytes to the partial file; return whether its checksum is right."""
         have = part.seek(0, os.SEEK_END)
         if self.size is not None and have > self.size:
             have = part.truncate(0)
-        if have and self._right(part):
+        if have and self._has_right_checksum(part):
             return True
         self._receive(part, have)
-        return self._right(part)
+        return self._has_right_checksum(part)
 
-    def _right(self, part: IO[bytes]) -> bool:
-        part.seek(0)
-        return hashlib.file_digest(part, self.algorithm).hexdigest() == self.wanted  # type: ignore[arg-type]
+    def _has_right_checksum(self, stream: IO[bytes]) -> bool:
+        stream.seek(0)
+        digest = hashlib.file_digest(stream, self.algorithm)  # type: ignore[arg-type]
+        return digest.hexdigest() == self.checksum
 
     def _receive(self, part: IO[bytes], have: int) -> None:
-        with self._answer(have) or self._answer(0) as response:
+        """Write what the server sends, from byte `have` on, to the partial file."""
+        with self._request(have) or self._request(0) as response:
+            # Continue at the end of the partial file, or start again.
             have = part.seek(self._start(response, have))
             part.truncate()
+            # Compare the size the server announces with the limit.
             length = response.headers.get("Content-Length") or ""
             total = have + int(length) if length.isdecimal() else self.size
             limit = LIMIT if self.size is None else self.size
             if (total or 0) > limit:
-                raise SteelyardError(f"{self.url}: the server says {total} bytes, not {limit}: it is another file")
+                raise SteelyardError(f"{self.url}: the server announces {total} bytes, not {limit}: it is another file")
+            # Write block by block.
             while data := self._read(response, have):
                 have += len(data)
                 if have > limit:
-                    raise SteelyardError(f"{self.url}: more than {limit} bytes came: it is another file")
+                    raise SteelyardError(f"{self.url}: received more than {limit} bytes: it is another file")
                 write(part, data, self.target)
                 self.progress(have, total)
             part.flush()
         if total is not None and have < total:
-            raise SteelyardError(f"{self.url}: the connection ended at {have} of {total} bytes: {_AGAIN}")
+            raise SteelyardError(f"{self.url}: the connection ended at {have} of {total} bytes: {_RETRY}")
 
-    def _start(self, response: Any, asked: int) -> int:
-        """Where the bytes that come belong: a server may not know of ranges, and begin anew."""
+    def _start(self, response: Any, requested: int) -> int:
+        """Return the position of the first byte the server sends.
+
+        A server that does not support ranges starts at byte 0.
+        """
         if response.status != 206:
             return 0
         match = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", response.headers.get("Content-Range", ""))
-        if match is None or int(match[1]) != asked:
-            raise SteelyardError(f"{self.url}: the server sent another part than the one asked for: try again")
-        return asked
+        if match is None or int(match[1]) != requested:
+            raise SteelyardError(f"{self.url}: the server did not send the part from byte {requested}: try again")
+        return requested
 
-    def _answer(self, have: int) -> Any:
-        """The server's answer to a request for what follows these bytes; None if nothing does."""
-        headers = {"User-Agent": f"steelyard/{__version__}"} | ({"Range": f"bytes={have}-"} if have else {})
+    def _request(self, have: int) -> Any:
+        """Ask for the bytes from `have` on.
+
+        Return the response, or None if there are no more bytes.
+        """
+        headers = {"User-Agent": f"steelyard/{__version__}"}
+        if have:
+            headers["Range"] = f"bytes={have}-"
         try:
             return _opener().open(urllib.request.Request(self.url, headers=headers), timeout=self.timeout)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 416 and have:
                 return None
-            raise SteelyardError(f"{self.url}: the server says {error.code} {error.reason}: try again later") from None
+            raise SteelyardError(
+                f"{self.url}: the server answered {error.code} {error.reason}: try again later"
+            ) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise self._broken(error) from None
+            raise self._connection_error(error) from None
 
     def _read(self, response: Any, have: int) -> bytes:
+        """Return the next block."""
         try:
-            data: bytes = response.read1(_STEP)  # what there is: none of it shall be lost if no more comes
+            data: bytes = response.read1(_STEP)  # what has arrived, so that nothing is lost on a timeout
             return data
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise self._broken(error, f" after {have} bytes") from None
+            raise self._connection_error(error, f" after {have} bytes") from None
 
-    def _broken(self, error: Exception, when: str = "") -> SteelyardError:
+    def _connection_error(self, error: Exception, progress: str = "") -> SteelyardError:
         cause = getattr(error, "reason", error)
         if isinstance(cause, TimeoutError):
-            return SteelyardError(f"{self.url}: no answer for {self.timeout:g} s{when}: {_AGAIN}")
+            return SteelyardError(f"{self.url}: no answer for {self.timeout:g} s{progress}: {_RETRY}")
         reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-        return SteelyardError(f"{self.url}: the connection failed{when} ({reason}): {_AGAIN}")
-
-
-_AGAIN = "try again, and it goes on from there"
+        return SteelyardError(f"{self.url}: the connection failed{progress} ({reason}): {_RETRY}")
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """For http and https alone, also after a redirect: urllib's own would open ftp as well."""
+    """Return an opener for http and https only, also after a redirect.
+
+    urllib's default opener supports ftp too.
+    """
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,
@@ -180,24 +220,24 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes]]:
-    """The file, open for this process alone; it stays, unless it is empty."""
+def _lock_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file and lock it for this process; remove it at the end if it is empty."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     while True:
         with open(os.open(path, flags, 0o644), "r+b") as stream:
             _lock(stream)
-            if not _is(stream, path):  # while we waited, it was given the file's name
+            if not _is_same_file(stream, path):  # renamed while this process waited for the lock
                 continue
             try:
                 yield stream
             finally:
-                if _is(stream, path) and path.stat().st_size == 0:
+                if _is_same_file(stream, path) and path.stat().st_size == 0:
                     path.unlink()
             return
 
 
-def _is(stream: IO[bytes], path: Path) -> bool:
-    """Whether this open file still has this name, which another process may take from it at any moment."""
+def _is_same_file(stream: IO[bytes], path: Path) -> bool:
+    """Return whether the open file still has this path: another process may rename it."""
     try:
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
     except FileNotFoundError:
@@ -205,15 +245,16 @@ def _is(stream: IO[bytes], path: Path) -> bool:
 
 
 def _lock(stream: IO[bytes]) -> None:
+    """Wait for an exclusive lock; do nothing on Windows, which has no `fcntl`."""
     try:
-        import fcntl  # not on Windows, where the second process would have to wait by itself
+        import fcntl
     except ModuleNotFoundError:
         return
     fcntl.flock(stream, fcntl.LOCK_EX)
 
 
-def _settle(folder: Path) -> None:
-    """Makes a new name last, where folders can be opened."""
+def _sync_directory(folder: Path) -> None:
+    """Write a new file name to disk, where directories can be opened."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -222,5 +263,5 @@ def _settle(folder: Path) -> None:
             os.close(handle)
 
 
-def _silent(done: int, total: int | None) -> None:
-    """Says nothing."""
+def _ignore_progress(have: int, total: int | None) -> None:
+    """Do nothing."""

@@ -1,4 +1,4 @@
-"""LIBSVM's text files, packed by bzip2: `label 1:value 2:value ...`, here with a value for every place."""
+"""Read LIBSVM's text files in bzip2: `label 1:value 2:value ...`, with all values present."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
-from steelyard.data.damage import bounded, reading
+from steelyard.data.damage import read_bounded, reading
 
-LIMIT = 1 << 27  # bytes of text; USPS has 25 million
+LIMIT = 1 << 27  # maximum number of bytes of text; USPS has 25 million
 
 
 def read(path: Path, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Values `[N, width]` and labels `[N]`."""
+    """Return values `[N, width]` and labels `[N]`."""
     with reading(path, "bzip2 file of LIBSVM's text"), bz2.open(path) as stream:
-        text = bounded(stream, LIMIT, path)
+        text = read_bounded(stream, LIMIT, path)
         lines = len(text.split(b"\n")) - (not text or text.endswith(b"\n"))
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # numpy only warns of text that is no number
+            warnings.simplefilter("error")  # numpy only warns about text that is not a number
             numbers = np.fromstring(text.replace(b":", b" ").decode("ascii"), sep=" ")
         if not lines or len(numbers) != lines * (1 + 2 * width):
             raise SteelyardError(
-                f"{path} holds {len(numbers)} numbers in {lines} lines, not a label and {width} pairs each: "
-                "fetch it again"
+                f"{path} contains {len(numbers)} numbers in {lines} lines, "
+                f"not a label and {width} pairs in each line: fetch it again"
             )
     rows = numbers.reshape(lines, 1 + 2 * width)
     if not (rows[:, 1::2] == np.arange(1, width + 1)).all():

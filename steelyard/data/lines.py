@@ -1,4 +1,7 @@
-"""Text files, plain or packed by xz, read line by line within limits: a small file can unpack to a large one."""
+"""Read text files, plain or compressed by xz, line by line within limits of size.
+
+A small compressed file can unpack to a very large one.
+"""
 
 from __future__ import annotations
 
@@ -9,52 +12,60 @@ from pathlib import Path
 from steelyard.core.errors import SteelyardError
 
 UNPACKED = 4 << 30
-"""Most bytes a file may hold, unpacked: Sogou News, the largest known here, has 1.4 GB."""
+"""Maximum number of bytes of a file, unpacked: Sogou News, the largest one here, has 1.4 GB."""
 
 LINE = 1 << 24
-"""Most bytes of one line."""
+"""Maximum number of bytes of a line."""
 
 _CHUNK = 1 << 20
-_MEMORY = 1 << 28  # xz -9 unpacks in a quarter of it; a header may ask for gigabytes
+_MEMORY = 1 << 28  # xz -9 needs a quarter of it; a header may ask for gigabytes
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a file in UTF-8, each with its end."""
-    number, rest = 1, b""
+    """Yield the lines of a UTF-8 file, each with its line end."""
+    number = 1
+    rest = b""
     for chunk in chunks(path):
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            yield _text(path, number, line + b"\n")
+        *complete_lines, rest = (rest + chunk).split(b"\n")
+        for line in complete_lines:
+            yield _decode(path, number, line + b"\n")
             number += 1
         if len(rest) > LINE:
-            raise SteelyardError(f"{path}, line {number} has more than {LINE} bytes: this is not the file it should be")
+            raise SteelyardError(f"{path}, line {number} has more than {LINE} bytes: it is not the expected file")
     if rest:
-        yield _text(path, number, rest)
+        yield _decode(path, number, rest)
 
 
-def chunks(path: Path, most: int | None = None) -> Iterator[bytes]:
-    """A file's bytes, unpacked if its name ends with .xz; at most so many."""
-    most = UNPACKED if most is None else most
-    found = 0
+def chunks(path: Path, limit: int | None = None) -> Iterator[bytes]:
+    """Yield the bytes of a file in blocks, unpacked if its name ends with .xz.
+
+    Raise an error after `limit` bytes, by default `UNPACKED`.
+    """
+    limit = UNPACKED if limit is None else limit
+    size = 0
+    blocks = _decompress_chunks(path) if path.suffix == ".xz" else _read_chunks(path)
     try:
-        for chunk in _unpacked(path) if path.suffix == ".xz" else _plain(path):
-            found += len(chunk)
-            if found > most:
-                raise SteelyardError(f"{path} holds more than {most} bytes: this is not the file it should be")
+        for chunk in blocks:
+            size += len(chunk)
+            if size > limit:
+                raise SteelyardError(f"{path} has more than {limit} bytes: it is not the expected file")
             yield chunk
     except (lzma.LZMAError, EOFError) as error:
-        raise SteelyardError(f"{path} is no complete xz file ({error}): fetch it again") from error
+        raise SteelyardError(f"{path} is not a complete xz file ({error}): fetch it again") from error
     except OSError as error:
-        raise SteelyardError(f"{path} cannot be read ({error.strerror}): check that it is a file of yours") from error
+        raise SteelyardError(
+            f"{path} cannot be read ({error.strerror}): check that it is a file and that you may read it"
+        ) from error
 
 
-def _plain(path: Path) -> Iterator[bytes]:
+def _read_chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             yield chunk
 
 
-def _unpacked(path: Path) -> Iterator[bytes]:
+def _decompress_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the unpacked bytes of an xz file in blocks; raise an error if it is not complete."""
     unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
     with path.open("rb") as file:
         while not unpacker.eof:
@@ -63,12 +74,13 @@ def _unpacked(path: Path) -> Iterator[bytes]:
                 raise EOFError("it ends too early")
             yield unpacker.decompress(packed, _CHUNK)
         if unpacker.unused_data or file.read(1):
-            raise EOFError("something follows its end")
+            raise EOFError("there are more bytes after its end")
 
 
-def _text(path: Path, number: int, line: bytes) -> str:
+def _decode(path: Path, number: int, line: bytes) -> str:
+    """Return a line as text; `number` is for the error message."""
     if b"\0" in line:
-        raise SteelyardError(f"{path}, line {number} holds a NUL byte: this is no text, fetch it again")
+        raise SteelyardError(f"{path}, line {number} contains a NUL byte: it is not text, fetch it again")
     try:
         return line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""News by topic: AG News, Sogou News, THUCNews. Tokenised once, and cached."""
+"""News with topics: AG News, Sogou News, THUCNews. They are tokenised once and cached."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import torch
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
-from steelyard.data.cache import cached
+from steelyard.core.weighting import Info
+from steelyard.data.cache import load_cached
+from steelyard.data.catalog import File
 from steelyard.data.dataset import Dataset
 from steelyard.data.lines import LINE, lines
-from steelyard.data.sources import SOURCES, Source, Split, first
+from steelyard.data.sources import SOURCES, Source, Split, find_file
 from steelyard.data.text import Vocabulary, encode
 
 Row = tuple[int, str]
@@ -28,8 +29,9 @@ class News(Source):
     """Texts and their topics, as tokens `[length]` and labels from 0.
 
     Attributes:
-        length: tokens per text: longer ones are cut, shorter ones padded, at the end.
-        vocabulary: tokens in all, padding and unknown included; the most frequent ones of the training part.
+        length: tokens per text: longer texts are cut at the end, shorter ones padded there.
+        vocabulary: number of tokens, including padding and unknown; the most frequent ones of the
+            training part.
         unit: `word` or `char`.
     """
 
@@ -38,31 +40,35 @@ class News(Source):
     unit: str = "word"
 
     name = ""
-    card = Card("", "")
+    info = Info("", "")
+    default_model = "text_mean"
     classes = 0
     folders: ClassVar[tuple[str, ...]] = ()
     files: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = (("train.csv",), ("test.csv",))
 
     def __post_init__(self) -> None:
-        checks.whole("length", self.length, 1)
-        checks.whole("vocabulary", self.vocabulary, 3)
+        checks.integer("length", self.length, 1)
+        checks.integer("vocabulary", self.vocabulary, 3)
         checks.one_of("unit", self.unit, "word", "char")
 
     def __call__(self, directory: Path | None) -> Split:
-        """Train and test part."""
-        train, test = (first(self.name, directory, self.folders, names) for names in self.files)
-        return cached(self.name, asdict(self), (train, test), lambda: self._made(train, test))
+        """Return the training and the test part."""
+        train = find_file(self.name, directory, self.folders, self.files[0])
+        test = find_file(self.name, directory, self.folders, self.files[1])
+        return load_cached(self.name, asdict(self), (train, test), lambda: self._make_datasets(train, test))
 
     def locate(self, directory: Path | None) -> Path:
-        """The file to train on."""
-        return first(self.name, directory, self.folders, self.files[0])
+        """Return the file of the training part."""
+        return find_file(self.name, directory, self.folders, self.files[0])
 
-    def _made(self, train: Path, test: Path) -> Split:
-        # Two passes over the training part: the texts of Sogou News would not fit in a small machine's memory.
+    def _make_datasets(self, train: Path, test: Path) -> Split:
+        """Return the training and the test part, with a vocabulary of the training part."""
+        # Two passes over the training part: the texts of Sogou News may not fit into memory.
         vocabulary = Vocabulary.of((text for _, text in self.rows(train)), self.vocabulary, self.unit)
         return self._part(train, vocabulary), self._part(test, vocabulary)
 
     def _part(self, path: Path, vocabulary: Vocabulary) -> Dataset:
+        """Return the texts of a file as tokens, with their labels."""
         labels: list[int] = []
 
         def texts() -> Iterator[str]:
@@ -72,25 +78,25 @@ class News(Source):
 
         tokens = encode(texts(), vocabulary, self.length)
         if not labels:
-            raise SteelyardError(f"{path} holds no text: fetch it again")
+            raise SteelyardError(f"{path} contains no text: fetch it again")
         return Dataset(tokens, torch.tensor(labels), self.classes, self.name)
 
     @abstractmethod
     def rows(self, path: Path) -> Iterator[Row]:
-        """Labels from 0 and texts of a file, one after the other."""
+        """Yield label (from 0) and text of each row of a file."""
 
 
 class ZhangNews(News):
-    """The csv files of Zhang, Zhao & LeCun: topic from 1, title, text; without a header."""
+    """The csv files of Zhang, Zhao & LeCun: topic from 1, title, text; no header."""
 
     def rows(self, path: Path) -> Iterator[Row]:
-        """Title and text are joined. A file may have them joined already, in two columns."""
+        """Yield label and text; title and text are joined. Some files have both in one column."""
         columns = 0
         for number, row in _csv(path):
             columns = columns or len(row)
             if len(row) not in (2, 3) or len(row) != columns:
-                found = f"has {len(row)} columns, not {columns if columns in (2, 3) else '2 or 3'}"
-                raise SteelyardError(f"{path}, line {number} {found}: fetch it again")
+                expected = columns if columns in (2, 3) else "2 or 3"
+                raise SteelyardError(f"{path}, line {number} has {len(row)} columns, not {expected}: fetch it again")
             label = _label(path, number, row[0], 1, self.classes)
             yield label - 1, " ".join(row[1:])
 
@@ -101,8 +107,22 @@ class AGNews(ZhangNews):
     """World, sports, business, science: 120,000 texts to train on, 7,600 to test on."""
 
     name = "ag-news"
-    card = Card("news in English, 4 topics", "Zhang, Zhao & LeCun, NeurIPS 2015")
+    info = Info("news in English, 4 topics", "Zhang, Zhao & LeCun, NeurIPS 2015")
     classes = 4
+    downloads = (
+        File(
+            "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/train.csv",
+            "ag_news_csv/train.csv",
+            md5="b1a00f826fdfbd249f79597b59e1dc12",
+            size=29_470_338,
+        ),
+        File(
+            "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/test.csv",
+            "ag_news_csv/test.csv",
+            md5="d52ea96a97a2d943681189a97654912d",
+            size=1_857_427,
+        ),
+    )
     folders = ("ag_news_csv", "ag_news")
     files = (("train.csv", "train_subset_18000.csv"), ("test.csv",))
 
@@ -115,30 +135,39 @@ class SogouNews(ZhangNews):
     length: int = 128
 
     name = "sogou-news"
-    card = Card("news in pinyin, 5 topics", "Zhang, Zhao & LeCun, NeurIPS 2015")
+    info = Info("news in pinyin, 5 topics", "Zhang, Zhao & LeCun, NeurIPS 2015")
     classes = 5
+    downloads = (
+        File(
+            "https://s3.amazonaws.com/fast-ai-nlp/sogou_news_csv.tgz",
+            "sogou_news_csv.tgz",
+            sha256="6b77fc935561d339b82aa552d7e31ea59eff492a494920579b3ce70604efb5c2",
+            size=384_269_937,
+            folder="sogou_news_csv",
+        ),
+    )
     folders = ("sogou_news_csv", "sogou_news")
 
 
 @SOURCES.register
 @dataclass(frozen=True)
 class THUCNews(News):
-    """Titles of Chinese news, by character; lines of title, tab, topic from 0.
+    """Titles of Chinese news, by character; each line is a title, a tab and a topic from 0.
 
-    Where `train.txt` is missing, `dev.txt` is trained on.
+    If `train.txt` is missing, `dev.txt` is the training part.
     """
 
     length: int = 32
     unit: str = "char"
 
     name = "thucnews"
-    card = Card("titles of news in Chinese, 10 topics", "Sun et al. (THUCTC), 2016")
+    info = Info("titles of news in Chinese, 10 topics", "Sun et al. (THUCTC), 2016")
     classes = 10
     folders = ("thucnews_titles", "THUCNews/data", "THUCNews")
     files = (("train.txt", "dev.txt"), ("test.txt",))
 
     def rows(self, path: Path) -> Iterator[Row]:
-        """Empty lines are passed over."""
+        """Yield label and title; empty lines are skipped."""
         for number, line in enumerate(lines(path), 1):
             text, tab, topic = line.rstrip("\r\n").rpartition("\t")
             if tab:
@@ -148,10 +177,11 @@ class THUCNews(News):
 
 
 def _csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Rows that are not empty, with the number of the line they end on."""
+    """Yield the rows that are not empty, with the number of the line they end on."""
     reader = csv.reader(lines(path), strict=True)
-    usual = csv.field_size_limit()
-    csv.field_size_limit(max(usual, LINE))  # texts of Sogou News are longer; there is no limit per reader
+    old_limit = csv.field_size_limit()
+    # The texts of Sogou News are longer than the default; there is no limit per reader.
+    csv.field_size_limit(max(old_limit, LINE))
     try:
         for row in reader:
             if row:
@@ -159,11 +189,12 @@ def _csv(path: Path) -> Iterator[tuple[int, list[str]]]:
     except csv.Error as error:
         raise SteelyardError(f"{path}, line {reader.line_num} is not csv ({error}): fetch it again") from error
     finally:
-        csv.field_size_limit(usual)
+        csv.field_size_limit(old_limit)
 
 
-def _label(path: Path, number: int, found: str, low: int, high: int) -> int:
-    text = found.strip()
-    if text.isascii() and text.isdigit() and len(text) < 9 and low <= int(text) <= high:
-        return int(text)
-    raise SteelyardError(f"{path}, line {number} has class {found[:20]!r}, not {low}..{high}: fetch it again")
+def _label(path: Path, number: int, text: str, low: int, high: int) -> int:
+    """Return a label as a number; raise an error if it is not an integer in this range."""
+    digits = text.strip()
+    if digits.isascii() and digits.isdigit() and len(digits) < 9 and low <= int(digits) <= high:
+        return int(digits)
+    raise SteelyardError(f"{path}, line {number} has class {text[:20]!r}, not {low}..{high}: fetch it again")

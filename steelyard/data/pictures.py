@@ -1,4 +1,4 @@
-"""Image files, by Pillow: sizes are read and compared before anything is decoded."""
+"""Decode image files with Pillow. Sizes are read and checked before anything is decoded."""
 
 from __future__ import annotations
 
@@ -16,38 +16,48 @@ from steelyard.data.damage import reading
 
 Bytes = NDArray[np.uint8]
 
-LIMIT = 1 << 25  # pixels of a montage; CIFAR-10's have 10 million
-MOST = 1 << 20  # bytes of one small image
+LIMIT = 1 << 25  # maximum number of pixels of a montage; CIFAR-10's have 10 million
+MOST = 1 << 20  # maximum number of bytes of one small image
 
 
 def stack(files: Iterable[tuple[str, bytes]], count: int, side: int, kind: str) -> Bytes:
-    """The images `[N, 3, side, side]` of `count` files of one kind (`PNG`, `JPEG`), given by name and content."""
+    """Return the images of several files as one array `[N, 3, side, side]`.
+
+    Args:
+        files: name and content of each file.
+        count: the number of files.
+        side: width and height every image must have.
+        kind: the format of all files, `PNG` or `JPEG`.
+    """
     image = _pillow()
     out = np.empty((count, side, side, 3), dtype=np.uint8)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's on size come after the fact; sizes are compared here
-        for at, (name, raw) in enumerate(files):
+        warnings.simplefilter("ignore")  # Pillow warns about sizes too late; they are checked here
+        for position, (name, raw) in enumerate(files):
             with reading(name, f"{kind} image"):
                 picture = image.open(io.BytesIO(raw), formats=(kind,))
                 if picture.size != (side, side):
-                    found = "x".join(map(str, picture.size))
-                    raise SteelyardError(f"{name} is an image of {found}, not {side}x{side}: fetch it again")
-                out[at] = np.asarray(picture.convert("RGB"))
+                    size = "x".join(map(str, picture.size))
+                    raise SteelyardError(f"{name} is an image of {size}, not {side}x{side}: fetch it again")
+                out[position] = np.asarray(picture.convert("RGB"))
     return out.transpose(0, 3, 1, 2)
 
 
 def montage(path: Path, side: int) -> Bytes:
-    """The tiles `[N, 3, side, side]` of a lossless WebP file, row by row."""
+    """Return the tiles `[N, 3, side, side]` of a lossless WebP file, row by row."""
     raw = path.read_bytes()
     image = _pillow()
     with reading(path, "lossless WebP image"):
         if raw[:4] != b"RIFF" or raw[8:16] != b"WEBPVP8L" or raw[20:21] != b"\x2f":
             raise ValueError("another format")
         bits = int.from_bytes(raw[21:25], "little")  # 14 bits each: width - 1, height - 1
-        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        width = (bits & 0x3FFF) + 1
+        height = (bits >> 14 & 0x3FFF) + 1
         if width * height > LIMIT or width % side or height % side:
-            wanted = f"tiles of {side}x{side}, {LIMIT} pixels at most"
-            raise SteelyardError(f"{path} is an image of {width}x{height}, not {wanted}: fetch it again")
+            raise SteelyardError(
+                f"{path} is an image of {width}x{height}, not tiles of {side}x{side} "
+                f"with at most {LIMIT} pixels: fetch it again"
+            )
         with image.open(io.BytesIO(raw), formats=("WEBP",)) as picture:
             pixels = np.asarray(picture.convert("RGB"))
         tiles = pixels.reshape(height // side, side, width // side, side, 3)
@@ -55,7 +65,7 @@ def montage(path: Path, side: int) -> Bytes:
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a small image file; a large one is refused unread."""
+    """Return the bytes of a small image file; raise an error if it is large, without reading it."""
     size = path.stat().st_size
     if size > MOST:
         raise SteelyardError(f"{path} has {size} bytes, too many for a small image: fetch it again")
@@ -63,8 +73,11 @@ def content(path: Path) -> bytes:
 
 
 def _pillow() -> Any:
+    """Return the module `PIL.Image`."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
-        raise SteelyardError('these images are decoded by Pillow, not here: pip install "steelyard[data]"') from None
+        raise SteelyardError(
+            'these images need Pillow, which is not installed: pip install "steelyard[data]"'
+        ) from None
     return Image

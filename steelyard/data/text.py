@@ -1,4 +1,4 @@
-"""Text as numbers: a vocabulary, and texts as rows of tokens of one length."""
+"""Turn text into numbers: a vocabulary, and texts as rows of tokens of the same length."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _WORD = re.compile(r"\w+(?:['’]\w+)*")  # of any script; don't is one word
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words or characters by number: 0 is padding, 1 is unknown, 2 the most frequent one, and so on.
+    """Words or characters with numbers: 0 is padding, 1 is unknown, 2 is the most frequent one.
 
     Attributes:
-        known: words or characters, in the order of their numbers from 2 on.
-        unit: `word`: runs of letters and digits; `char`: every character, for text without spaces between words.
-            Both in lower case.
+        known: words or characters, in the order of their numbers, from 2 on.
+        unit: `word`: sequences of letters and digits; `char`: every character, for text without
+            spaces between words. Both in lower case.
     """
 
     known: tuple[str, ...]
@@ -38,12 +38,16 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Iterable[str], size: int = 20000, unit: str = "word") -> Vocabulary:
-        """The most frequent units of these texts, so that there are `size` tokens with padding and unknown.
+        """Return the vocabulary of the most frequent units of these texts.
 
-        Give it the texts to train on, not those to test on. Of equally frequent units the first in code point order
-        comes first.
+        Use the training texts, not the test texts. Equally frequent units are sorted by code point.
+
+        Args:
+            texts: the texts to count in.
+            size: the number of tokens, including padding and unknown.
+            unit: `word` or `char`.
         """
-        checks.whole("size", size, 2)
+        checks.integer("size", size, 2)
         empty = cls((), unit)
         counts: Counter[str] = Counter()
         for text in texts:
@@ -52,18 +56,18 @@ class Vocabulary:
         return cls(tuple(ranked[: size - 2]), unit)
 
     def __len__(self) -> int:
-        """Tokens, padding and unknown included: what a model calls `vocabulary`."""
+        """Return the number of tokens with padding and unknown: the `vocabulary` of a model."""
         return len(self.known) + 2
 
     def split(self, text: str) -> list[str]:
-        """The units of a text."""
+        """Return the units of a text."""
         if not isinstance(text, str):
             raise SteelyardError(f"a text is a {type(text).__name__}: give strings")
         lower = text.lower()
         return _WORD.findall(lower) if self.unit == "word" else list(lower)
 
     def tokens(self, text: str) -> list[int]:
-        """A text by number."""
+        """Return the numbers of the units of a text."""
         numbers = self._numbers
         return [numbers.get(unit, UNKNOWN) for unit in self.split(text)]
 
@@ -73,8 +77,8 @@ class Vocabulary:
 
 
 def encode(texts: Iterable[str], vocabulary: Vocabulary, length: int) -> torch.Tensor:
-    """Texts as int64 tokens `[N, length]`: cut at the end, or padded there."""
-    checks.whole("length", length, 1)
+    """Return texts as int64 tokens `[N, length]`, cut or padded at the end."""
+    checks.integer("length", length, 1)
     rows = array("i")
     for text in texts:
         row = vocabulary.tokens(text)[:length]

@@ -1,19 +1,24 @@
-"""Tiny-ImageNet: JPEG files in a folder or in an archive, in the authors' layout or one folder per class."""
+"""Tiny-ImageNet: JPEG files in a folder or an archive.
+
+The layout is the authors' or one folder per class.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.data import archives, pictures
+from steelyard.data.catalog import File
 from steelyard.data.damage import reading
 from steelyard.data.images import Images, Part, Pictures
-from steelyard.data.sources import SOURCES, find
+from steelyard.data.sources import SOURCES, Size, find
 
 ANNOTATIONS = "val_annotations.txt"
 _SUFFIX = ".jpeg"
@@ -22,79 +27,119 @@ _SUFFIX = ".jpeg"
 @SOURCES.register
 @dataclass(frozen=True)
 class TinyImageNet(Images):
-    """Photographs of 200 kinds, or of those there are: the folder or zip of the authors, or a subset as tar.xz.
+    """Photographs of 200 classes, or fewer: the authors' folder or zip file, or a subset as tar.xz.
 
-    Classes are numbered in the order of their WordNet ids, images sorted by class and name. The test part is `val`,
-    the authors' own having no labels. Greyscale images become coloured ones.
+    Classes are numbered in the order of their WordNet ids; images are sorted by class and name. The
+    test part is `val`, because the authors' test part has no labels. Greyscale images become RGB.
     """
 
-    mean, deviation = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+    mean = (0.4802, 0.4481, 0.3975)
+    deviation = (0.2770, 0.2691, 0.2821)
     name = "tiny-imagenet"
-    card = Card("64x64 photographs, 200 classes", "Le & Yang, CS231n 2015")
+    info = Info("64x64 photographs, 200 classes", "Le & Yang, CS231n 2015")
+    default_model = "resnet20"
+    published_size = Size(100_000, 10_000, (3, 64, 64), 200)
+    downloads = (
+        File(
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            "tiny-imagenet/tiny-imagenet-200.zip",
+            md5="90528d7ca1a48142e341f4ef8d21d0de",
+            size=248_100_043,
+        ),
+    )
 
     def locate(self, directory: Path | None) -> Path:
-        """The folder or the archive."""
-        whole = ("tiny-imagenet-200", "tiny-imagenet-200.zip")
+        """Return the folder or the archive."""
+        names = ("tiny-imagenet-200", "tiny-imagenet-200.zip")
         subset = "tiny_imagenet_subset/tiny-imagenet-20.tar.xz"
-        return find(self.name, directory, *whole, *(f"{self.name}/{place}" for place in whole), subset)
+        return find(self.name, directory, *names, *(f"{self.name}/{name}" for name in names), subset)
 
     def read(self, directory: Path | None) -> Pictures:
-        """Whichever is there."""
-        place = self.locate(directory)
-        parts: dict[str, list[tuple[str, str, bytes]]] = {"train": [], "val": []}  # class, name, content
-        notes = b""
-        with reading(place, "set of images"):
-            for name, content in _folder(place) if place.is_dir() else _archive(place):
+        """Read the folder or the archive, whichever is there."""
+        source = self.locate(directory)
+        # Read all files into memory.
+        parts: dict[str, list[Image]] = {"train": [], "val": []}
+        annotations = b""
+        with reading(source, "set of images"):
+            for name, content in _folder(source) if source.is_dir() else _archive(source):
                 path = PurePosixPath(name)
                 if path.name == ANNOTATIONS:
-                    notes = content
+                    annotations = content
                 else:
-                    part, kind = _place(path)
-                    parts[part].append((kind, path.name, content))
-            kinds = dict(line.split("\t")[:2] for line in notes.decode("utf-8").splitlines() if line)
-        classes = sorted({kind for kind, _, _ in parts["train"]})
+                    part, label = _part_and_class(path)
+                    parts[part].append(Image(label, path.name, content))
+            rows = (line.split("\t")[:2] for line in annotations.decode("utf-8").splitlines() if line)
+            label_by_name = dict(rows)
+
+        # The classes are those of the training part.
+        classes = sorted({image.label for image in parts["train"]})
         if len(classes) > 200:
-            raise SteelyardError(f"{place} holds {len(classes)} classes, more than 200: fetch it again")
-        named = [(kinds.get(name, "") if kind == "" else kind, name, content) for kind, name, content in parts["val"]]
-        train, test = (_part(place, found, classes) for found in (parts["train"], named))
-        return Pictures(train, test, len(classes))
+            raise SteelyardError(f"{source} contains {len(classes)} classes, more than 200: fetch it again")
+
+        # In the authors' layout, the classes of the test part are in the file of annotations.
+        val = []
+        for image in parts["val"]:
+            label = image.label or label_by_name.get(image.name, "")
+            val.append(image._replace(label=label))
+        return Pictures(_decode(source, parts["train"], classes), _decode(source, val, classes), len(classes))
 
 
-def _part(place: Path, found: list[tuple[str, str, bytes]], classes: list[str]) -> Part:
-    if not found:
-        raise SteelyardError(f"{place} holds no images in train or none in val: fetch it again")
-    for kind, name, _ in found:
-        if kind not in classes:
-            raise SteelyardError(f"{place}: {name} is of class {kind or 'unknown'!r}, not of train's: fetch it again")
-    found.sort(key=lambda one: one[:2])
-    images = pictures.stack(((f"{place}: {name}", raw) for _, name, raw in found), len(found), 64, "JPEG")
-    numbers = {kind: number for number, kind in enumerate(classes)}
-    return images, np.array([numbers[kind] for kind, _, _ in found], dtype=np.uint8)
+class Image(NamedTuple):
+    """A file: the class (a WordNet id, or empty if the path does not tell it), name and content."""
+
+    label: str
+    name: str
+    content: bytes
 
 
-def _place(path: PurePosixPath) -> tuple[str, str]:
-    """Part and class of an image, from `train/<class>/images/x`, `train/<class>/x`; no class in `val/images/x`."""
+def _decode(source: Path, images: list[Image], classes: list[str]) -> Part:
+    """Return the images, decoded and sorted by class and name, and the numbers of their classes."""
+    if not images:
+        raise SteelyardError(f"{source} has no images in train or none in val: fetch it again")
+    for image in images:
+        if image.label not in classes:
+            raise SteelyardError(
+                f"{source}: {image.name} is of class {image.label or 'unknown'!r}, "
+                "which is not a class of train: fetch it again"
+            )
+    images.sort(key=lambda image: image[:2])
+    files = ((f"{source}: {image.name}", image.content) for image in images)
+    pixels = pictures.stack(files, len(images), 64, "JPEG")
+    numbers = {label: number for number, label in enumerate(classes)}
+    return pixels, np.array([numbers[image.label] for image in images], dtype=np.uint8)
+
+
+def _part_and_class(path: PurePosixPath) -> tuple[str, str]:
+    """Return part and class of an image from its path.
+
+    The path is `train/<class>/images/x` or `train/<class>/x`; `val/images/x` has no class.
+    """
     folders = [folder for folder in path.parts[:-1] if folder != "images"]
-    return ("train" if "train" in folders else "val"), (folders[-1] if folders[-1] not in ("train", "val") else "")
+    part = "train" if "train" in folders else "val"
+    label = "" if folders[-1] in ("train", "val") else folders[-1]
+    return part, label
 
 
-def _wanted(name: str) -> bool:
+def _is_needed(name: str) -> bool:
+    """Return whether a file is an image or the file of annotations of a part that is read."""
     path = PurePosixPath(name)
-    inside = {"train", "val"} & set(path.parts[:-1])
-    return bool(inside) and (path.suffix.lower() == _SUFFIX or path.name == ANNOTATIONS)
+    parts = {"train", "val"} & set(path.parts[:-1])
+    return bool(parts) and (path.suffix.lower() == _SUFFIX or path.name == ANNOTATIONS)
 
 
-def _folder(place: Path) -> Iterator[tuple[str, bytes]]:
+def _folder(source: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield relative path and content of the files in a folder."""
     for part in ("train", "val"):
-        for path in sorted((place / part).rglob("*")):
-            name = path.relative_to(place).as_posix()
-            if _wanted(name) and path.is_file():
+        for path in sorted((source / part).rglob("*")):
+            name = path.relative_to(source).as_posix()
+            if _is_needed(name) and path.is_file():
                 yield name, pictures.content(path)
 
 
-def _archive(place: Path) -> Iterator[tuple[str, bytes]]:
-    for name, size, stream in archives.members(place):
-        if _wanted(name):
+def _archive(source: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of the files in an archive."""
+    for name, size, stream in archives.members(source):
+        if _is_needed(name):
             if size > pictures.MOST:
-                raise SteelyardError(f"{place}: {name} has {size} bytes, too many for a small image: fetch it again")
+                raise SteelyardError(f"{source}: {name} has {size} bytes, too many for a small image: fetch it again")
             yield name, stream.read()

@@ -1,4 +1,4 @@
-"""Diagnostics: what the papers measure to argue with, as functions of tensors and models.
+"""Diagnostics: the measurements of the papers, as functions of tensors and models.
 
 from steelyard.diagnostics import gradient_coherence
 gradient_coherence(updates, weights=[3, 1, 1])  # updates: [K, d]
@@ -28,10 +28,21 @@ from steelyard.diagnostics.distances import (
     update_angles,
     update_cosines,
 )
-from steelyard.diagnostics.fisher import empirical_fisher_trace, federated_fisher_trace, fisher_trace
+from steelyard.diagnostics.fisher import (
+    empirical_fisher_trace,
+    federated_fisher_trace,
+    fisher_trace,
+)
 from steelyard.diagnostics.flatness import Spectrum, hessian_spectrum, losses_along
 from steelyard.diagnostics.landscape import Landscape, simplex_grid, to_plane, weight_landscape
-from steelyard.diagnostics.periods import Deviation, Periods, critical_periods, detect, loss_deviation, stability
+from steelyard.diagnostics.periods import (
+    Deviation,
+    Periods,
+    critical_periods,
+    detect,
+    loss_deviation,
+    stability,
+)
 from steelyard.diagnostics.recorded import ByClient, Series, by_client, client_names, curves, series
 from steelyard.diagnostics.shrinking import (
     Histogram,

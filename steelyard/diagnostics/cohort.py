@@ -1,4 +1,4 @@
-"""What the diagnostics of updates take in: a cohort as tensors, as a store or as its Gram, and weights on it."""
+"""The arguments of diagnostics of updates: a tensor, a store or a Gram, and weights."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ Weights = Sequence[float] | NDArray[np.floating] | NDArray[np.integer] | torch.T
 
 
 def gram_of(updates: Updates) -> Gram:
-    """The whole-model Gram of updates `[K, d]` or of a store's clients; a Gram is taken as it is."""
+    """Return the Gram over the whole model.
+
+    `updates` are a tensor `[K, d]`, a store or a Gram.
+    """
     if isinstance(updates, Gram):
-        return updates.whole()
+        return updates.merge_layers()
     if isinstance(updates, torch.Tensor):
-        updates = _stored(updates)
+        updates = _store_updates(updates)
     return inner_products(updates)
 
 
-def _stored(updates: torch.Tensor) -> MemoryStore:
+def _store_updates(updates: torch.Tensor) -> MemoryStore:
+    """Return a store of updates `[K, d]`; raise an error if they are not finite floats."""
     if updates.ndim != 2 or 0 in updates.shape or not updates.is_floating_point():
         raise SteelyardError(f"updates are {updates.dtype} {list(updates.shape)}: give floats [clients, parameters]")
     store = MemoryStore.of(torch.zeros_like(updates[0]), updates)
@@ -38,11 +42,14 @@ def _stored(updates: torch.Tensor) -> MemoryStore:
 
 
 def shares_of(weights: Weights | None, count: int) -> Array:
-    """Weights on so many clients divided by their sum, float64 `[K]`; equal ones if None are given."""
+    """Return the weights of `count` clients divided by their sum, float64 `[K]`.
+
+    Equal ones for None.
+    """
     shares = np.ones(count) if weights is None else np.asarray(weights, dtype=np.float64)
     if shares.shape != (count,):
         raise SteelyardError(f"weights have shape {list(shares.shape)}: give one for each of the {count} clients")
     if not np.isfinite(shares).all() or shares.min() < 0 or shares.sum() == 0:
         raise SteelyardError(f"weights={shares.tolist()}: use numbers >= 0, not all of them 0")
-    total: Array = shares / shares.sum()
-    return total
+    normalised: Array = shares / shares.sum()
+    return normalised

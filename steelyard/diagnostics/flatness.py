@@ -1,9 +1,10 @@
-"""Flatness of the loss around a model, by the top eigenvalues of its Hessian.
+"""Flatness of the loss around a model, measured by the largest eigenvalues of its Hessian.
 
-FedLAW (Li et al., ICML 2023), Figure 4 and Appendix B.1, Figure 10: the greatest eigenvalue lambda_1, the ratio
-lambda_1 / lambda_5, and the loss along the eigenvector of lambda_1. Small values stand for flat minima. The paper says
-neither on which samples nor by which method; here it is Lanczos iteration on Hessian-vector products, so the Hessian
-is never formed. "Top" is the greatest in value, not in magnitude: at a minimum the two are the same.
+FedLAW (Li et al., ICML 2023), Figure 4 and Appendix B.1, Figure 10: the largest eigenvalue
+lambda_1, the ratio lambda_1 / lambda_5, and the loss along the eigenvector of lambda_1. Small
+values mean flat minima. The paper gives neither the samples nor the method; here it is Lanczos
+iteration on Hessian-vector products, so the Hessian is never formed. "Top" means the largest in
+value, not in magnitude: at a minimum the two are the same.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from steelyard.diagnostics.surface import Surface
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The top of a Hessian's spectrum.
+    """The largest eigenvalues of a Hessian.
 
     Attributes:
-        values: eigenvalues, the greatest first, `[k]`.
-        vectors: their eigenvectors of length 1, `[k, d]`, parameters in the order of their names; 0 where frozen.
+        values: eigenvalues, the largest first, `[k]`.
+        vectors: their eigenvectors of length 1, `[k, d]`, parameters in the order of their names; 0
+            for frozen parameters.
     """
 
     values: Array
@@ -59,50 +61,58 @@ def hessian_spectrum(
     tolerance: float = 1e-4,
     seed: int = 0,
 ) -> Spectrum:
-    """The `k` greatest eigenvalues of the Hessian of the mean loss on these samples, and their eigenvectors.
+    """Return the `k` largest eigenvalues of the Hessian of the mean loss, and their eigenvectors.
 
     Args:
         model: the network, in evaluation mode; it is not changed.
         inputs: samples.
         targets: what to predict.
-        k: how many, less than the number of learned parameters.
+        k: how many eigenvalues; less than the number of learned parameters.
         loss: a mean over samples.
-        double: compute in float64: slower by a factor of up to ten; float32 is good to about three digits.
+        double: compute in float64: up to ten times slower; float32 is accurate to about three
+            digits.
         tolerance: relative error at which to stop.
-        seed: of the vector the iteration starts from.
+        seed: of the start vector of the iteration.
     """
     try:
         from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
     except ModuleNotFoundError:
         raise SteelyardError("Hessian spectra need scipy: pip install 'steelyard[diagnostics]'") from None
-    checks.whole("k", k, 1)
+    checks.integer("k", k, 1)
     checks.number("tolerance", tolerance, 0.0)
     surface = Surface(model, inputs, targets, loss, double)
-    free = surface.free.cpu()
-    size = int(free.sum())
+    is_learned = surface.free.cpu()
+    size = int(is_learned.sum())
     if k >= size:
-        raise SteelyardError(f"k={k} eigenvalues of a model with {size} learned parameters: ask for fewer than {size}")
+        raise SteelyardError(f"k={k} eigenvalues of a model with {size} learned parameters: use k less than {size}")
 
     def product(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        whole = torch.zeros_like(surface.theta, device="cpu")
-        whole[free] = torch.from_numpy(vector.reshape(-1)).to(whole.dtype)
-        return surface.curvature(whole.to(surface.theta.device)).cpu()[free].double().numpy()
+        """Return the Hessian times a vector of the learned parameters."""
+        direction = torch.zeros_like(surface.theta, device="cpu")
+        direction[is_learned] = torch.from_numpy(vector.reshape(-1)).to(direction.dtype)
+        curvature = surface.curvature(direction.to(surface.theta.device))
+        return curvature.cpu()[is_learned].double().numpy()
 
+    # Try one product, to explain what is wrong before the iteration starts.
     start = np.random.default_rng(seed).standard_normal(size)
-    bent = product(start)
-    if not np.isfinite(bent).all():
-        raise SteelyardError("the loss has no finite curvature: give a model and samples whose loss is finite")
-    if not bent.any():
-        raise SteelyardError("the loss does not bend at all around this model: give samples on which it does")
+    first = product(start)
+    if not np.isfinite(first).all():
+        raise SteelyardError("the curvature of the loss is not finite: give a model and samples with a finite loss")
+    if not first.any():
+        raise SteelyardError("the curvature of the loss is 0 around this model: give other samples")
+
+    # Lanczos iteration.
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
     try:
         values, vectors = eigsh(operator, k=k, which="LA", tol=tolerance, v0=start)
     except ArpackError as error:
-        raise SteelyardError(f"tolerance={tolerance}: use a greater one or double=True ({error})") from None
+        raise SteelyardError(f"tolerance={tolerance}: use a larger one or double=True ({error})") from None
+
+    # The largest first, with zeros for frozen parameters.
     order = np.argsort(values)[::-1]
-    embedded = np.zeros((k, len(free)))
-    embedded[:, free.numpy()] = vectors[:, order].T
-    return Spectrum(values[order], embedded)
+    all_vectors = np.zeros((k, len(is_learned)))
+    all_vectors[:, is_learned.numpy()] = vectors[:, order].T
+    return Spectrum(values[order], all_vectors)
 
 
 def losses_along(
@@ -114,7 +124,10 @@ def losses_along(
     *,
     loss: Loss = nn.functional.cross_entropy,
 ) -> Array:
-    """The loss at `theta + s v` for each step s along a direction v `[d]`, such as the top eigenvector."""
+    """Return the loss at `theta + s v` for each step s along a direction v `[d]`.
+
+    The direction may be the top eigenvector.
+    """
     surface = Surface(model, inputs, targets, loss)
     if np.shape(direction) != tuple(surface.theta.shape):
         raise SteelyardError(f"direction has shape {list(np.shape(direction))}: give [{surface.layout.dim}]")

@@ -1,7 +1,8 @@
-"""Critical learning periods of a run, after the fact: what Fig. 3, Fig. 5 and Table 1 of PA3Fed show.
+"""Critical learning periods of a finished run: Fig. 3, Fig. 5 and Table 1 of PA3Fed.
 
-The detectors are the rules' own (`weightings/detectors.py`), fed with the FGN on record. A run has it if its clients
-report `grad_norm`: rules with a detector ask for it, others with `simulate(..., metrics=("grad_norm", "loss"))`.
+The detectors are those of the rules (`rules/detectors.py`), applied to the recorded FGN (federated
+gradient norm). A run records it if its clients report `grad_norm`: rules with a detector need it,
+other rules record it with `simulate(..., metrics=("grad_norm", "loss"))`.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.diagnostics.recorded import Rounds, Run, by_client, client_names, history_of, series
-from steelyard.lab import scores
-from steelyard.weightings.detectors import Detector, PeriodDetector, gradient_norm, parse_detector
+from steelyard.experiments import scores
+from steelyard.rules.detectors import Detector, PeriodDetector, gradient_norm, parse_detector
 
 Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Periods:
-    """FGN and what a detector says of it.
+    """The FGN and the critical rounds of a detector.
 
     Attributes:
         rounds: `[T]`.
-        fgn: `[T]`, averaged over clients as the detector does it.
+        fgn: `[T]`, averaged over clients in the detector's way.
         critical: `[T]`.
     """
 
@@ -41,20 +42,21 @@ class Periods:
     @property
     def spans(self) -> list[tuple[int, int]]:
         """First and last round of each critical period."""
-        made: list[tuple[int, int]] = []
-        before = False
-        for number, flag in zip(self.rounds.tolist(), self.critical.tolist(), strict=True):
-            if flag:
-                made.append((made.pop()[0] if before else number, number))
-            before = flag
-        return made
+        spans: list[tuple[int, int]] = []
+        was_critical = False
+        for number, is_critical in zip(self.rounds.tolist(), self.critical.tolist(), strict=True):
+            if is_critical:
+                start = spans.pop()[0] if was_critical else number
+                spans.append((start, number))
+            was_critical = is_critical
+        return spans
 
 
 def detect(fgn: Sequence[float] | Array, detector: str | Detector = "eq6") -> Flags:
-    """Which rounds of a series of FGN, from round 1 on, a detector calls critical."""
+    """Return which rounds of a series of FGN, from round 1 on, a detector calls critical."""
     rule = _parse_period_detector(detector)
     if not np.isfinite(np.asarray(fgn, dtype=np.float64)).all():
-        raise SteelyardError("fgn holds NaN or infinity: leave such rounds out")
+        raise SteelyardError("fgn contains NaN or infinity: leave such rounds out")
     state: Any = {}
     flags = []
     for value in fgn:
@@ -64,7 +66,7 @@ def detect(fgn: Sequence[float] | Array, detector: str | Detector = "eq6") -> Fl
 
 
 def _parse_period_detector(detector: str | Detector) -> PeriodDetector:
-    """Return a detector that looks at FGN; refuse one that looks at something else."""
+    """Return a detector of the FGN; raise an error if it looks at something else."""
     rule = parse_detector(detector)
     if not isinstance(rule, PeriodDetector):
         raise SteelyardError(f"detector={rule.name}: it does not look at FGN: use eq6, criticalfl_window or always")
@@ -72,10 +74,10 @@ def _parse_period_detector(detector: str | Detector) -> PeriodDetector:
 
 
 def critical_periods(run: Run, detector: str | Detector = "eq6") -> Periods:
-    """The FGN curve of a run with its critical periods: PA3Fed, Fig. 3.
+    """Return the FGN curve of a run with its critical periods (PA3Fed, Fig. 3).
 
-    `detector` is `eq6` (PA3Fed, Eq. 6; `eq6:delta=0.05`), `criticalfl_window` or a detector object. A void round has no
-    FGN; the detector does not see it, as in the run.
+    `detector` is `eq6` (PA3Fed, Eq. 6; `eq6:delta=0.05`), `criticalfl_window` or a detector object.
+    A void round has no FGN; the detector skips it, as in the run.
     """
     rule = _parse_period_detector(detector)
     history = history_of(run)
@@ -89,47 +91,58 @@ def critical_periods(run: Run, detector: str | Detector = "eq6") -> Periods:
 
 
 def stability(run: Run, column: str = "accuracy", window: int = scores.WINDOW) -> scores.Stability | None:
-    """The five measures of PA3Fed's Table 1; see `steelyard.lab.scores.stability`."""
+    """Return the five measures of PA3Fed's Table 1.
+
+    See `steelyard.experiments.scores.stability`.
+    """
     return scores.stability(history_of(run), column, window)
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """Standard deviation of clients' losses inside and outside critical periods; None where there is no such round."""
+    """Standard deviation of clients' losses inside and outside critical periods.
+
+    None without such rounds.
+    """
 
     critical: float | None
     rest: float | None
 
 
 def loss_deviation(run: Run, periods: Periods | Detector | str = "eq6", over: str = "rounds") -> Deviation:
-    """PA3Fed, Fig. 5: the mean deviation of local losses in critical periods and in the rest.
+    """Return the mean deviation of losses inside and outside critical periods (PA3Fed, Fig. 5).
 
-    The paper records "the loss trajectories of all clients" and averages their deviation. It does not say over what the
-    deviation is: here over the rounds of each client, or with `over="clients"` over the clients of each round. A client
-    seen once in a period has no deviation there and does not count.
+    The paper records "the loss trajectories of all clients" and averages their deviation. It does
+    not say over what the deviation is computed: here over the rounds of each client, or with
+    `over="clients"` over the clients of each round. A client that took part once in a period has no
+    deviation there and does not count.
 
     Args:
-        run: one whose clients report `loss`, or `loss_before`, the global model's, which is taken where there is no
-            `loss`.
-        periods: those of the run, or the detector that finds them.
+        run: a run whose clients report `loss`; or `loss_before`, the loss of the global model,
+            which is used if there is no `loss`.
+        periods: those of the run, or a detector to find them.
         over: `rounds` or `clients`.
     """
     checks.one_of("over", over, "rounds", "clients")
     history = history_of(run)
-    found = periods if isinstance(periods, Periods) else critical_periods(history, periods)
+    if not isinstance(periods, Periods):
+        periods = critical_periods(history, periods)
     names = client_names(history)
     only_before = "reported.loss_before" in names and "reported.loss" not in names
     table = by_client(history, "reported.loss_before" if only_before else "reported.loss")
-    critical = np.isin(table.rounds, found.rounds[found.critical])
+    is_critical = np.isin(table.rounds, periods.rounds[periods.critical])
     axis = 0 if over == "rounds" else 1
-    return Deviation(_deviation(table.values[critical], axis), _deviation(table.values[~critical], axis))
+    return Deviation(_deviation(table.values[is_critical], axis), _deviation(table.values[~is_critical], axis))
 
 
 def _deviation(losses: Array, axis: int) -> float | None:
-    """Mean over the other axis of the deviation along this one."""
-    seen = np.sum(~np.isnan(losses), axis=axis) > 1
-    if not seen.any():
+    """Return the mean over the other axis of the deviation along this axis.
+
+    Return None if there is none.
+    """
+    has_several = np.sum(~np.isnan(losses), axis=axis) > 1
+    if not has_several.any():
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # columns that are all NaN: they are left out
-        return float(np.nanstd(losses, axis=axis)[seen].mean())
+        return float(np.nanstd(losses, axis=axis)[has_several].mean())

@@ -1,10 +1,11 @@
-"""Everything a run has on record, by name: one reader for reports, diagnostics and users.
+"""Read everything a run has recorded, by name, for reports, diagnostics and users.
 
     series(run, "coherence")        one number per round
     by_client(run, "weights")       one number per round and client
     curves(run)                     FedLAW's training curves within one round
 
-`run` is a run directory or a `History`. A round that has no such number (it was void, or not evaluated) is left out.
+`run` is a run directory or a `History`. A round without the number (it was void, or not evaluated)
+is left out.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
-from steelyard.core.report import GEOMETRY
-from steelyard.sim.history import History
+from steelyard.core.round_report import GEOMETRY
+from steelyard.runs.history import History
 
 Run = str | Path | History
 Rounds = NDArray[np.int64]
@@ -40,12 +41,15 @@ MEANING = {
     "fgn_mean": "federated gradient norm, the plain mean (CriticalFL)",
     "critical": "1 in a critical period, as the rule saw it",
 }
-"""Names of series and what they are; a rule may note others."""
+"""Names of series and their meaning; a rule may record others."""
 
 NOT_BY_CLIENT = ("timings", "client_evaluation", "server_evaluation", "evaluation")
-"""Tables of a round that have no row per client: seconds by stage; what Flower's clients found, together."""
+"""Tables of a round that have no row per client: seconds by stage.
 
-_CURES = {
+Averages of Flower's evaluations.
+"""
+
+_REQUIREMENTS = {
     "fgn": _GRAD_NORM,
     "fgn_mean": _GRAD_NORM,
     "reported": "metrics=('loss',), or 'grad_norm', 'accuracy', 'loss_before', 'accuracy_before'",
@@ -61,7 +65,8 @@ _CURES = {
 
 
 def _gradient_divergence(record: Mapping[str, Any]) -> float | None:
-    divergence, lr = record.get("divergence"), record.get("lr")
+    divergence = record.get("divergence")
+    lr = record.get("lr")
     return divergence / lr if divergence is not None and lr else None
 
 
@@ -69,7 +74,7 @@ _DERIVED: dict[str, Callable[[Mapping[str, Any]], float | None]] = {"gradient_di
 
 
 class Series(NamedTuple):
-    """One number for each round that has it."""
+    """One number for each round that has one."""
 
     rounds: Rounds
     values: Array
@@ -83,79 +88,114 @@ class ByClient(NamedTuple):
     values: Array
 
     def columns(self, clients: Mapping[Any, float]) -> Array:
-        """Numbers given by client, in the order of the columns."""
-        given = {str(client): value for client, value in clients.items()}
-        missing = [client for client in self.clients if client not in given]
+        """Return numbers by client in the order of the columns."""
+        by_name = {str(client): value for client, value in clients.items()}
+        missing = [client for client in self.clients if client not in by_name]
         if missing:
             raise SteelyardError(f"client {missing[0]!r} has no number: give one for each of {len(self.clients)}")
-        return np.array([given[client] for client in self.clients], dtype=np.float64)
+        return np.array([by_name[client] for client in self.clients], dtype=np.float64)
 
 
 def history_of(run: Run) -> History:
-    """The history itself, or that of a run directory."""
+    """Return the history of a run directory, or the history itself."""
     return run if isinstance(run, History) else History.read(run)
 
 
 def series(run: Run, name: str) -> Series:
-    """A number by round: a name in `names(run)`, or a dotted path such as `timings.train` or `weights.client-0`."""
+    """Return one number per round.
+
+    Args:
+        run: a run directory or a history.
+        name: a name in `names(run)`, or a dotted path such as `timings.train` or
+            `weights.client-0`.
+    """
     history = history_of(run)
-    found = [(record["round"], _number(record, name)) for record in history]
-    kept = [(number, value) for number, value in found if value is not None]
-    if not kept:
-        raise SteelyardError(_absent(history, "series", name, names(history)))
-    return Series(np.array([n for n, _ in kept], dtype=np.int64), np.array([v for _, v in kept], dtype=np.float64))
+    rounds = []
+    values = []
+    for record in history:
+        value = _number(record, name)
+        if value is not None:
+            rounds.append(record["round"])
+            values.append(value)
+    if not values:
+        raise SteelyardError(_missing_error(history, "series", name, names(history)))
+    return Series(np.array(rounds, dtype=np.int64), np.array(values, dtype=np.float64))
 
 
 def by_client(run: Run, name: str) -> ByClient:
-    """Numbers by round and client: `weights`, `norms`, `cosines`, `angles`, `lambda`, `reported.loss`, ..."""
+    """Return numbers by round and client.
+
+    Args:
+        run: a run directory or a history.
+        name: `weights`, `norms`, `cosines`, `angles`, `lambda`, `reported.loss`, ...
+    """
     history = history_of(run)
-    rows = [(record["round"], found) for record in history if (found := _mapping(record, name))]
+    rounds = []
+    rows = []
+    for record in history:
+        row = _mapping(record, name)
+        if row:
+            rounds.append(record["round"])
+            rows.append(row)
     if not rows:
-        raise SteelyardError(_absent(history, "table by client", name, client_names(history)))
-    clients = tuple(sorted({client for _, row in rows for client in row}, key=_natural))
-    values = [[np.nan if row.get(client) is None else row[client] for client in clients] for _, row in rows]
-    return ByClient(np.array([n for n, _ in rows], dtype=np.int64), clients, np.array(values, dtype=np.float64))
+        raise SteelyardError(_missing_error(history, "table by client", name, client_names(history)))
+    clients = tuple(sorted({client for row in rows for client in row}, key=_natural))
+    values = [[np.nan if row.get(client) is None else row[client] for client in clients] for row in rows]
+    return ByClient(np.array(rounds, dtype=np.int64), clients, np.array(values, dtype=np.float64))
 
 
 def curves(run: Run, round: int | None = None) -> dict[str, Any]:
-    """FedLAW's Fig. 14: `epoch`, `loss`, `gamma` and by client `lambda` within a round, the last one by default."""
+    """Return the training curves within a round (FedLAW, Fig.
+
+    14): `epoch`, `loss`, `gamma` and, by client, `lambda`.
+
+    Args:
+        run: a run directory or a history.
+        round: the last one with curves by default.
+    """
     history = history_of(run)
-    traced = {record["round"]: record["trace"] for record in history if record.get("trace")}
-    if not traced:
-        raise SteelyardError(_absent(history, "curves", "trace", []))
-    chosen = max(traced) if round is None else round
-    if chosen not in traced:
-        raise SteelyardError(f"round={round}: has no curves: use one of {', '.join(map(str, traced))}")
-    kept: dict[str, Any] = traced[chosen]
-    return kept
+    traces = {record["round"]: record["trace"] for record in history if record.get("trace")}
+    if not traces:
+        raise SteelyardError(_missing_error(history, "curves", "trace", []))
+    number = max(traces) if round is None else round
+    if number not in traces:
+        raise SteelyardError(f"round={round}: has no curves: use one of {', '.join(map(str, traces))}")
+    trace: dict[str, Any] = traces[number]
+    return trace
 
 
 def names(run: Run) -> list[str]:
-    """The series a run has."""
+    """Return the names of the series of a run."""
     history = history_of(run)
-    plain = dict.fromkeys(name for record in history for name, value in record.items() if _is_number(value))
-    inner = dict.fromkeys(
-        f"{part}.{name}"
-        for part in NOT_BY_CLIENT
-        for record in history
-        for name, value in record.get(part, {}).items()
-        if _is_number(value)
-    )
+    # Numbers of the record itself.
+    plain: dict[str, None] = {}
+    for record in history:
+        plain |= dict.fromkeys(name for name, value in record.items() if name != "round" and _is_number(value))
+    # Numbers that are computed from others.
     derived = [name for name in _DERIVED if any(_number(record, name) is not None for record in history)]
-    return [*(name for name in plain if name != "round"), *derived, *inner]
+    # Numbers of tables that are not by client.
+    inner: dict[str, None] = {}
+    for table in NOT_BY_CLIENT:
+        for record in history:
+            items = record.get(table, {}).items()
+            inner |= dict.fromkeys(f"{table}.{name}" for name, value in items if _is_number(value))
+    return [*plain, *derived, *inner]
 
 
 def client_names(run: Run) -> list[str]:
-    """The tables by client a run has."""
-    found: dict[str, None] = {}
+    """Return the names of the tables by client of a run."""
+    names: dict[str, None] = {}
     for record in history_of(run):
         for name, value in record.items():
-            inner = {f"{name}.{key}": item for key, item in value.items()} if name == "reported" else {name: value}
-            found |= dict.fromkeys(key for key, item in inner.items() if _is_table(item) and key not in NOT_BY_CLIENT)
-    return list(found)
+            tables = {name: value}
+            if name == "reported":
+                tables = {f"{name}.{key}": item for key, item in value.items()}
+            names |= dict.fromkeys(key for key, item in tables.items() if _is_table(item) and key not in NOT_BY_CLIENT)
+    return list(names)
 
 
 def _number(record: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of a record; None if it has none."""
     if name in _DERIVED:
         return _DERIVED[name](record)
     value = _at(record, name)
@@ -163,12 +203,13 @@ def _number(record: Mapping[str, Any], name: str) -> float | None:
 
 
 def _mapping(record: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """Return a table by client of a record; None if it has none."""
     value = _at(record, name)
     return value if _is_table(value) else None
 
 
 def _at(record: Any, path: str) -> Any:
-    """What a dotted path leads to; a key may have dots itself, as client ids do."""
+    """Return the value at a dotted path; keys may contain dots themselves, as client ids do."""
     if not isinstance(record, Mapping):
         return None
     if path in record:
@@ -178,7 +219,7 @@ def _at(record: Any, path: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))  # True and False, too
+    return isinstance(value, (int, float))  # True and False too
 
 
 def _is_table(value: Any) -> bool:
@@ -186,12 +227,16 @@ def _is_table(value: Any) -> bool:
 
 
 def _natural(client: str) -> tuple[bool, int, str]:
-    """Numbers by value, then text: JSON made text of both."""
+    """Return a sort key: numbers by value, then text (JSON turns both into text)."""
     return (False, int(client), "") if client.isdecimal() else (True, 0, client)
 
 
-def _absent(history: History, kind: str, name: str, known: list[str]) -> str:
-    place = history.path or history.name
-    cure = f": it takes {_CURES[base]}" if (base := name.partition(".")[0]) in _CURES else ""
-    there = f"; it has {', '.join(known)}" if known else ""
-    return f"{kind} {name!r}: not on record in {place}{cure}{there}"
+def _missing_error(history: History, kind: str, name: str, available: list[str]) -> str:
+    """Return the message for a name that a run has not recorded."""
+    message = f"{kind} {name!r}: not on record in {history.path or history.name}"
+    base = name.partition(".")[0]
+    if base in _REQUIREMENTS:
+        message += f": it needs {_REQUIREMENTS[base]}"
+    if available:
+        message += f"; it has {', '.join(available)}"
+    return message

@@ -1,12 +1,14 @@
-"""FedLAW's global weight shrinking: the balance between learning and regularisation, and small parameters.
+"""FedLAW's global weight shrinking: learning against regularisation, and small parameters.
 
-Li et al., ICML 2023, Section 4. With theta the global model, m = sum_k lambda_k d_k the aggregated update, and gamma:
+Li et al., ICML 2023, Section 4. With theta the global model, m = sum_k lambda_k d_k the aggregated
+update, and gamma:
 
     theta' = gamma (theta + m) = theta + gamma m - (1 - gamma) theta                           (4)
     r      = |gamma m| / |(1 - gamma) theta|                                                   (Figures 3 and 11)
 
-`gamma m` is the paper's `-gamma eta_g g_g`, the global gradient, and `(1 - gamma) theta` the pseudo-gradient of
-shrinking. In the paper r stays near 19 in a run and about 20.5 over all runs, whatever gamma does.
+`gamma m` is the paper's `-gamma eta_g g_g`, the global gradient, and `(1 - gamma) theta` the
+pseudo-gradient of shrinking. In the paper r stays near 19 in a run and about 20.5 over all runs,
+whatever gamma is.
 """
 
 from __future__ import annotations
@@ -43,20 +45,20 @@ class Shrinking:
 
     @property
     def ratio(self) -> float:
-        """r: the one over the other; infinite where nothing shrinks."""
+        """r: the first divided by the second; infinite if gamma is 1."""
         return self.gradient / self.pseudo_gradient if self.pseudo_gradient else float("inf")
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Parameters by value: `counts[i]` of them lie from `edges[i]` to `edges[i + 1]`."""
+    """Counts of parameters by value: `counts[i]` of them lie from `edges[i]` to `edges[i + 1]`."""
 
     edges: Array
     counts: NDArray[np.int64]
 
 
 def shrinking_terms(theta: Params, update: Params, gamma: float) -> Shrinking:
-    """Equation (4): the norms of the global gradient and of the shrinking pseudo-gradient, and their ratio.
+    """Return the norms of the global gradient and the shrinking pseudo-gradient (Equation 4).
 
     Args:
         theta: the global model the round started from, a vector or a state dict.
@@ -64,34 +66,41 @@ def shrinking_terms(theta: Params, update: Params, gamma: float) -> Shrinking:
         gamma: the factor on the model.
     """
     checks.number("gamma", gamma, 0.0, open_low=True)
-    ours, theirs = _held(theta).layout.dim, _held(update).layout.dim
-    if ours != theirs:
-        raise SteelyardError(f"theta has {ours} parameters and update {theirs}: give both of one model")
+    size = _store_params(theta).layout.dim
+    update_size = _store_params(update).layout.dim
+    if size != update_size:
+        raise SteelyardError(f"theta has {size} parameters and update {update_size}: give both of one model")
     return Shrinking(gamma * parameter_norm(update), abs(1 - gamma) * parameter_norm(theta))
 
 
 def parameter_norm(params: Params) -> float:
-    """`|theta|` over the parameters alone: no running statistics, no counters (FedLAW, Figure 10)."""
-    return float(np.sqrt(inner_products(_held(params)).theta_sq[0]))
+    """Return `|theta|` without running statistics and counters (FedLAW, Figure 10)."""
+    return float(np.sqrt(inner_products(_store_params(params)).theta_sq[0]))
 
 
 def parameter_histogram(params: Params, bins: int = 100, limit: float | None = None) -> Histogram:
-    """Parameters by value in equal bins from `-limit` to `limit`; those beyond are left out (FedLAW, Figure 4).
+    """Count parameters by value in equal bins from `-limit` to `limit`.
 
-    The limit is the largest magnitude by default. Compare models with the same one.
+    Others are left out (FedLAW, Figure 4).
+
+    The default limit is the largest magnitude. Use the same limit to compare models.
     """
-    checks.whole("bins", bins, 1)
-    values = _held(params).matrix[-1].numpy()
-    reach = float(np.abs(values).max(initial=0.0)) or 1.0 if limit is None else limit
-    checks.number("limit", reach, 0.0, open_low=True)
-    counts, edges = np.histogram(values.astype(np.float64), bins=bins, range=(-reach, reach))
+    checks.integer("bins", bins, 1)
+    values = _store_params(params).matrix[-1].numpy()
+    if limit is None:
+        limit = float(np.abs(values).max(initial=0.0)) or 1.0
+    checks.number("limit", limit, 0.0, open_low=True)
+    counts, edges = np.histogram(values.astype(np.float64), bins=bins, range=(-limit, limit))
     return Histogram(edges, counts)
 
 
 def share_near_zero(params: Params, width: float) -> float:
-    """The share of parameters with magnitude at most `width`: in the paper adaptive GWS has about twice FedAvg's."""
+    """Return the share of parameters with magnitude at most `width`.
+
+    In the paper adaptive GWS has about twice as many as FedAvg.
+    """
     checks.number("width", width, 0.0)
-    return float((_held(params).matrix[-1].abs() <= width).double().mean())
+    return float((_store_params(params).matrix[-1].abs() <= width).double().mean())
 
 
 def rescaled_losses(
@@ -102,18 +111,20 @@ def rescaled_losses(
     *,
     loss: Loss = nn.functional.cross_entropy,
 ) -> Array:
-    """The loss at `c theta` for each factor c: flat where the network is scale invariant (FedLAW, Figure 4).
+    """Return the loss at `c theta` for each factor c (FedLAW, Figure 4).
 
-    BatchNorm's running statistics stay as they are, so a network with BatchNorm is only invariant once they have been
-    measured again.
+    It is flat if the network is scale invariant.
+
+    The running statistics of BatchNorm do not change, so a network with BatchNorm is only invariant
+    after they have been measured again.
     """
     surface = Surface(model, inputs, targets, loss)
     return surface.losses(factor * surface.theta for factor in factors)
 
 
-def _held(params: Params) -> MemoryStore:
-    """A store with no clients: its last row is the vector of parameters."""
+def _store_params(params: Params) -> MemoryStore:
+    """Return a store without clients: its last row is the vector of parameters."""
     try:
         return MemoryStore.of(params, {})
     except SteelyardError as error:
-        raise SteelyardError(f"params cannot be measured ({error}): give a model with parameters, all finite") from None
+        raise SteelyardError(f"params are not valid ({error}): give a model with parameters, all finite") from None

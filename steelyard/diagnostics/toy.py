@@ -1,12 +1,13 @@
 """FedCos's example in the plane: quadratic clients, and the path of the global model.
 
-Zhang et al., IEEE Internet of Things Journal, 2023, Figure 4 (two clients, functions and start in footnote 3) and
-Figure 13 (three clients, start (4.53, 0.38)). FedAvg comes to rest between the local optima; FedCos circles around that
-point and so comes closer to the global optimum.
+Zhang et al., IEEE Internet of Things Journal, 2023, Figure 4 (two clients, functions and start in
+footnote 3) and Figure 13 (three clients, start (4.53, 0.38)). FedAvg stops between the local
+optima; FedCos circles around that point and so comes closer to the global optimum.
 
-The paper gives neither learning rate, local steps nor mu: 0.1, 50 and the caller's here. It does not give the functions
-of Figure 13 either: the third client here is ours. With mu = 0.5 and two clients the path is chaotic: a change in the
-last bit is a different path after about ten rounds. With mu = 0.2 it is not.
+The paper gives neither the learning rate nor the number of local steps nor mu: here they are 0.1,
+50 and the caller's. It does not give the functions of Figure 13 either: the third client is ours.
+With mu = 0.5 and two clients the path is chaotic: a change in the last bit gives a different path
+after about ten rounds. With mu = 0.2 it is not.
 """
 
 from __future__ import annotations
@@ -19,37 +20,40 @@ import torch
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
-from steelyard.core.term import AtClient, ClientTerm
+from steelyard.core.term import ClientContext, ClientTerm
 
 Matrix = tuple[tuple[float, float], tuple[float, float]]
-Place = tuple[float, float]
+Vector = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Toy:
-    """Clients `f_k(x) = (x - o_k)^T A_k (x - o_k) / 2` in the plane; the global objective is their sum.
+    """Clients `f_k(x) = (x - o_k)^T A_k (x - o_k) / 2` in the plane.
+
+    The global objective is their sum.
 
     Attributes:
         curvatures: A_k, symmetric.
         optima: o_k.
-        start: where the global model begins.
+        start: the initial global model.
     """
 
     curvatures: tuple[Matrix, ...]
-    optima: tuple[Place, ...]
-    start: Place
+    optima: tuple[Vector, ...]
+    start: Vector
 
     @property
     def optimum(self) -> Array:
         """The minimum of the sum, `[2]`: `(sum A_k)^-1 sum A_k o_k`."""
-        bends, places = np.array(self.curvatures), np.array(self.optima)
-        found: Array = np.linalg.solve(bends.sum(axis=0), np.einsum("kij,kj->i", bends, places))
-        return found
+        curvatures = np.array(self.curvatures)
+        weighted_optima = np.einsum("kij,kj->i", curvatures, np.array(self.optima))
+        optimum: Array = np.linalg.solve(curvatures.sum(axis=0), weighted_optima)
+        return optimum
 
     def loss(self, points: Array) -> Array:
-        """The global objective at `[..., 2]`."""
-        away = np.asarray(points, dtype=np.float64)[..., None, :] - np.array(self.optima)
-        values: Array = 0.5 * np.einsum("...ki,kij,...kj->...", away, np.array(self.curvatures), away)
+        """Return the global objective at `[..., 2]`."""
+        difference = np.asarray(points, dtype=np.float64)[..., None, :] - np.array(self.optima)
+        values: Array = 0.5 * np.einsum("...ki,kij,...kj->...", difference, np.array(self.curvatures), difference)
         return values
 
 
@@ -70,7 +74,7 @@ THREE_CLIENTS = Toy(
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A run on a toy.
+    """The path of the global model.
 
     Attributes:
         points: the global model before the first round and after each, `[T + 1, 2]`.
@@ -82,9 +86,9 @@ class Trajectory:
 
     @property
     def distances(self) -> Array:
-        """To the optimum, `[T + 1]`."""
-        found: Array = np.linalg.norm(self.points - self.optimum, axis=1)
-        return found
+        """The distances to the optimum, `[T + 1]`."""
+        distances: Array = np.linalg.norm(self.points - self.optimum, axis=1)
+        return distances
 
     @property
     def closest(self) -> float:
@@ -93,35 +97,41 @@ class Trajectory:
 
 
 def trajectory(
-    toy: Toy = TWO_CLIENTS, term: ClientTerm | None = None, rounds: int = 80, steps: int = 50, lr: float = 0.1
+    toy: Toy = TWO_CLIENTS,
+    term: ClientTerm | None = None,
+    rounds: int = 80,
+    steps: int = 50,
+    lr: float = 0.1,
 ) -> Trajectory:
-    """Federated gradient descent on a toy, with equal weights.
+    """Run federated gradient descent on a toy, with equal weights.
 
     Args:
         toy: the clients and the start.
-        term: what clients add to their gradient, such as `steelyard.fedcos(mu=0.5)`; None is FedAvg.
-        rounds: how many.
-        steps: local steps in each.
-        lr: their length.
+        term: changes the clients' gradients, such as `steelyard.fedcos(mu=0.5)`; None is FedAvg.
+        rounds: the number of rounds.
+        steps: local steps per round.
+        lr: the local learning rate.
     """
-    checks.whole("rounds", rounds, 1)
-    checks.whole("steps", steps, 1)
+    checks.integer("rounds", rounds, 1)
+    checks.integer("steps", steps, 1)
     checks.number("lr", lr, 0.0, open_low=True)
     if term is not None and (term.client_slots or term.server_slots):
         raise SteelyardError(f"term {term.name!r} keeps vectors between rounds: use fedcos or fedprox, which keep none")
-    bends = torch.tensor(toy.curvatures, dtype=torch.float64)  # [C, 2, 2]
+    curvatures = torch.tensor(toy.curvatures, dtype=torch.float64)  # [C, 2, 2]
     optima = torch.tensor(toy.optima, dtype=torch.float64)  # [C, 2]
-    even = torch.ones(len(optima), 1, dtype=torch.float64)
+    ones = torch.ones(len(optima), 1, dtype=torch.float64)
     points = [torch.tensor(toy.start, dtype=torch.float64)]
     step = torch.zeros(2, dtype=torch.float64)
     for _ in range(rounds):
-        at = AtClient(points[-1][None], lr, {}, {"step": step, "move": step}, even)
+        # All clients start from the global model and take their steps together.
+        context = ClientContext(points[-1][None], lr, {}, {"step": step, "move": step}, ones)
         x = points[-1].expand_as(optima).clone()
         for _ in range(steps):
-            slope = torch.einsum("kij,kj->ki", bends, x - optima)
+            gradient = torch.einsum("kij,kj->ki", curvatures, x - optima)
             if term is not None:
-                term.add(slope, x, at)
-            x.sub_(slope, alpha=lr)
+                term.add(gradient, x, context)
+            x.sub_(gradient, alpha=lr)
+        # The new global model is their mean.
         points.append(x.mean(dim=0))
         step = points[-1] - points[-2]
     return Trajectory(torch.stack(points).numpy(), toy.optimum)

@@ -1,10 +1,10 @@
-"""Aggregation weights: how even they are, what they follow, and where they lead.
+"""Aggregation weights: how even they are, what they correlate with, and where the mixture ends up.
 
     FedAWA, Fig. 3    distance of client vectors and of their mixture to the ideal vector
     FedAWA, Fig. 7    cosine of the weights to the data vector, round by round
     FedLAW, Table 11  correlation of the weights with data size, with heterogeneity, and with both
 
-All take arrays; those whose names begin with `run_` read a run directory.
+All functions take arrays, except those whose names begin with `run_`: they read a run directory.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 from numpy.typing import ArrayLike
 from torch import nn
 
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.core import checks
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
 from steelyard.core.evidence import inner_products
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Params
-from steelyard.core.table import ClientId
 from steelyard.data import Federation
 from steelyard.diagnostics.recorded import Run, Series, by_client, history_of
-from steelyard.sim.rundir import read_clients
+from steelyard.runs.directory import read_clients
 from steelyard.sim.simulate import simulate
 from steelyard.stores.memory import MemoryStore
 
@@ -35,55 +35,69 @@ Models = Mapping[ClientId, Params] | Sequence[Params] | torch.Tensor
 
 
 def effective_clients(weights: ArrayLike) -> Array:
-    """`1 / sum of squared shares` along the last axis: K for equal weights, 1 if one client has all."""
-    size = np.nan_to_num(np.abs(np.asarray(weights, dtype=np.float64)))
-    if not size.any(axis=-1).all():
-        raise SteelyardError("weights: a round has none but 0: leave it out")
-    shares = size / size.sum(axis=-1, keepdims=True)
+    """Return `1 / sum of squared shares` along the last axis.
+
+    It is K for equal weights and 1 if one client has all.
+    """
+    sizes = np.nan_to_num(np.abs(np.asarray(weights, dtype=np.float64)))
+    if not sizes.any(axis=-1).all():
+        raise SteelyardError("weights: in one round all weights are 0: leave this round out")
+    shares = sizes / sizes.sum(axis=-1, keepdims=True)
     count: Array = 1 / (shares**2).sum(axis=-1)
     return count
 
 
 def similarity(weights: ArrayLike, vector: ArrayLike) -> Array:
-    """Cosine between weights `[T, K]` or `[K]` and a vector `[K]`, over the clients that have a weight (not NaN)."""
-    given = np.asarray(weights, dtype=np.float64)
-    other = np.asarray(vector, dtype=np.float64)
-    if other.shape != given.shape[-1:]:
-        raise SteelyardError(f"weights of {given.shape[-1]} clients and a vector {list(other.shape)}: give one of each")
-    seen = ~np.isnan(given)
-    left, right = np.where(seen, given, 0.0), np.where(seen, other, 0.0)
-    lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
-    cosine: Array = np.divide((left * right).sum(axis=-1), lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    """Return the cosine between weights `[T, K]` or `[K]` and a vector `[K]`.
+
+    Clients without a weight (NaN) do not count.
+    """
+    table = np.asarray(weights, dtype=np.float64)
+    row = np.asarray(vector, dtype=np.float64)
+    if row.shape != table.shape[-1:]:
+        raise SteelyardError(
+            f"weights of {table.shape[-1]} clients and a vector {list(row.shape)}: use the same clients"
+        )
+    has_weight = ~np.isnan(table)
+    x = np.where(has_weight, table, 0.0)
+    y = np.where(has_weight, row, 0.0)
+    lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
+    cosine: Array = np.divide((x * y).sum(axis=-1), lengths, out=np.zeros_like(lengths), where=lengths > 0)
     return cosine
 
 
 def run_similarity(run: Run, vector: Mapping[Any, float] | None = None) -> Series:
-    """FedAWA, Fig. 7: how near a run's weights are to the data vector, round by round.
+    """Return the similarity of a run's weights and the data vector in each round (FedAWA, Fig. 7).
 
-    The paper's data vector is `1 / (1 + OT distance of a client's data to all data)`: see `data_vector`. Without one,
-    the clients' sizes stand in for it, read from the run directory. In a round of few clients only theirs count.
+    The paper's data vector is `1 / (1 + OT distance of a client's data to all data)`: see
+    `data_vector`. By default the clients' sizes from the run directory are used instead. In a round
+    with few clients only these count.
     """
     table = by_client(run, "weights")
-    by_id = dict(zip(*_held(run, "sizes"), strict=True)) if vector is None else vector
-    return Series(table.rounds, similarity(table.values, table.columns(by_id)))
+    if vector is None:
+        vector = dict(zip(*_read_client_counts(run, "sizes"), strict=True))
+    return Series(table.rounds, similarity(table.values, table.columns(vector)))
 
 
 def heterogeneity(counts: ArrayLike, floor: float = 0.0) -> Array:
-    """FedLAW's heterogeneity degree, `1 / variance of a client's class distribution`, from counts `[K, C]`.
+    """Return FedLAW's heterogeneity degree, `1 / variance of the class distribution`, `[K]`.
 
-    Despite its name it is large for a client whose classes are balanced. Taken literally it is infinite for one that is
-    perfectly so, which is an error here: variances below `floor` count as `floor`. The paper does not say whether the
-    distribution is in counts or in shares: in shares here, so that the degree does not follow the size.
+    `counts` are samples per client and class, `[K, C]`.
+
+    Despite its name it is large for a client whose classes are balanced. Literally it would be
+    infinite for perfectly balanced classes, which is an error here: variances below `floor` count
+    as `floor`. The paper does not say whether the distribution is in counts or in shares; here it
+    is in shares, so that the degree does not depend on the size.
     """
     samples = np.asarray(counts, dtype=np.float64)
     sizes = samples.sum(axis=1)
     if not sizes.all():
-        raise SteelyardError(f"counts: client {int(np.argmin(sizes))} has no sample: leave it out")
+        raise SteelyardError(f"counts: client {int(np.argmin(sizes))} has no samples: leave it out")
     variance = np.maximum((samples / sizes[:, None]).var(axis=1), floor)
     if not variance.all():
         balanced = int(np.argmin(variance))
         raise SteelyardError(
-            f"counts: the classes of client {balanced} are balanced, 1 / variance is infinite: give floor=1e-6 or so"
+            f"counts: the classes of client {balanced} are balanced, 1 / variance is infinite: give e.g. floor=1e-6"
         )
     degree: Array = 1 / variance
     return degree
@@ -91,9 +105,11 @@ def heterogeneity(counts: ArrayLike, floor: float = 0.0) -> Array:
 
 @dataclass(frozen=True)
 class Correlations:
-    """FedLAW, Table 11: Pearson's coefficient of the weights with size, with heterogeneity degree, and their product.
+    """Pearson's correlations of the weights (FedLAW, Table 11).
 
-    None where it is undefined, as for sizes that are all the same.
+    With the size, with the heterogeneity degree, and with their product.
+
+    None if it is undefined, for example if all sizes are the same.
     """
 
     size: float | None
@@ -102,40 +118,49 @@ class Correlations:
 
 
 def weight_correlations(weights: ArrayLike, sizes: ArrayLike, counts: ArrayLike, floor: float = 0.0) -> Correlations:
-    """What weights `[T, K]` or `[K]`, added up over rounds, follow; `floor` is that of `heterogeneity`."""
+    """Return the correlations of weights `[T, K]` or `[K]`, summed over rounds.
+
+    `floor` is that of `heterogeneity`.
+    """
     total = np.nansum(np.atleast_2d(np.asarray(weights, dtype=np.float64)), axis=0)
-    size, degree = np.asarray(sizes, dtype=np.float64), heterogeneity(counts, floor)
+    size = np.asarray(sizes, dtype=np.float64)
+    degree = heterogeneity(counts, floor)
     return Correlations(pearson(total, size), pearson(total, degree), pearson(total, size * degree))
 
 
 def run_correlations(run: Run, floor: float = 0.0) -> Correlations:
-    """FedLAW, Table 11, of a run directory: "the accumulated weights during the training"."""
+    """Return the correlations of the accumulated weights of a run (FedLAW, Table 11).
+
+    The paper speaks of "the accumulated weights during the training".
+    """
     table = by_client(run, "weights")
-    ids, sizes = _held(run, "sizes")
-    counts = dict(zip(ids, _held(run, "counts")[1], strict=True))
-    held = np.array([counts[client] for client in table.clients])
-    return weight_correlations(table.values, table.columns(dict(zip(ids, sizes, strict=True))), held, floor)
+    ids, sizes = _read_client_counts(run, "sizes")
+    by_id = dict(zip(ids, _read_client_counts(run, "counts")[1], strict=True))
+    counts = np.array([by_id[client] for client in table.clients])
+    return weight_correlations(table.values, table.columns(dict(zip(ids, sizes, strict=True))), counts, floor)
 
 
 def pearson(a: ArrayLike, b: ArrayLike) -> float | None:
-    """Pearson's correlation coefficient; None if either side is constant."""
-    x, y = (np.asarray(side, dtype=np.float64).ravel() for side in (a, b))
+    """Return Pearson's correlation coefficient; None if either side is constant."""
+    x = np.asarray(a, dtype=np.float64).ravel()
+    y = np.asarray(b, dtype=np.float64).ravel()
     if x.shape != y.shape:
         raise SteelyardError(f"{len(x)} and {len(y)} numbers: give equally many to correlate")
-    if _constant(x) or _constant(y):
+    if _is_constant(x) or _is_constant(y):
         return None
-    x, y = x - x.mean(), y - y.mean()
+    x = x - x.mean()
+    y = y - y.mean()
     return float(x @ y) / float(np.linalg.norm(x) * np.linalg.norm(y))
 
 
-def _constant(values: Array) -> bool:
-    """Whether numbers differ by no more than rounding makes them, or cannot be compared."""
+def _is_constant(values: Array) -> bool:
+    """Return whether numbers differ only by rounding, or cannot be compared."""
     return not values.size or not np.ptp(values) > 1e-12 * np.abs(values).max()
 
 
 @dataclass(frozen=True)
 class IdealDistances:
-    """FedAWA, Fig. 3: distances to the ideal vector, of each client vector `[K]` and of their mixture."""
+    """Distances of client vectors `[K]` and their mixture to the ideal vector (FedAWA, Fig. 3)."""
 
     clients: Array
     merged: float
@@ -144,53 +169,69 @@ class IdealDistances:
 def ideal_distances(
     base: Params, clients: Models, ideal: Params, weights: ArrayLike, metric: str = "cosine"
 ) -> IdealDistances:
-    """How far client vectors, and their mixture by `weights`, are from the ideal vector.
+    """Return how far client vectors, and their mixture by `weights`, are from the ideal vector.
 
-    All are models, as state dicts or flat tensors; vectors are their differences to `base`. The paper mixes by data
-    size. It does not say which distance Fig. 3 shows: `cosine` is 1 - cosine, as in its Fig. 2, `euclidean` the norm of
-    the difference.
+    All are models, as state dicts or flat tensors; vectors are their differences to `base`. The
+    paper mixes by data size. It does not say which distance Fig. 3 shows: `cosine` is 1 - cosine,
+    as in its Fig. 2, `euclidean` the norm of the difference.
     """
     checks.one_of("metric", metric, "cosine", "euclidean")
     models = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
     share = np.asarray(weights, dtype=np.float64)
     if share.shape != (len(models),) or not share.sum() > 0:
         raise SteelyardError(f"weights={share.tolist()}: give one for each of {len(models)} clients, not all of them 0")
+    # The ideal model is the last row of the Gram.
     gram = gram_of_models(base, [*models, ideal])[1]
     mixture = np.append(share / share.sum(), 0.0)[None]
     if metric == "cosine":
-        far, merged = 1 - gram.cosines()[0, :, -1], 1 - gram.cosines_to(mixture)[0, -1]
+        distances = 1 - gram.cosines()[0, :, -1]
+        merged = 1 - gram.cosines_to(mixture)[0, -1]
     else:
-        far, merged = np.sqrt(gram.sq_distances()[0, :, -1]), np.sqrt(gram.sq_distances_to(mixture)[0, -1])
-    return IdealDistances(far[:-1], float(merged))
+        distances = np.sqrt(gram.sq_distances()[0, :, -1])
+        merged = np.sqrt(gram.sq_distances_to(mixture)[0, -1])
+    return IdealDistances(distances[:-1], float(merged))
 
 
 def ideal_model(
-    data: Federation, model: nn.Module, local: Local | Mapping[str, Any] | None = None, seed: int = 0
+    data: Federation,
+    model: nn.Module,
+    local: LocalTraining | Mapping[str, Any] | None = None,
+    seed: int = 0,
 ) -> Mapping[str, torch.Tensor]:
-    """FedAWA's `theta_ideal`: the model trained on all clients' data as one set.
+    """Return FedAWA's `theta_ideal`: the model trained on the data of all clients as one set.
 
-    One round of one client that holds the union; `local` is as in `simulate`. The paper does not say for how long the
-    ideal model trains: an epoch here has about as many steps as all clients' epochs together.
+    It is one round of one client with all data; `local` is as in `simulate`. The paper does not say
+    how long the ideal model trains: an epoch here has about as many steps as the epochs of all
+    clients together.
     """
     union = Federation(data.train, ("all",), (np.unique(np.concatenate(data.index)),))
-    run = simulate("uniform", union, model, rounds=1, local=local, seed=seed, executor="serial", evaluate_every=0)
+    run = simulate(
+        "uniform",
+        union,
+        model,
+        rounds=1,
+        local=local,
+        seed=seed,
+        executor="serial",
+        evaluate_every=0,
+    )
     return run.params
 
 
 def gram_of_models(base: Params, clients: Models) -> tuple[tuple[ClientId, ...], Gram]:
-    """Ids in order, and the Gram of the clients' updates and the base model."""
+    """Return the ids in order, and the Gram of the clients' updates and the base model."""
     store = MemoryStore.of(base, clients)
     for client, reason in store.quarantined.items():
         raise SteelyardError(f"client {client!r}: {reason}: leave it out")
     return store.ids, inner_products(store)
 
 
-def _held(run: Run, what: str) -> tuple[list[str], list[Any]]:
-    """Ids of a run's clients, and what each holds, from `clients.json`."""
+def _read_client_counts(run: Run, name: str) -> tuple[list[str], list[Any]]:
+    """Return the ids of a run's clients, and their `sizes` or `counts`, from `clients.json`."""
     path = history_of(run).path
-    held = None if path is None else read_clients(path)
-    if held is None:
-        raise SteelyardError(f"{path or 'a run in memory'}: does not say what clients hold: give arrays of your own")
-    if what not in held:
-        raise SteelyardError(f"{path}: has no {what} of clients: targets are no classes")
-    return [str(client) for client in held["ids"]], held[what]
+    clients = None if path is None else read_clients(path)
+    if clients is None:
+        raise SteelyardError(f"{path or 'a run in memory'}: has no record of its clients: give arrays of your own")
+    if name not in clients:
+        raise SteelyardError(f"{path}: has no {name} of clients: targets are not classes")
+    return [str(client) for client in clients["ids"]], clients[name]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
-    from steelyard.flower.clientapp import Asked, asked, client, partitioned, reporting
+    from steelyard.flower.clientapp import TrainInstructions, client, partitioned, read_instructions, reporting
     from steelyard.flower.records import to_record, to_state_dict
     from steelyard.flower.strategy import Steelyard
 
 _HOMES = {
-    "Asked": "clientapp",
-    "asked": "clientapp",
+    "TrainInstructions": "clientapp",
+    "read_instructions": "clientapp",
     "client": "clientapp",
     "partitioned": "clientapp",
     "reporting": "clientapp",
@@ -27,7 +27,16 @@ _HOMES = {
     "to_state_dict": "records",
     "Steelyard": "strategy",
 }
-__all__ = ["Asked", "Steelyard", "asked", "client", "partitioned", "reporting", "to_record", "to_state_dict"]
+__all__ = [
+    "Steelyard",
+    "TrainInstructions",
+    "client",
+    "partitioned",
+    "read_instructions",
+    "reporting",
+    "to_record",
+    "to_state_dict",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -37,22 +46,22 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     try:
-        home = importlib.import_module(f"steelyard.flower.{_HOMES.get(name, 'named')}")
+        home = importlib.import_module(f"steelyard.flower.{_HOMES.get(name, 'strategies')}")
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("flwr"):
             raise
         raise SteelyardError("steelyard.flower needs Flower: pip install 'steelyard[flower]'") from error
     if name in _HOMES:
-        made = getattr(home, name)
+        value = getattr(home, name)
     elif name in home.strategies():
-        made = home.strategy(name)
+        value = home.strategy(name)
     else:
         raise AttributeError(f"steelyard.flower has no {name!r}; its strategies: {', '.join(home.strategies())}")
-    globals()[name] = made
-    return made
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    from steelyard.flower.named import strategies
+    from steelyard.flower.strategies import strategies
 
     return sorted([*__all__, *strategies()])

@@ -16,20 +16,20 @@ from torch import nn
 
 from steelyard.algorithm import Algorithm
 from steelyard.client.flat import FlatModel, Loss
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.client.losses import check_targets
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId
 from steelyard.data import Dataset, Federation, load
-from steelyard.data.convert import is_empty
-from steelyard.flower.courier import TOLD, array_name
-from steelyard.flower.inbox import OURS
-from steelyard.flower.keeping import recall, remember
+from steelyard.data.adapters import is_empty
+from steelyard.flower.client_state import recall, remember
 from steelyard.flower.records import to_record, to_state_dict
+from steelyard.flower.replies import OURS
+from steelyard.flower.streaming_grid import TOLD, array_name
 from steelyard.metrics import MEANING
 from steelyard.sim.executors import one_thread
 from steelyard.sim.group import train_group
-from steelyard.sim.work import Seat, Work
+from steelyard.sim.work import ClientSlot, SimulationContext
 
 ModelFn = Callable[[Context], nn.Module]
 DataFn = Callable[[Context], Any]
@@ -39,7 +39,7 @@ _BATCH = 512  # samples at a time, for metrics of the user's own
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrainInstructions:
     """What the server wants of a client in this round.
 
     Attributes:
@@ -68,22 +68,22 @@ class Asked:
     accepted: int | None
 
 
-def asked(message: Message) -> Asked:
+def read_instructions(message: Message) -> TrainInstructions:
     """Reads a message. One from a server without Steelyard asks for FedAvg."""
-    told: Mapping[str, Any] = message.content.config_records.get(OURS, {})
-    sent = message.content.array_records.get(f"{OURS}.sent")
+    server_config: Mapping[str, Any] = message.content.config_records.get(OURS, {})
+    vectors_record = message.content.array_records.get(f"{OURS}.sent")
     config: Mapping[str, Any] = next(iter(message.content.config_records.values()), {})
-    return Asked(
-        round=int(told.get("round", config.get("server-round", 1))),
-        rounds=int(told.get("rounds", 0)),
-        seed=int(told.get("seed", 0)),
-        client=str(told.get("client", "")),
-        metrics=tuple(told.get("metrics", ("num_examples",))),
-        vectors={} if sent is None else to_state_dict(sent),
-        mean_examples=told.get("mean-examples"),
-        id_key=str(told.get("id-key", "partition-id")),
-        examples_key=str(told.get("examples-key", "num-examples")),
-        accepted=told.get("accepted"),
+    return TrainInstructions(
+        round=int(server_config.get("round", config.get("server-round", 1))),
+        rounds=int(server_config.get("rounds", 0)),
+        seed=int(server_config.get("seed", 0)),
+        client=str(server_config.get("client", "")),
+        metrics=tuple(server_config.get("metrics", ("num_examples",))),
+        vectors={} if vectors_record is None else to_state_dict(vectors_record),
+        mean_examples=server_config.get("mean-examples"),
+        id_key=str(server_config.get("id-key", "partition-id")),
+        examples_key=str(server_config.get("examples-key", "num-examples")),
+        accepted=server_config.get("accepted"),
     )
 
 
@@ -92,7 +92,7 @@ def client(
     data_fn: DataFn,
     *,
     test_fn: DataFn | None = None,
-    local: Local | Mapping[str, Any] | None = None,
+    local: LocalTraining | Mapping[str, Any] | None = None,
     loss: str | Loss = "cross_entropy",
     arrays: str = "arrays",
     test_metrics: Mapping[str, TestMetric] | None = None,
@@ -109,13 +109,13 @@ def client(
         test_metrics: metrics of your own to report of an evaluation: functions `metric(outputs, targets)` by name,
             which get all samples and return a number.
     """
-    options = local if isinstance(local, Local) else Local(**(local or {}))
+    options = local if isinstance(local, LocalTraining) else LocalTraining(**(local or {}))
     app = ClientApp()
 
     @app.train()  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
         """One round of local work."""
-        want = asked(message)
+        want = read_instructions(message)
         with one_thread():
             job = _Job(model_fn(context), _data(data_fn, context, want), want, options, loss, _name(want, context))
             key, received = _received(message.content, arrays)
@@ -124,14 +124,14 @@ def client(
     @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
     def evaluate(message: Message, context: Context) -> Message:
         """Loss and accuracy of the model received; a task without classes has no accuracy."""
-        want = asked(message)
+        want = read_instructions(message)
         with one_thread():
             job = _Job(model_fn(context), _data(test_fn or data_fn, context, want), want, options, loss, 0)
             received = _received(message.content, arrays)[1]
-            found = job.evaluate(received)
+            result = job.evaluate(received)
             if test_metrics and job.data.targets.numel():
-                found |= _compute_metrics(test_metrics, model_fn(context), job.data, received)
-        return Message(RecordDict({"metrics": MetricRecord(found)}), reply_to=message)
+                result |= _compute_metrics(test_metrics, model_fn(context), job.data, received)
+        return Message(RecordDict({"metrics": MetricRecord(result)}), reply_to=message)
 
     return app
 
@@ -147,7 +147,7 @@ def _compute_metrics(
     return {name: float(metric(outputs.clone(), data.targets.clone())) for name, metric in metrics.items()}
 
 
-def _data(data_fn: DataFn, context: Context, want: Asked) -> Dataset:
+def _data(data_fn: DataFn, context: Context, want: TrainInstructions) -> Dataset:
     """Return the client's data; an error, which the server logs as this client's, names the client."""
     data = data_fn(context)
     if is_empty(data):
@@ -165,12 +165,12 @@ def _received(content: RecordDict, arrays: str) -> tuple[str, ArrayRecord]:
     return key, content.array_records[key]
 
 
-def _name(want: Asked, context: Context) -> ClientId:
+def _name(want: TrainInstructions, context: Context) -> ClientId:
     """The client's id: the node's configuration has it, or its own id stands in."""
     return _configured(want, context).get(want.id_key, context.node_id)
 
 
-def _configured(want: Asked, context: Context) -> dict[str, ClientId]:
+def _configured(want: TrainInstructions, context: Context) -> dict[str, ClientId]:
     """The id to report; nothing where the node has none, for a metric may have it, or the server warns."""
     name = context.node_config.get(want.id_key)
     return {want.id_key: name} if isinstance(name, (int, str)) else {}
@@ -180,7 +180,13 @@ class _Job:
     """One client's work of a round: a federation of one."""
 
     def __init__(
-        self, module: nn.Module, data: Dataset, want: Asked, local: Local, loss: str | Loss, name: ClientId
+        self,
+        module: nn.Module,
+        data: Dataset,
+        want: TrainInstructions,
+        local: LocalTraining,
+        loss: str | Loss,
+        name: ClientId,
     ) -> None:
         self.want = want
         self.data = data
@@ -195,29 +201,31 @@ class _Job:
         local.check_terms(algorithm.client)
         metrics = tuple(sorted(want.metrics))
         rounds = max(want.rounds, want.round)
-        self.work = Work(algorithm, alone, network, local, rounds, want.seed, metrics, mean_examples=want.mean_examples)
+        self.work = SimulationContext(
+            algorithm, alone, network, local, rounds, want.seed, metrics, mean_examples=want.mean_examples
+        )
         self.buffers = self.work.buffers(1, 1)
 
     def train(self, received: ArrayRecord, context: Context, key: str) -> RecordDict:
         """Trains, keeps what the client keeps, and makes the reply."""
         work, buffers = self.work, self.buffers
         self._take(received)
-        kept, lost = recall(context.state, self.want.accepted) if buffers.tables else (None, False)
-        self._recall(kept)
+        client_record, lost = recall(context.state, self.want.accepted) if buffers.tables else (None, False)
+        self._recall(client_record)
         before = {name: table[0].clone() for name, table in buffers.tables.items()}
-        train_group(work, buffers, self.want.round, [Seat(0, 0, 0)])
+        train_group(work, buffers, self.want.round, [ClientSlot(0, 0, 0)])
         params = work.model.usual((work.dense or work.model).params[0]).detach()
         model = work.model.state_dict(params, buffers.row_stats[0], buffers.row_counts[0])
         empty = int(work.sizes[0]) == 0
         reply = RecordDict({key: received if empty else to_record(model)})
         reply["metrics"] = MetricRecord(self._metrics())
-        said: dict[str, Any] = {**_configured(self.want, context), "client": self.want.client}
-        reply[OURS] = ConfigRecord({**said, "restarted": True} if lost else said)
+        reply_config: dict[str, Any] = {**_configured(self.want, context), "client": self.want.client}
+        reply[OURS] = ConfigRecord({**reply_config, "restarted": True} if lost else reply_config)
         if buffers.tables:
-            remember(context.state, self.want.round, self._kept(), self.want.accepted, kept)
-        told = [term.key(slot) for term in work.algorithm.client for slot in term.told_slots]
-        if told:
-            reply[TOLD] = to_record({name: buffers.staged[name][0] - before[name] for name in told})
+            remember(context.state, self.want.round, self._make_client_record(), self.want.accepted, client_record)
+        slot_keys = [term.key(slot) for term in work.algorithm.client for slot in term.told_slots]
+        if slot_keys:
+            reply[TOLD] = to_record({name: buffers.staged[name][0] - before[name] for name in slot_keys})
         return reply
 
     def evaluate(self, received: ArrayRecord) -> dict[str, Any]:
@@ -225,7 +233,7 @@ class _Job:
         self._take(received)
         buffers, count = self.buffers, int(self.work.sizes[0])
         self.work.model.load(buffers.theta, buffers.stats, buffers.counts)
-        loss, accuracy = self.work.measured(0)
+        loss, accuracy = self.work.evaluate_client(0)
         measured: dict[str, Any] = {"loss": loss, self.want.examples_key: count}
         return measured if math.isnan(accuracy) else measured | {"accuracy": accuracy}
 
@@ -240,29 +248,29 @@ class _Job:
         buffers.stats.copy_(stats)
         buffers.counts.copy_(counts)
 
-    def _recall(self, kept: ArrayRecord | None) -> None:
+    def _recall(self, client_record: ArrayRecord | None) -> None:
         """Vectors that the server sent, and those that the client kept."""
         for name, vector in self.buffers.sent.items():
             if name not in self.want.vectors:
                 raise SteelyardError(f"client={self.want.client}: the server sent no {name!r}: let steelyard drive it")
             vector.copy_(self.want.vectors[name])
-        for name, tensor in to_state_dict(kept).items() if kept is not None else ():
+        for name, tensor in to_state_dict(client_record).items() if client_record is not None else ():
             if name in self.buffers.tables:
                 self.buffers.tables[name][0].copy_(tensor)
             elif name == "steps_taken":
                 self.buffers.steps_taken.copy_(tensor)
 
-    def _kept(self) -> ArrayRecord:
-        kept = {name: rows[0] for name, rows in self.buffers.staged.items()}
-        return to_record(kept | {"steps_taken": self.buffers.steps_taken + self.buffers.steps})
+    def _make_client_record(self) -> ArrayRecord:
+        vectors = {name: rows[0] for name, rows in self.buffers.staged.items()}
+        return to_record(vectors | {"steps_taken": self.buffers.steps_taken + self.buffers.steps})
 
     def _metrics(self) -> dict[str, Any]:
         row = self.buffers.reports[0].tolist()
-        named = dict(zip(self.work.metrics, row, strict=True)) if int(self.work.sizes[0]) else {}
-        made: dict[str, Any] = {name.replace("_", "-"): value for name, value in named.items()}
-        if "label-hist" in made:
-            made["label-hist"] = self.buffers.histograms[0].tolist()
-        return {**made, "num-examples": int(self.work.sizes[0]), self.want.examples_key: int(self.work.sizes[0])}
+        values = dict(zip(self.work.metrics, row, strict=True)) if int(self.work.sizes[0]) else {}
+        metrics: dict[str, Any] = {name.replace("_", "-"): value for name, value in values.items()}
+        if "label-hist" in metrics:
+            metrics["label-hist"] = self.buffers.histograms[0].tolist()
+        return {**metrics, "num-examples": int(self.work.sizes[0]), self.want.examples_key: int(self.work.sizes[0])}
 
 
 def reporting(message: Message, context: Context, call_next: Call) -> Message:
@@ -271,24 +279,26 @@ def reporting(message: Message, context: Context, call_next: Call) -> Message:
     Use it as `ClientApp(mods=[steelyard.flower.reporting])`. All metrics that are missing are named in the error, which
     the server logs as this client's.
     """
-    want = asked(message)
+    want = read_instructions(message)
     reply = call_next(message, context)
     if not message.metadata.message_type.startswith("train") or not reply.has_content():
         return reply
-    found = {name.replace("-", "_") for record in reply.content.metric_records.values() for name in record}
-    found |= {"num_examples"} if want.examples_key.replace("-", "_") in found else set()
-    missing = [name for name in want.metrics if name not in found]
+    metric_names = {name.replace("-", "_") for record in reply.content.metric_records.values() for name in record}
+    metric_names |= {"num_examples"} if want.examples_key.replace("-", "_") in metric_names else set()
+    missing = [name for name in want.metrics if name not in metric_names]
     if missing:
-        named = "; ".join(f"{name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}" for name in missing)
-        raise SteelyardError(f"the server's rule needs {named}: put what is missing into the MetricRecord of the reply")
-    said: Mapping[str, Any] = reply.content.config_records.get(OURS, {})
-    if want.client and said.get("client") != want.client and want.round == 1:
+        descriptions = "; ".join(f"{name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}" for name in missing)
+        raise SteelyardError(
+            f"the server's rule needs {descriptions}: put what is missing into the MetricRecord of the reply"
+        )
+    reply_config: Mapping[str, Any] = reply.content.config_records.get(OURS, {})
+    if want.client and reply_config.get("client") != want.client and want.round == 1:
         log(
             WARNING,
             "the server asks for client=%s: your training code has to add it, and say so (steelyard.flower.asked)",
             want.client,
         )
-    reply.content[OURS] = ConfigRecord({**_configured(want, context), **said})
+    reply.content[OURS] = ConfigRecord({**_configured(want, context), **reply_config})
     return reply
 
 
@@ -319,9 +329,9 @@ def partitioned(
             )
         count, at = clients or int(config["num-partitions"]), int(config["partition-id"])
         train = load(data, data_dir)[0] if isinstance(data, str) else Dataset.of(data, "data")
-        whole = Federation.partitioned(train, None, partition, count, seed)
+        federation = Federation.partitioned(train, None, partition, count, seed)
         if not 0 <= at < count:
             raise SteelyardError(f"partition-id={at}: use one of 0 to {count - 1}")
-        return whole.train.take(whole.index[at])
+        return federation.train.take(federation.index[at])
 
     return data_fn

@@ -29,12 +29,12 @@ def accepted_options(start: Callable[..., Any], options: Mapping[str, Any]) -> d
 
 
 @contextmanager
-def count_rounds_from(done: int) -> Iterator[None]:
-    """Let Flower's log count rounds as a resumed run does: from the round after `done`, to the last of the run."""
+def count_rounds_from(finished_rounds: int) -> Iterator[None]:
+    """Let Flower's log count rounds as a resumed run does, after the rounds that are finished."""
 
     def shift(record: logging.LogRecord) -> bool:
         if record.msg == _ROUND and isinstance(record.args, tuple):
-            record.args = tuple(number + done for number in record.args if isinstance(number, int))
+            record.args = tuple(number + finished_rounds for number in record.args if isinstance(number, int))
         return True
 
     FLOWER_LOGGER.addFilter(shift)
@@ -44,8 +44,8 @@ def count_rounds_from(done: int) -> Iterator[None]:
         FLOWER_LOGGER.removeFilter(shift)
 
 
-def renumber_rounds(result: Result, done: int) -> Result:
+def renumber_rounds(result: Result, finished_rounds: int) -> Result:
     """Let the results of a resumed run count rounds as the run does."""
     for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-        setattr(result, name, {number + done: value for number, value in getattr(result, name).items()})
+        setattr(result, name, {number + finished_rounds: value for number, value in getattr(result, name).items()})
     return result

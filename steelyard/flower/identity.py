@@ -8,9 +8,9 @@ from typing import Any
 
 from flwr.app import RecordDict
 
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
 from steelyard.core.escape import escape_text
-from steelyard.core.table import ClientId
 
 MOST_CHARACTERS = 128  # of an id
 _SHOWN = 40  # characters of a refused id
@@ -21,7 +21,7 @@ class RefusedId(SteelyardError):
 
 
 @dataclass
-class Names:
+class ClientIds:
     """Client ids of nodes: what clients report under a key, else the node's own id.
 
     The first binding of an id to a node holds for the run. After a resume it holds as long as the node is connected,
@@ -44,10 +44,10 @@ class Names:
         """Return the client id of a node, or the node's own id while none is known."""
         return self.known.get(node, node)
 
-    def restore(self, known: Mapping[int, ClientId]) -> None:
+    def restore(self, ids: Mapping[int, ClientId]) -> None:
         """Take over the bindings of the run that is resumed."""
-        self.known = dict(known)
-        self._holders = {str(client): node for node, client in known.items()}
+        self.known = dict(ids)
+        self._holders = {str(client): node for node, client in ids.items()}
 
     def see(self, nodes: Iterable[int]) -> None:
         """Note which nodes are connected."""

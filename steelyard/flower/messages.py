@@ -12,22 +12,22 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from steelyard.algorithm import Algorithm
+from steelyard.core.client_state import sort_key
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import sort_key
-from steelyard.flower.identity import Names
-from steelyard.flower.inbox import OURS
-from steelyard.sim.streams import stream
+from steelyard.core.rng import stream
+from steelyard.flower.identity import ClientIds
+from steelyard.flower.replies import OURS
 
 
-def wait_for_nodes(grid: Grid, share: float, least: int, available: int, timeout: float) -> tuple[list[int], int]:
+def wait_for_nodes(grid: Grid, share: float, minimum: int, available: int, timeout: float) -> tuple[list[int], int]:
     """All nodes, once there are enough, and how many to ask; Flower's own waits for ever."""
     end = time.monotonic() + timeout
     while True:
         nodes = list(grid.get_node_ids())
-        wanted = max(int(len(nodes) * share), least)
-        needed = max(available, wanted)
+        count = max(int(len(nodes) * share), minimum)
+        needed = max(available, count)
         if len(nodes) >= needed:
-            return nodes, wanted
+            return nodes, count
         if time.monotonic() >= end:
             raise SteelyardError(
                 f"{len(nodes)} of {needed} nodes are connected after {timeout:g} s: start more, or lower "
@@ -37,13 +37,13 @@ def wait_for_nodes(grid: Grid, share: float, least: int, available: int, timeout
         time.sleep(1)
 
 
-def cohort(nodes: list[int], wanted: int, names: Names, seed: int, number: int) -> list[int]:
+def cohort(nodes: list[int], count: int, names: ClientIds, seed: int, number: int) -> list[int]:
     """Whom to ask in a round: a function of seed, round and clients' ids, as far as they are known."""
     order = sorted(nodes, key=lambda node: sort_key(names.of(node)))
-    if wanted >= len(order):
+    if count >= len(order):
         return order
-    chosen = stream(seed, "cohort", number).choice(len(order), wanted, replace=False)
-    return [order[at] for at in sorted(chosen)]
+    positions = stream(seed, "cohort", number).choice(len(order), count, replace=False)
+    return [order[at] for at in sorted(positions)]
 
 
 def messages(
@@ -56,20 +56,20 @@ def messages(
 ) -> list[Message]:
     """The same content to each, and the last round that counted; a frozen node will not work off old rounds first."""
     ttl = max(timeout, 1.0)
-    made: list[Message] = []
+    outgoing: list[Message] = []
     contents: dict[int, RecordDict] = {}
     for node in nodes:
         last = accepted(node)
         if last not in contents:
-            ours = ConfigRecord({**content.config_records[OURS], "accepted": last})
-            contents[last] = RecordDict({**content, OURS: ours})
-        made.append(Message(contents[last], dst_node_id=node, message_type=kind, ttl=ttl, group_id=str(number)))
-    return made
+            config = ConfigRecord({**content.config_records[OURS], "accepted": last})
+            contents[last] = RecordDict({**content, OURS: config})
+        outgoing.append(Message(contents[last], dst_node_id=node, message_type=kind, ttl=ttl, group_id=str(number)))
+    return outgoing
 
 
 def instructions(
     algorithm: Algorithm,
-    names: Names,
+    names: ClientIds,
     number: int,
     rounds: int,
     seed: int,
@@ -77,7 +77,7 @@ def instructions(
     mean_examples: float | None,
 ) -> ConfigRecord:
     """What `steelyard.flower.asked` reads at the client."""
-    told: dict[str, Any] = {
+    config: dict[str, Any] = {
         "round": number,
         "rounds": rounds,
         "seed": seed,
@@ -86,4 +86,4 @@ def instructions(
         "id-key": names.key,
         "examples-key": examples_key,
     }
-    return ConfigRecord(told | ({} if mean_examples is None else {"mean-examples": float(mean_examples)}))
+    return ConfigRecord(config | ({} if mean_examples is None else {"mean-examples": float(mean_examples)}))

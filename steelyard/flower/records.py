@@ -116,13 +116,13 @@ def _entry(name: str, array: Array) -> _Entry:
     """Parse one array of a record; anything about it that cannot be right raises an error that names it."""
     if len(array.dtype) > _MOST_TEXT or len(array.stype) > _MOST_TEXT or len(array.shape) > _MOST_DIMENSIONS:
         raise SteelyardError(f"{name!r}: its dtype, serialisation type or shape is too long")
-    whole = np.frombuffer(array.data, dtype=np.uint8)
+    data = np.frombuffer(array.data, dtype=np.uint8)
     if array.stype == BF16:
-        entry = _Entry(tuple(array.shape), torch.bfloat16, whole)
-        _check_size(name, entry.shape, entry.dtype.itemsize, len(whole))
+        entry = _Entry(tuple(array.shape), torch.bfloat16, data)
+        _check_size(name, entry.shape, entry.dtype.itemsize, len(data))
         return entry
     if array.stype == _NUMPY:
-        return _numpy_entry(name, whole)
+        return _numpy_entry(name, data)
     raise SteelyardError(f"{name!r} is serialised as {array.stype!r}: send numpy arrays or torch tensors")
 
 
@@ -135,15 +135,15 @@ def _check_size(name: str, shape: tuple[Any, ...], itemsize: int, size: int) -> 
         raise SteelyardError(f"{name!r} has shape {shape}, which does not fit its {size} bytes")
 
 
-def _numpy_entry(name: str, whole: NDArray[np.uint8]) -> _Entry:
+def _numpy_entry(name: str, raw: NDArray[np.uint8]) -> _Entry:
     """Parse what `numpy.save` wrote."""
     try:
-        shape, fortran, dtype, start = _head(_head_bytes(whole))
+        shape, fortran, dtype, start = _head(_head_bytes(raw))
     except Exception as error:  # whatever numpy's parser of Python literals raises, MemoryError too
         raise SteelyardError(f"{name!r} is no numpy array ({describe_error(error)})") from None
     if dtype not in _DTYPES:
-        raise SteelyardError(f"{name!r} is {dtype}: send one of {', '.join(str(known) for known in _DTYPES)}")
-    data = whole[start:]
+        raise SteelyardError(f"{name!r} is {dtype}: send one of {', '.join(str(dtype_name) for dtype_name in _DTYPES)}")
+    data = raw[start:]
     _check_size(name, shape, dtype.itemsize, len(data))
     if fortran and len(shape) > 1:
         columns = data.view(dtype).reshape(shape[::-1]).T
@@ -151,9 +151,9 @@ def _numpy_entry(name: str, whole: NDArray[np.uint8]) -> _Entry:
     return _Entry(shape, _DTYPES[dtype], data)
 
 
-def _head_bytes(whole: NDArray[np.uint8]) -> bytes:
+def _head_bytes(data: NDArray[np.uint8]) -> bytes:
     """Return the header alone: numpy's formats 1 to 3 say how long it is in their first bytes."""
-    first = whole[: len(npy.MAGIC_PREFIX) + 6].tobytes()
+    first = data[: len(npy.MAGIC_PREFIX) + 6].tobytes()
     version = first[6:8]
     if not first.startswith(npy.MAGIC_PREFIX) or version not in _LENGTH_BYTES:
         raise SteelyardError("it does not begin as numpy's format 1, 2 or 3 does")
@@ -161,7 +161,7 @@ def _head_bytes(whole: NDArray[np.uint8]) -> bytes:
     length = int.from_bytes(first[8:start], "little")
     if length > _MOST_HEAD:
         raise SteelyardError(f"its header has {length} bytes, at most {_MOST_HEAD} are read")
-    return whole[: start + length].tobytes()
+    return data[: start + length].tobytes()
 
 
 @lru_cache(maxsize=4096)

@@ -11,19 +11,19 @@ import torch
 from steelyard import kernels, threads
 from steelyard.algorithm import Algorithm
 from steelyard.core import round as rounds
+from steelyard.core.client_state import ClientId, sort_key
 from steelyard.core.errors import SteelyardError
-from steelyard.core.evidence import in_need
+from steelyard.core.evidence import part_needing_proxy_data
 from steelyard.core.layout import Layout
-from steelyard.core.settling import Settling, usual_lengths, with_usual_lengths
-from steelyard.core.sums import finite
-from steelyard.core.table import ClientId, sort_key
+from steelyard.core.rng import stream
+from steelyard.core.server_terms import Settling, usual_lengths, with_usual_lengths
+from steelyard.core.sums import are_finite
 from steelyard.core.term import ClientTerm
-from steelyard.metrics import MEANING, Table, drop_invalid, refused_by_metrics
+from steelyard.metrics import MEANING, Table, drop_invalid, find_invalid_clients
+from steelyard.runs.record import Record, make_record
 from steelyard.server.probe import Probe
 from steelyard.sim.executors import one_thread
-from steelyard.sim.record import Record, plain
-from steelyard.sim.streams import stream
-from steelyard.sim.told import told
+from steelyard.sim.told import report_metrics
 from steelyard.stores.memory import MemorySink
 from steelyard.stores.slices import SliceStore, Source, layout_of
 
@@ -53,7 +53,7 @@ class Replies:
 
 
 @dataclass(frozen=True)
-class Made:
+class RoundResult:
     """The outcome of a round: the model to send, the one to look at, the record, who was accepted and what they told.
 
     There are no models if the round is void. `settled` are those whose own vectors count: what they told can be used.
@@ -67,7 +67,7 @@ class Made:
     settled: tuple[ClientId, ...] = ()
 
 
-class Server:
+class FlowerServer:
     """The rule's state and the terms' vectors."""
 
     def __init__(self, algorithm: Algorithm, probe: Probe | None, seed: int, diagnose: bool) -> None:
@@ -77,7 +77,7 @@ class Server:
                     f"client={term.name}: the server changes what clients keep, and on Flower they keep it "
                     "themselves: use client=scaffold"
                 )
-        wanting = in_need(algorithm.rule, algorithm.refine)
+        wanting = part_needing_proxy_data(algorithm.rule, algorithm.refine)
         if wanting and probe is None:
             raise SteelyardError(
                 f"{wanting} looks at proxy data and there is none: pass proxy=steelyard.Probe(model, inputs, targets)"
@@ -107,19 +107,21 @@ class Server:
         state = {name: model.load(name) for name in model.shapes}
         layout = Layout.of(state)
         order = sorted(range(len(clients)), key=lambda at: sort_key(clients[at]))
-        drawn = broadcast.coefficients(len(order), layout.params, number, stream(self.seed, "broadcast", number))
-        move, made = self._vectors(layout)["move"], [dict(state) for _ in clients]
+        coefficients = broadcast.coefficients(len(order), layout.params, number, stream(self.seed, "broadcast", number))
+        move, models = self._vectors(layout)["move"], [dict(state) for _ in clients]
         for row, at in enumerate(order):
             for column, leaf in enumerate(layout.params):
                 step = move[leaf.start : leaf.stop].view(leaf.shape)
-                made[at][leaf.name] = state[leaf.name].add(step.to(leaf.dtype), alpha=float(drawn[row, column]))
-        return made
+                models[at][leaf.name] = state[leaf.name].add(
+                    step.to(leaf.dtype), alpha=float(coefficients[row, column])
+                )
+        return models
 
-    def aggregate(self, number: int, model: Source, replies: Replies, population: int) -> Made:
+    def aggregate(self, number: int, model: Source, replies: Replies, population: int) -> RoundResult:
         """Weighs and sums; a void round leaves everything as it was."""
         table = {name: dict(column) for name, column in replies.metrics.items()}
-        refused = self._refused(table, replies)
-        store = SliceStore.of(model, replies.models, refused)
+        reasons = self._find_refused(table, replies)
+        store = SliceStore.of(model, replies.models, reasons)
         sink = MemorySink(store.layout)
         vectors = self._vectors(store.layout)
         job = rounds.Round(
@@ -135,23 +137,25 @@ class Server:
         )
         with one_thread(), threads.parallel(threads.cores()):
             outcome = rounds.run_or_void(self.rule, store, job, sink)
-            settled: tuple[ClientId, ...] = ()
+            settled_clients: tuple[ClientId, ...] = ()
             state = outcome.state
             if not outcome.void:
-                settled, usual = self._settle(outcome, sink, model, replies, population)
+                settled_clients, usual = self._settle(outcome, sink, model, replies, population)
                 state = with_usual_lengths(state, usual)
         weights = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
-        outcome.report.update({} if outcome.void else told(table, outcome.store.ids))
-        record = plain(outcome.report, weights, outcome.weights)
+        outcome.report.update({} if outcome.void else report_metrics(table, outcome.store.ids))
+        record = make_record(outcome.report, weights, outcome.weights)
         if outcome.void:
-            return Made(None, None, record, (), {})
+            return RoundResult(None, None, record, (), {})
         self.state = state
-        made = sink.state()
+        new_model = sink.state()
         ids = outcome.store.ids
-        known = {name: {client: column[client] for client in ids if client in column} for name, column in table.items()}
-        return Made(made, self._shown(made, sink), record, ids, known, settled)
+        reported = {
+            name: {client: column[client] for client in ids if client in column} for name, column in table.items()
+        }
+        return RoundResult(new_model, self._params_to_evaluate(new_model, sink), record, ids, reported, settled_clients)
 
-    def _refused(self, table: Table, replies: Replies) -> dict[ClientId, str]:
+    def _find_refused(self, table: Table, replies: Replies) -> dict[ClientId, str]:
         ids = [client for client in replies.models if client not in replies.refused]
         if not ids:
             return dict(replies.refused)
@@ -162,10 +166,10 @@ class Server:
             raise SteelyardError(describe_missing(missing))
         for name in sorted(needed - table.keys()):
             table[name] = {}
-        whole = not replies.fractions
-        refused = {**refused_by_metrics(self.rule, table, ids, whole), **replies.refused}
-        drop_invalid(table, ids, needed, whole)
-        return refused
+        integers_only = not replies.fractions
+        reasons = {**find_invalid_clients(self.rule, table, ids, integers_only), **replies.refused}
+        drop_invalid(table, ids, needed, integers_only)
+        return reasons
 
     def _settle(
         self, outcome: rounds.Outcome, sink: MemorySink, model: Source, replies: Replies, population: int
@@ -205,25 +209,25 @@ class Server:
                 torch.sub(sink.flat[part], before, out=self.sent["move"][part])
         aside = set() if outcome.bounds is None else set(outcome.bounds.aside)
         counted = [row for row in range(len(ids)) if row not in aside]
-        settled = tuple(ids[row] for row in counted if all(row in rows for rows in sound.values()))
-        return settled, usual
+        settled_clients = tuple(ids[row] for row in counted if all(row in rows for rows in sound.values()))
+        return settled_clients, usual
 
-    def _shown(self, made: StateDict, sink: MemorySink) -> StateDict:
+    def _params_to_evaluate(self, new_model: StateDict, sink: MemorySink) -> StateDict:
         """The model to evaluate: the one that is sent, unless a term says otherwise."""
         theta = sink.flat
         for term in self.algorithm.client:
-            theta = term.shown(theta, {slot: self.sent[term.key(slot)] for slot in term.server_slots})
+            theta = term.params_to_evaluate(theta, {slot: self.sent[term.key(slot)] for slot in term.server_slots})
         if theta is sink.flat:
-            return made
-        shown = {
+            return new_model
+        evaluated_model = {
             leaf.name: theta[leaf.start : leaf.stop].view(leaf.shape).to(leaf.dtype) for leaf in sink.layout.params
         }
-        return {name: shown.get(name, tensor) for name, tensor in made.items()}
+        return {name: evaluated_model.get(name, tensor) for name, tensor in new_model.items()}
 
     def snapshot(self) -> dict[str, Any]:
         """Everything to go on from, beside the model."""
-        sent = {name: vector.clone() for name, vector in self.sent.items()}
-        return {"rule": self.state, "sent": sent, "heard": sorted(self.heard)}
+        server_vectors = {name: vector.clone() for name, vector in self.sent.items()}
+        return {"rule": self.state, "sent": server_vectors, "heard": sorted(self.heard)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes back to a snapshot, but for vectors that belong with what clients keep: theirs begin at zero, too."""
@@ -235,27 +239,29 @@ class Server:
 
 def describe_missing(metrics: Sequence[str]) -> str:
     """Return a sentence on metrics that the rule needs and no client reports: all of them, with their meanings."""
-    named = "; ".join(f"{name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}" for name in metrics)
+    descriptions = "; ".join(f"{name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}" for name in metrics)
     return (
-        f"no client reported {named}: the rule needs {'it' if len(metrics) == 1 else 'all of them'}. Put it into the "
-        "reply's MetricRecord, or let steelyard.flower.client build the ClientApp"
+        f"no client reported {descriptions}: the rule needs {'it' if len(metrics) == 1 else 'all of them'}. Put it "
+        "into the reply's MetricRecord, or let steelyard.flower.client build the ClientApp"
     )
 
 
-def _sound(name: str, ids: Sequence[ClientId], told: Mapping[ClientId, Source], layout: Layout) -> dict[int, Source]:
+def _sound(
+    name: str, ids: Sequence[ClientId], term_vectors: Mapping[ClientId, Source], layout: Layout
+) -> dict[int, Source]:
     """Who told a vector that can be used, by row; who sent none, or a wrong one, changed nothing."""
-    found: dict[int, Source] = {}
-    some = torch.empty(min(layout.dim, kernels.BLOCK), dtype=layout.row_dtype)
+    sound_vectors: dict[int, Source] = {}
+    block = torch.empty(min(layout.dim, kernels.BLOCK), dtype=layout.row_dtype)
     for row, client in enumerate(ids):
-        source = told.get(client)
+        source = term_vectors.get(client)
         shape, dtype = (None, torch.bool) if source is None else source.shapes.get(name, (None, torch.bool))
         if source is None or shape != (layout.dim,) or not dtype.is_floating_point:
             continue
         for start in range(0, layout.dim, kernels.BLOCK):
-            part = some[: min(kernels.BLOCK, layout.dim - start)]
+            part = block[: min(kernels.BLOCK, layout.dim - start)]
             source.read(name, start, part)
-            if not finite(part):
+            if not are_finite(part):
                 break
         else:
-            found[row] = source
-    return found
+            sound_vectors[row] = source
+    return sound_vectors

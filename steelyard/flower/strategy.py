@@ -15,21 +15,21 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from steelyard.algorithm import Algorithm
-from steelyard.core.table import ClientId
+from steelyard.core.client_state import ClientId
 from steelyard.flower.compat import accepted_options, count_rounds_from, renumber_rounds
-from steelyard.flower.courier import Courier, Spool, budget
-from steelyard.flower.identity import Names
-from steelyard.flower.inbox import OURS, Answers, matched, sort_out, split_refused
-from steelyard.flower.journal import Evaluate, Journal, described
-from steelyard.flower.ledger import Ledger
-from steelyard.flower.means import Aggregate, Means, mean
+from steelyard.flower.identity import ClientIds
 from steelyard.flower.messages import cohort, instructions, messages, wait_for_nodes
+from steelyard.flower.metrics import Aggregate, MetricMeans, mean
 from steelyard.flower.records import RecordSource, num_bytes, to_record, to_state_dict
-from steelyard.flower.server import Made, Server, StateDict
+from steelyard.flower.replies import OURS, RoundReplies, match_replies, sort_out, split_refused
+from steelyard.flower.run_log import Evaluate, RunLog, describe_run
+from steelyard.flower.server import FlowerServer, RoundResult, StateDict
+from steelyard.flower.streaming_grid import Spool, StreamingGrid, budget
+from steelyard.flower.term_sync import TermSync
+from steelyard.rules.guard import Guard
 from steelyard.server.probe import Probe
 from steelyard.sim.simulator import RunStopped
 from steelyard.stores.slices import layout_of
-from steelyard.weightings.guard import Guard
 
 _TIMEOUT = 3600.0  # Flower's
 KEPT = "what clients keep (client=%s) begins at zero in a new Flower run, and so does what the server keeps of it"
@@ -103,14 +103,14 @@ class Steelyard(FedAvg):
         super().__init__(
             fraction_train, fraction_evaluate, *nodes, *keys, train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         )
-        made = algorithm if isinstance(algorithm, Algorithm) else Algorithm(algorithm)
-        if guard and not isinstance(made.weighting, Guard):
-            made = made.replaced(weighting=Guard(made.weighting))
+        parsed_algorithm = algorithm if isinstance(algorithm, Algorithm) else Algorithm(algorithm)
+        if guard and not isinstance(parsed_algorithm.weighting, Guard):
+            parsed_algorithm = parsed_algorithm.replace_parts(weighting=Guard(parsed_algorithm.weighting))
         self.probe = None if proxy is None else proxy.resident()
-        self.algorithm, self.seed, self.patience, self.data_name = made, seed, patience, data_name
+        self.algorithm, self.seed, self.patience, self.data_name = parsed_algorithm, seed, patience, data_name
         self.population, self.mean_examples, self.id_key = population, mean_examples, id_key
-        self.journal = Journal(out, checkpoint_dir, resume, checkpoint_every, 2, monitor, mode)
-        terms = made.client
+        self.journal = RunLog(out, checkpoint_dir, resume, checkpoint_every, 2, monitor, mode)
+        terms = parsed_algorithm.client
         vectors = sum(len(term.server_slots) for term in terms), sum(len(term.told_slots) for term in terms)
         self.spool = Spool(budget(memory), *vectors)
         self.rounds, self.timeout, self.started = 0, _TIMEOUT, False
@@ -118,9 +118,9 @@ class Steelyard(FedAvg):
 
     def _forget(self) -> None:
         """Begins anew: nothing is left of a run before."""
-        self.server = Server(self.algorithm, self.probe, self.seed, diagnose=self.journal.path is not None)
-        self.names = Names(self.id_key)
-        self.ledger = Ledger(self.algorithm, self.arrayrecord_key, self.weighted_by_key)
+        self.server = FlowerServer(self.algorithm, self.probe, self.seed, diagnose=self.journal.path is not None)
+        self.names = ClientIds(self.id_key)
+        self.ledger = TermSync(self.algorithm, self.arrayrecord_key, self.weighted_by_key)
         self.done, self.voids, self.connected = 0, 0, 0
         self.model: ArrayRecord | None = None  # as sent
         self.shown: ArrayRecord | None = None  # as returned, where that is another one
@@ -155,12 +155,12 @@ class Steelyard(FedAvg):
         self._forget()
         try:
             arrays = self._enter(initial_arrays)
-            courier: Any = Courier(grid, timeout, self._receive, lambda: self.spool.room(num_bytes(arrays)))
-            left = max(0, num_rounds - self.done)
+            courier: Any = StreamingGrid(grid, timeout, self._receive, lambda: self.spool.room(num_bytes(arrays)))
+            remaining = max(0, num_rounds - self.done)
             judging = self.journal.judging(evaluate_fn, self.done)
             with count_rounds_from(self.done):
                 result = super().start(
-                    courier, arrays, left, timeout, train_config, evaluate_config, judging, **options
+                    courier, arrays, remaining, timeout, train_config, evaluate_config, judging, **options
                 )
             self.journal.settle(self._state)
         finally:
@@ -174,23 +174,23 @@ class Steelyard(FedAvg):
         """Opens the run directory; returns the model to begin with, that of the last checkpoint if the run goes on."""
         clients = self.population or max(self.min_available_nodes, self.min_train_nodes)
         metrics, model = sorted(self.algorithm.needs.metrics), to_state_dict(initial)
-        about = described(self.algorithm.texts, self.seed, model, clients, self.data_name, metrics)
-        found = self.journal.open(about, self.rounds, model)
+        about = describe_run(self.algorithm.texts, self.seed, model, clients, self.data_name, metrics)
+        snapshot = self.journal.open(about, self.rounds, model)
         if self.journal.path is not None:
             self.spool.live_in(self.journal.path / "spool")
-        if found is None or found.state is None:
+        if snapshot is None or snapshot.state is None:
             return initial
-        state = found.state
-        self.done, self.voids = found.round, state["voids"]
+        state = snapshot.state
+        self.done, self.voids = snapshot.round, state["voids"]
         self.names.restore(dict(zip(state["nodes"], state["names"], strict=True)))
         self.server.restore(state["server"])
         log(INFO, "Going on after round %d, from %s", self.done, self.journal.path)
-        shown = to_record(found.model)
+        model_record = to_record(snapshot.model)
         if self.ledger.keeps:
             log(WARNING, KEPT, self.algorithm.texts["client"])
         elif state["theta"]:
-            self.model, self.shown = to_record({name: state["theta"][name] for name in found.model}), shown
-        return shown
+            self.model, self.shown = to_record({name: state["theta"][name] for name in snapshot.model}), model_record
+        return model_record
 
     def _state(self) -> tuple[StateDict, dict[str, Any]]:
         """The model to look at, and all else that `_enter` takes up."""
@@ -210,14 +210,14 @@ class Steelyard(FedAvg):
     def _content(self, number: int, arrays: ArrayRecord, config: ConfigRecord) -> RecordDict:
         config["server-round"] = number
         settings = (self.rounds, self.seed, self.weighted_by_key, self.mean_examples)
-        ours = instructions(self.algorithm, self.names, number, *settings)
-        return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config, OURS: ours})
+        instructions_record = instructions(self.algorithm, self.names, number, *settings)
+        return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config, OURS: instructions_record})
 
-    def _cohort(self, grid: Grid, share: float, least: int, number: int) -> list[int]:
-        nodes, wanted = wait_for_nodes(grid, share, least, self.min_available_nodes, self.timeout)
+    def _cohort(self, grid: Grid, share: float, minimum: int, number: int) -> list[int]:
+        nodes, count = wait_for_nodes(grid, share, minimum, self.min_available_nodes, self.timeout)
         self.connected = max(self.connected, len(nodes))  # a node that is away for a round is still one of them
         self.names.see(nodes)
-        return cohort(nodes, wanted, self.names, self.seed, number)
+        return cohort(nodes, count, self.names, self.seed, number)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -252,41 +252,41 @@ class Steelyard(FedAvg):
         number, began = server_round + self.done, time.perf_counter()
         if self.model is None or not self.sent:
             return None, None
-        answers = matched(self.sent, replies, self.names, self.timeout)
+        answers = match_replies(self.sent, replies, self.names, self.timeout)
         box = sort_out(answers, self.names, self.ledger.wanted, self.spool, self.algorithm.needs.metrics)
         answers.warn(number)
         box.warn(number, self.names, first=number == self.done + 1)
         halves = self.ledger.check(number, box)
-        made = self.server.aggregate(number, RecordSource(self.model), box.replies, self.population or self.connected)
-        self.ledger.settle(number, made.settled, box)
+        result = self.server.aggregate(number, RecordSource(self.model), box.replies, self.population or self.connected)
+        self.ledger.settle(number, result.settled, box)
         timings = {"train": began - self.journal.began, "aggregate": time.perf_counter() - began}
         timings = {name: round(seconds, 6) for name, seconds in timings.items()}
-        self.journal.holds(made.told)
-        record = {**made.record, **answers.record, **halves, "timings": timings}
+        self.journal.holds(result.told)
+        record = {**result.record, **answers.record, **halves, "timings": timings}
         self.journal.note(record, [self.names.of(message.metadata.dst_node_id) for message in self.sent])
-        arrays = self._adopt(number, made, answers)
-        accepted = {client: box.contents[client] for client in made.accepted}
+        arrays = self._adopt(number, result, answers)
+        accepted = {client: box.contents[client] for client in result.accepted}
         self.spool.clear()
         if not self.started:  # somebody else drives the rounds: there may be no later moment
             self.journal.settle(self._state)
         return arrays, self._mean(accepted, self.train_metrics_aggr_fn).metrics
 
-    def _adopt(self, number: int, made: Made, answers: Answers) -> ArrayRecord:
+    def _adopt(self, number: int, result: RoundResult, answers: RoundReplies) -> ArrayRecord:
         """Keeps the new model; returns the one to look at."""
         assert self.model is not None
-        self.voids = self.voids + 1 if made.model is None else 0
-        if made.model is None or made.shown is None:
-            why = f"{made.record['void']} {answers.failed or ''}".strip()
-            log(WARNING, "round %d is void, the model stays: %s", number, why)
+        self.voids = self.voids + 1 if result.model is None else 0
+        if result.model is None or result.shown is None:
+            reason = f"{result.record['void']} {answers.failed or ''}".strip()
+            log(WARNING, "round %d is void, the model stays: %s", number, reason)
             if self.voids >= self.patience:
                 self.journal.settle(self._state)
                 raise RunStopped(
-                    f"round {number}: {self.voids} rounds in a row were void, the last because: {why}: look at the "
+                    f"round {number}: {self.voids} rounds in a row were void, the last because: {reason}: look at the "
                     f"clients, or raise patience={self.patience}"
                 )
             return self.shown or self.model
-        self.model = to_record(made.model)
-        self.shown = None if made.shown is made.model else to_record(made.shown)
+        self.model = to_record(result.model)
+        self.shown = None if result.shown is result.model else to_record(result.shown)
         return self.shown or self.model
 
     def configure_evaluate(
@@ -304,21 +304,21 @@ class Steelyard(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean of what clients report; a reply that cannot be right is quarantined, with the reason."""
-        answers = matched(self.judges, replies, self.names, self.timeout)
+        answers = match_replies(self.judges, replies, self.names, self.timeout)
         self.judges = []
         number = server_round + self.done
-        contents, refused = split_refused(answers.by_name(self.names), self.spool)
+        contents, reasons = split_refused(answers.by_name(self.names), self.spool)
         means = self._mean(contents, self.evaluate_metrics_aggr_fn)
         self.spool.clear()
-        quarantined = {str(client): reason for client, reason in (refused | means.refused).items()}
+        quarantined = {str(client): reason for client, reason in (reasons | means.refused).items()}
         answers.warn(number, ", evaluation")
-        for who, reason in quarantined.items():
-            log(WARNING, "round %d, evaluation, client %s: %s", number, who, reason)
+        for client_id, reason in quarantined.items():
+            log(WARNING, "round %d, evaluation, client %s: %s", number, client_id, reason)
         self.journal.answered({**answers.record, "quarantined": quarantined, "median": means.medians})
-        self.journal.judged(means.metrics, "client_evaluation")
+        self.journal.add_evaluation(means.metrics, "client_evaluation")
         return means.metrics
 
-    def _mean(self, contents: Mapping[ClientId, RecordDict], fold: Aggregate) -> Means:
+    def _mean(self, contents: Mapping[ClientId, RecordDict], fold: Aggregate) -> MetricMeans:
         """Means of the clients' metrics, with weights that are bounded if the rule is guarded."""
         rule = self.algorithm.weighting
         cap = rule.metric_cap if isinstance(rule, Guard) else math.inf

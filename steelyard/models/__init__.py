@@ -1,6 +1,6 @@
-"""The papers' networks, by name.
+"""The networks of the papers, by name.
 
-Importing this package registers every network under its text name.
+Importing this package registers every network under its name in spec strings.
 """
 
 from steelyard.models import alexnet, cnn, densenet, lenet, linear, resnet, resnet18, text, vit

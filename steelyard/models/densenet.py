@@ -1,8 +1,9 @@
 """Densely connected networks: Huang et al., "Densely Connected Convolutional Networks", CVPR 2017.
 
-DenseNet-121 (blocks of 6, 12, 24, 16 layers, growth 32, bottlenecks of 128, half the channels kept between blocks) with
-a 3x3 stem of 64 channels for small images, as in FedLAW's and FedAWA's code: 6,956,298 parameters and 83,640 numbers in
-buffers at 10 classes. The mean over the image replaces the codes' pooling of 4x4.
+DenseNet-121 (blocks of 6, 12, 24, 16 layers, growth 32, bottlenecks of 128, half of the channels
+kept between blocks) with a 3x3 stem of 64 channels for small images, as in the code of FedLAW and
+FedAWA: 6,956,298 parameters and 83,640 numbers in buffers at 10 classes. The mean over the image
+replaces the 4x4 pooling of that code.
 """
 
 from __future__ import annotations
@@ -12,30 +13,36 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 from steelyard.models.resnet import Mean, convolution
 
-_GROWTH, _BLOCKS = 32, (6, 12, 24, 16)
+_GROWTH = 32
+_BLOCKS = (6, 12, 24, 16)
 
 
 @MODELS.register
 @dataclass(frozen=True)
 class DenseNet121(Architecture):
-    """The network for small images."""
+    """DenseNet-121 for small images."""
 
     name = "densenet121"
-    card = Card("four densely connected blocks", "Huang et al., CVPR 2017")
+    info = Info("four densely connected blocks", "Huang et al., CVPR 2017")
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
-        """Stem, four blocks with transitions between, mean, linear layer."""
+        """Return the network: stem, four blocks with transitions, mean, linear layer."""
         channels, _, _ = image_shape(self.name, input_shape, low=8)
         planes = 2 * _GROWTH
         layers: list[nn.Module] = [convolution(channels, planes, 3, 1)]
         for number, depth in enumerate(_BLOCKS):
             if number:
                 half = planes // 2
-                layers += [nn.BatchNorm2d(planes), nn.ReLU(), convolution(planes, half, 1, 1), nn.AvgPool2d(2)]
+                layers += [
+                    nn.BatchNorm2d(planes),
+                    nn.ReLU(),
+                    convolution(planes, half, 1, 1),
+                    nn.AvgPool2d(2),
+                ]
                 planes = half
             for _ in range(depth):
                 layers.append(Growth(planes, _GROWTH))
@@ -44,7 +51,10 @@ class DenseNet121(Architecture):
 
 
 class Growth(nn.Module):
-    """Adds `growth` channels to those it gets: norm before convolution, through a bottleneck of four times as many."""
+    """Adds `growth` channels to its input.
+
+    The norm is before the convolution, and the bottleneck has 4 `growth` channels.
+    """
 
     def __init__(self, planes: int, growth: int) -> None:
         super().__init__()
@@ -58,5 +68,5 @@ class Growth(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The new channels beside the old."""
+        """Return the input and the new channels."""
         return torch.cat([x, self.new(x)], dim=1)

@@ -1,4 +1,4 @@
-"""Networks by name, and the one place that makes and initialises them."""
+"""Networks by name, and the function that builds and initialises them."""
 
 from __future__ import annotations
 
@@ -16,56 +16,67 @@ from steelyard import threads
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Registry
-from steelyard.core.text import parse
-from steelyard.core.weighting import Card
+from steelyard.core.spec import parse
+from steelyard.core.weighting import Info
 
 Shape = tuple[int, ...]
 
-MODELS = Registry("model")
-
 _FLOAT_BYTES = 4
-_BEYOND_INTEGERS = re.compile("overflow|too large|failed to unpack", re.IGNORECASE)  # torch's words
-_STREAM = int.from_bytes(b"init", "big")  # keeps these draws apart from all others of the same seed
+_TOO_LARGE = re.compile("overflow|too large|failed to unpack", re.IGNORECASE)  # in torch's messages
+_STREAM = int.from_bytes(b"init", "big")  # separates these draws from others of the same seed
 
 
 class Architecture(ABC):
-    """A network but for the shape of its data: a frozen dataclass of options.
+    """A network, except for the shape of its data: a frozen dataclass of options.
 
     Attributes:
-        name: the key in text form.
-        card: what the command line says of it.
+        name: in spec strings.
+        info: title and paper, for the command line.
     """
 
     name: str
-    card: Card
+    info: Info
 
     @abstractmethod
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
-        """The network for samples of this shape, e.g. `(1, 28, 28)`."""
+        """Return the network for samples of this shape, e.g. `(1, 28, 28)`."""
+
+
+MODELS = Registry("model", Architecture, "steelyard.models")
 
 
 def build(spec: str | Architecture, input_shape: Shape, classes: int, seed: int) -> nn.Module:
-    """Makes a network from its text form, e.g. `mlp:hidden=[200,200]`.
+    """Build a network.
 
-    The same seed gives the same parameters, and torch's global random state stays as it was.
+    The same seed gives the same parameters, and torch's global random state does not change.
+
+    Args:
+        spec: an architecture or its spec string, e.g. `mlp:hidden=[200,200]`.
+        input_shape: of one sample.
+        classes: the number of outputs.
+        seed: of the initial parameters.
+
+    Examples:
+        >>> build("mlp:hidden=[16]", (1, 8, 8), classes=10, seed=0)(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
     architecture: Architecture = parse(spec, MODELS) if isinstance(spec, str) else spec
-    checks.whole("classes", classes, 1)
-    checks.whole("seed", seed)
+    checks.integer("classes", classes, 1)
+    checks.integer("seed", seed)
     if not input_shape or min(input_shape) < 1:
         raise SteelyardError(f"input_shape={tuple(input_shape)}: use the shape of one sample, e.g. (1, 28, 28)")
-    count_parameters(architecture, tuple(input_shape), classes)  # refuses what memory cannot hold
+    count_parameters(architecture, tuple(input_shape), classes)  # raises an error if memory is too small
     words = np.random.SeedSequence(entropy=seed, spawn_key=(_STREAM,)).generate_state(1, np.uint64)
     with threads.seeded(int(words[0])), torch.device("cpu"), _float32():
         return architecture(tuple(input_shape), classes)
 
 
 def count_parameters(architecture: Architecture, input_shape: Shape, classes: int) -> int | None:
-    """Return how many parameters the network would have, without making any; None if that cannot be known.
+    """Return the number of parameters without building the network; None if it cannot be known.
 
-    A network that the memory of this machine cannot hold is refused.
+    Raise an error if the network does not fit into the memory of this machine.
     """
-    # Make the network of tensors without memory. One of the user's own may not bear that.
+    # Build the network from tensors without memory. A user's own network may not support that.
     try:
         with torch.device("meta"):
             network = architecture(input_shape, classes)
@@ -73,10 +84,10 @@ def count_parameters(architecture: Architecture, input_shape: Shape, classes: in
     except SteelyardError:
         raise
     except Exception as error:
-        if not _BEYOND_INTEGERS.search(str(error)):
+        if not _TOO_LARGE.search(str(error)):
             return None
         count = checks.LARGEST
-    # Compare its parameters alone with the memory: training takes more.
+    # Compare the parameters alone with the memory: training takes more.
     if count * _FLOAT_BYTES > _memory():
         size = "too many" if count == checks.LARGEST else f"{count:,}"
         sample = "x".join(map(str, input_shape))
@@ -88,7 +99,7 @@ def count_parameters(architecture: Architecture, input_shape: Shape, classes: in
 
 
 def _memory() -> int:
-    """Return the bytes of memory that this machine has; 1 TB where it does not say."""
+    """Return the bytes of memory of this machine; 1 TB if it does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -97,23 +108,26 @@ def _memory() -> int:
 
 @contextmanager
 def _float32() -> Iterator[None]:
-    """Parameters are float32, whatever torch's default is; the numbers drawn for float64 would be others."""
-    before = torch.get_default_dtype()
-    if before == torch.float32:
+    """Make parameters float32, whatever torch's default is: float64 would draw other numbers."""
+    default = torch.get_default_dtype()
+    if default == torch.float32:
         yield
         return
     torch.set_default_dtype(torch.float32)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(default)
 
 
 def image_shape(name: str, input_shape: Shape, low: int) -> tuple[int, int, int]:
-    """Channels, height and width, if this is an image that the network called `name` does not shrink to nothing."""
+    """Return channels, height and width.
+
+    Raise an error if it is not an image or one smaller than `low`.
+    """
     if len(input_shape) != 3:
         raise SteelyardError(f"input_shape={input_shape}: {name} takes images (channels, height, width)")
     channels, height, width = input_shape
     if min(height, width) < low:
-        raise SteelyardError(f"input_shape={input_shape}: {name} needs images of {low}x{low} at least")
+        raise SteelyardError(f"input_shape={input_shape}: {name} needs images of at least {low}x{low}")
     return channels, height, width

@@ -1,13 +1,16 @@
-"""Residual networks for small images: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, 4.2.
+"""Residual networks for small images.
 
-Depth 6n + 2: one convolution, three stages of n blocks with 16, 32, 64 channels, one linear layer. Where the shape
-changes the shortcut is a 1x1 convolution with a norm, as in FedLAW's and FedAWA's code: 272,474 parameters at depth
-20, where He et al., who pad with zeros, have 269,722. The mean over the image replaces the codes' pooling of 8x8 (the
-same at 32x32), so that other sizes work too.
+He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, 4.2.
 
-`width` multiplies all channels, the first convolution's too. FedLAW's and FedAWA's "WRN56_2" and "WRN56_4" are this
-network at depth 56, not the pre-activation network of Zagoruyko & Komodakis (BMVC 2016); CReFF's ResNet-8 with
-"scaling=4" is depth 8 and width 4. FedLAW's own ResNet-8 is not in its repository: depth 8 here counts as CReFF's does.
+Depth 6n + 2: one convolution, three stages of n blocks with 16, 32, 64 channels, one linear layer.
+Where the shape changes, the shortcut is a 1x1 convolution with a norm, as in the code of FedLAW and
+FedAWA: 272,474 parameters at depth 20 (He et al., who pad with zeros, have 269,722). The mean over
+the image replaces the 8x8 pooling of that code (the same at 32x32), so that other sizes work too.
+
+`width` multiplies all channels, also those of the first convolution. "WRN56_2" and "WRN56_4" of
+FedLAW and FedAWA are this network at depth 56, not the pre-activation network of Zagoruyko &
+Komodakis (BMVC 2016); CReFF's ResNet-8 with "scaling=4" is depth 8 and width 4. FedLAW's own
+ResNet-8 is not in its repository: depth 8 is counted here as in CReFF.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ from torch import nn
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 
-_CARD = Card("residual network with projection shortcuts", "He et al., CVPR 2016")
+_INFO = Info("residual network with projection shortcuts", "He et al., CVPR 2016")
 
 
 @MODELS.register
@@ -32,9 +35,10 @@ class ResNet(Architecture):
 
     Attributes:
         depth: 6n + 2; He et al. have 20, 32, 44, 56 and 110.
-        norm: `batch`, or `group` for GroupNorm in its place everywhere. Both have as many parameters.
+        norm: `batch`, or `group` for GroupNorm instead. Both have the same number of parameters.
         width: channels in units of 16, 32 and 64.
-        groups: of GroupNorm. No paper says how many for these networks: 8 leaves groups of 2 to 8 channels.
+        groups: of GroupNorm. No paper gives their number for these networks: 8 makes groups of 2 to
+            8 channels.
     """
 
     depth: int = 20
@@ -43,69 +47,83 @@ class ResNet(Architecture):
     groups: int = 8
 
     name = "resnet"
-    card = _CARD
+    info = _INFO
 
     def __post_init__(self) -> None:
-        checks.whole("depth", self.depth, 8, 10_000)
+        checks.integer("depth", self.depth, 8, 10_000)
         if self.depth % 6 != 2:
             raise SteelyardError(f"depth={self.depth}: use 6n + 2, e.g. 20, 56 or 110")
         checks.one_of("norm", self.norm, "batch", "group")
-        checks.whole("width", self.width, 1)
-        checks.whole("groups", self.groups, 1)
+        checks.integer("width", self.width, 1)
+        checks.integer("groups", self.groups, 1)
         check_groups(self.groups, 16 * self.width)
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
-        """Stem, three stages, mean, linear layer."""
+        """Return the network: stem, three stages, mean, linear layer."""
         channels, _, _ = image_shape(self.name, input_shape, low=4)
         norm = Norm(self.groups if self.norm == "group" else None)
         before = 16 * self.width
         layers: list[nn.Module] = [convolution(channels, before, 3, 1), norm(before), nn.ReLU()]
         for stage, planes in enumerate((16 * self.width, 32 * self.width, 64 * self.width)):
             for block in range((self.depth - 2) // 6):
-                layers.append(Block(before, planes, 2 if stage > 0 and block == 0 else 1, norm, norm))
+                stride = 2 if stage > 0 and block == 0 else 1
+                layers.append(Block(before, planes, stride, norm, norm))
                 before = planes
         return nn.Sequential(*layers, Mean(), nn.Linear(before, classes))
 
 
 def resnet20() -> ResNet:
-    """Depth 20: 272,474 parameters and 1,589 numbers in buffers on CIFAR-10."""
+    """Return depth 20: 272,474 parameters and 1,589 numbers in buffers on CIFAR-10."""
     return ResNet(20)
 
 
 def wrn56_2() -> ResNet:
-    """Depth 56, twice as wide: 3,412,394 parameters and 8,569 numbers in buffers on CIFAR-10."""
+    """Return depth 56, twice as wide.
+
+    3,412,394 parameters and 8,569 numbers in buffers on CIFAR-10.
+    """
     return ResNet(56, width=2)
 
 
 def wrn56_4() -> ResNet:
-    """Depth 56, four times as wide: 13,628,234 parameters and 17,081 numbers in buffers on CIFAR-10."""
+    """Return depth 56, four times as wide.
+
+    13,628,234 parameters and 17,081 numbers in buffers on CIFAR-10.
+    """
     return ResNet(56, width=4)
 
 
-MODELS.alias("resnet20", _CARD, resnet20)
-MODELS.alias("wrn56_2", Card("resnet:depth=56 of twice the width", "Li et al. (FedLAW), ICML 2023"), wrn56_2)
-MODELS.alias("wrn56_4", Card("resnet:depth=56 of four times the width", "Li et al. (FedLAW), ICML 2023"), wrn56_4)
+MODELS.alias("resnet20", _INFO, resnet20)
+MODELS.alias("wrn56_2", Info("resnet:depth=56 of twice the width", "Li et al. (FedLAW), ICML 2023"), wrn56_2)
+MODELS.alias(
+    "wrn56_4",
+    Info("resnet:depth=56 of four times the width", "Li et al. (FedLAW), ICML 2023"),
+    wrn56_4,
+)
 
 
 @dataclass(frozen=True)
 class Norm:
-    """Makes a norm of so many channels: GroupNorm, or BatchNorm if there are no groups."""
+    """Builds norm layers: GroupNorm, or BatchNorm if `groups` is None."""
 
     groups: int | None = None
 
     def __call__(self, planes: int) -> nn.Module:
-        """The layer, at scale 1 and shift 0."""
+        """Return a norm of this number of channels, at scale 1 and shift 0."""
         return nn.BatchNorm2d(planes) if self.groups is None else nn.GroupNorm(self.groups, planes)
 
 
 def check_groups(groups: int, planes: int) -> None:
-    """Every stage doubles the channels of the one before, so what divides the first stage's divides all."""
+    """Raise an error if `groups` does not divide the channels of the first stage.
+
+    Every stage doubles the channels, so a divisor of the first stage divides all of them.
+    """
     if planes % groups:
         raise SteelyardError(f"groups={groups}: use a divisor of {planes}, the channels of the first stage")
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions and a shortcut."""
 
     def __init__(self, before: int, planes: int, stride: int, norm: Norm, shortcut_norm: Norm) -> None:
         super().__init__()
@@ -121,18 +139,18 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(convolution(before, planes, 1, stride), shortcut_norm(planes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """ReLU of the sum."""
+        """Return the ReLU of the sum."""
         return torch.relu(self.residual(x) + self.shortcut(x))
 
 
 class Mean(nn.Module):
-    """The mean over the image, `[N, C, H, W]` to `[N, C]`."""
+    """Global average pooling, `[N, C, H, W]` to `[N, C]`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Global average pooling."""
+        """Return the mean over the image."""
         return x.mean(dim=(2, 3))
 
 
 def convolution(before: int, planes: int, size: int, stride: int) -> nn.Conv2d:
-    """Without bias: a norm follows."""
+    """Return a convolution without bias, because a norm follows."""
     return nn.Conv2d(before, planes, size, stride=stride, padding=size // 2, bias=False)

@@ -9,24 +9,25 @@ from torch import nn
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 from steelyard.models.registry import MODELS, Architecture, Shape
 
 
 @MODELS.register
 @dataclass(frozen=True)
 class CharLSTM(Architecture):
-    """The next character from those before: LEAF's, FedDyn's and FedCos's LSTM for Shakespeare.
+    """Predicts the next character: the LSTM of LEAF, FedDyn and FedCos for Shakespeare.
 
-    With 80 characters and classes: 133,520 parameters; CriticalFL's is `embedding=256,hidden=512` (3,739,728). FedCos's
-    repository has no LSTM; this is its paper's text, which equals FedDyn's code. The prediction is made from the last
-    time step.
+    With 80 characters and classes: 133,520 parameters; CriticalFL's is `embedding=256,hidden=512`
+    (3,739,728). FedCos's repository has no LSTM; this one follows its paper, which agrees with
+    FedDyn's code. The prediction is made from the last time step.
 
     Attributes:
         embedding: numbers per character.
         hidden: numbers per time step and layer.
         layers: LSTM layers.
-        vocabulary: characters; by default as many as classes, since it is characters that are predicted.
+        vocabulary: number of characters; by default the number of classes, because characters are
+            predicted.
     """
 
     embedding: int = 8
@@ -35,17 +36,17 @@ class CharLSTM(Architecture):
     vocabulary: int | None = None
 
     name = "char_lstm"
-    card = Card("embedding and LSTM layers for the next character", "Caldas et al. (LEAF), 2018")
+    info = Info("embedding and LSTM layers for the next character", "Caldas et al. (LEAF), 2018")
 
     def __post_init__(self) -> None:
-        checks.whole("embedding", self.embedding, 1)
-        checks.whole("hidden", self.hidden, 1)
-        checks.whole("layers", self.layers, 1, 1000)
+        checks.integer("embedding", self.embedding, 1)
+        checks.integer("hidden", self.hidden, 1)
+        checks.integer("layers", self.layers, 1, 1000)
         if self.vocabulary is not None:
-            checks.whole("vocabulary", self.vocabulary, 1)
+            checks.integer("vocabulary", self.vocabulary, 1)
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
-        """Embedding, LSTM, linear layer."""
+        """Return the network: embedding, LSTM, linear layer."""
         _check_tokens(self.name, input_shape)
         return nn.Sequential(
             nn.Embedding(self.vocabulary or classes, self.embedding),
@@ -57,47 +58,50 @@ class CharLSTM(Architecture):
 @MODELS.register
 @dataclass(frozen=True)
 class TextMean(Architecture):
-    """A text's class from the mean of its tokens' embeddings: Joulin et al.'s fastText, without its n-grams.
+    """Classifies a text by the mean embedding of its tokens: fastText without n-grams.
 
-    FedAWA's paper has results on AG News and Sogou News, but neither it nor its code says which network: this one is
-    our choice, and no number of parameters can be checked. Token 0 is padding and not counted; a text of nothing else
-    has mean 0.
+    Joulin et al., EACL 2017.
+
+    FedAWA's paper has results on AG News and Sogou News, but neither the paper nor its code says
+    which network: this one is our choice, and no number of parameters can be checked. Token 0 is
+    padding and not counted; a text of padding only has mean 0.
 
     Attributes:
         embedding: numbers per token.
-        vocabulary: tokens, padding included.
+        vocabulary: number of tokens, including padding.
     """
 
     embedding: int = 64
     vocabulary: int = 20000
 
     name = "text_mean"
-    card = Card("mean of embeddings and one linear layer", "Joulin et al. (fastText), EACL 2017")
+    info = Info("mean of embeddings and one linear layer", "Joulin et al. (fastText), EACL 2017")
 
     def __post_init__(self) -> None:
-        checks.whole("embedding", self.embedding, 1)
-        checks.whole("vocabulary", self.vocabulary, 2)
+        checks.integer("embedding", self.embedding, 1)
+        checks.integer("vocabulary", self.vocabulary, 2)
 
     def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
-        """Embeddings, mean, linear layer."""
+        """Return the network: embeddings, mean, linear layer."""
         _check_tokens(self.name, input_shape)
         bag = nn.EmbeddingBag(self.vocabulary, self.embedding, mode="mean", padding_idx=0)
         return nn.Sequential(bag, nn.Linear(self.embedding, classes))
 
 
 class LastStep(nn.Module):
-    """`[N, T, d]` to an LSTM's last time step, `[N, hidden]`."""
+    """An LSTM of which only the last time step is returned, `[N, T, d]` to `[N, hidden]`."""
 
     def __init__(self, width: int, hidden: int, layers: int) -> None:
         super().__init__()
         self.lstm = nn.LSTM(width, hidden, layers, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of the last layer."""
+        """Return the last time step of the last layer."""
         steps: torch.Tensor = self.lstm(x)[0]
         return steps[:, -1]
 
 
 def _check_tokens(name: str, input_shape: Shape) -> None:
+    """Raise an error if samples are not sequences of tokens."""
     if len(input_shape) != 1:
         raise SteelyardError(f"input_shape={input_shape}: {name} takes tokens (length,)")

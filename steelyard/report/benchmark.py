@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from steelyard._version import __version__
-from steelyard.lab.benchmark import SCORES, Benchmark, Result, Rule, Setting, format_results
-from steelyard.lab.jobs import flat
-from steelyard.lab.ranking import Analysis, Ranks, Score
-from steelyard.lab.scores import METRICS
-from steelyard.lab.tables import markdown_text
+from steelyard.experiments.benchmark import SCORES, Benchmark, Result, Rule, Setting, format_results
+from steelyard.experiments.jobs import flatten_keys
+from steelyard.experiments.ranking import Analysis, Ranks, Score
+from steelyard.experiments.scores import METRICS
+from steelyard.experiments.tables import markdown_text
 from steelyard.report.page import content_policy, fill_template, read_asset
-from steelyard.sim.rundir import write_text
+from steelyard.runs.directory import write_text
 
 MAIN = SCORES[0]
 HEADS = {
@@ -120,9 +120,9 @@ def _format_mean(score: Score, name: str, seeds: int) -> str:
         return "not reached" if name == "rounds" else "n/a"
     metric = METRICS[name]
     digits = _digits(name)
-    text = f"{metric.shown(score.mean):.{digits}f}"
+    text = f"{metric.to_display(score.mean):.{digits}f}"
     if score.deviation is not None and metric.percent:
-        text += f" ± {metric.shown(score.deviation):.{digits}f}"
+        text += f" ± {metric.to_display(score.deviation):.{digits}f}"
     return text if score.count == seeds else f"{text} ({score.count} of {seeds})"
 
 
@@ -218,7 +218,7 @@ def _cell_data(score: Score, name: str) -> dict[str, Any]:
     metric = METRICS[name]
 
     def show(value: float | None) -> float | None:
-        return None if value is None else round(metric.shown(value), 4)
+        return None if value is None else round(metric.to_display(value), 4)
 
     interval = None if score.difference is None else score.difference.interval
     return {
@@ -235,7 +235,7 @@ def _cell_data(score: Score, name: str) -> dict[str, Any]:
 
 def _format_toml(config: Mapping[str, Any]) -> str:
     """Return a configuration as TOML; what JSON writes of text, numbers and lists is TOML, too."""
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in flat(config).items())
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in flatten_keys(config).items())
 
 
 def draw_ranks(ranks: Ranks, labels: Mapping[str, str]) -> str:

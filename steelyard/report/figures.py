@@ -1,6 +1,6 @@
-"""Figures as data: what is drawn, what to look for, and the table of its numbers.
+"""Figures as data: lines, bars and heat maps, with a caption and a table of the numbers.
 
-The page draws them with plotly, `steelyard plot` with matplotlib. Neither reads a run.
+The page draws them with plotly, `steelyard plot` with matplotlib. Neither of them reads runs.
 """
 
 from __future__ import annotations
@@ -14,14 +14,22 @@ from steelyard.report.panels import COLOURS
 
 Value = float | int | str | None
 Row = tuple[Value, ...]
-Section = Literal["Results", "Weights", "Geometry of the updates", "What the rule learned", "Clients and data", "Cost"]
+Section = Literal[
+    "Results",
+    "Weights",
+    "Geometry of the updates",
+    "What the rule learned",
+    "Clients and data",
+    "Cost",
+]
 
-INKS = tuple(colour for colour in COLOURS if colour != "#f0e442")  # a line in yellow is not seen on white
+INKS = tuple(colour for colour in COLOURS if colour != "#f0e442")  # yellow is invisible on white
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down")
 PALETTES = {
     "sequential": ("#eef3f8", "#9cc3e0", "#3f83b8", "#14507f", "#0b2545"),
-    "diverging": ("#8c3a00", "#e5a46a", "#f5f5f2", "#7fb2d9", "#0b3c6f"),  # orange and blue: told apart by all
+    # Orange and blue, which colour-blind readers can distinguish.
+    "diverging": ("#8c3a00", "#e5a46a", "#f5f5f2", "#7fb2d9", "#0b3c6f"),
 }
 
 
@@ -30,12 +38,12 @@ class Line:
     """A curve, with a band around it if it is a mean over seeds.
 
     Attributes:
-        name: of the series.
-        style: number of its colour, dash and marker: a series keeps it in every figure.
-        x: rounds.
-        y: values.
-        low: lower edge of the band.
-        high: upper edge of the band.
+        name: the name of the series.
+        style: the number of its colour, dash and marker; a series has the same in every figure.
+        x: the rounds.
+        y: the values.
+        low: the lower edge of the band; empty if there is none.
+        high: the upper edge of the band.
     """
 
     name: str
@@ -48,7 +56,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Bars:
-    """One bar per category; of several, one beside or above the other. None is no bar."""
+    """One bar per category; None for no bar.
+
+    Several are drawn side by side, or stacked.
+    """
 
     name: str
     style: int
@@ -57,7 +68,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Heat:
-    """A panel of cells, `values[row][column]`; None is no cell."""
+    """A panel of a heat map with the cells `values[row][column]`; None for an empty cell."""
 
     name: str
     rows: tuple[str, ...]
@@ -67,7 +78,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Span:
-    """Rounds from `start` to `end` of a series, shaded."""
+    """A shaded range of rounds of a series, from `start` to `end`."""
 
     name: str
     style: int
@@ -77,7 +88,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of a series with a word to it."""
+    """A point of a series with a text."""
 
     name: str
     style: int
@@ -88,35 +99,51 @@ class Mark:
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers under heads; `digits` are decimals by column, None for as many as are worth showing."""
+    """A table of numbers.
+
+    Attributes:
+        heads: the heads of the columns.
+        rows: the rows.
+        digits: the number of decimals of each column; None for four significant digits. Empty means
+            None for all.
+    """
 
     heads: tuple[str, ...]
     rows: tuple[Row, ...]
     digits: tuple[int | None, ...] = ()
 
     def texts(self) -> list[list[str]]:
-        """The rows as text."""
+        """Return the rows as text."""
         digits = self.digits or (None,) * len(self.heads)
-        return [[_text(value, places) for value, places in zip(row, digits, strict=True)] for row in self.rows]
+        texts = []
+        for row in self.rows:
+            cells = zip(row, digits, strict=True)
+            texts.append([_format_value(value, decimals) for value, decimals in cells])
+        return texts
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What is drawn. Lines, bars or heat maps, never two of these.
+    """A figure of lines, bars or heat maps: only one of these kinds.
 
     Attributes:
-        name: as in `steelyard plot DIR name`.
-        title: above it.
-        caption: one sentence: what to look for.
-        section: of the page.
-        x: label of the axis.
-        y: label of the axis; of a heat map, what its rows are.
-        z: of a heat map, what its colour means; nothing to say, no scale.
-        table: its numbers; of a heat map, a summary by row, and the cells are in the download.
-        categories: of bars.
-        stacked: bars are parts of a whole.
-        palette: of a heat map; a diverging one is centred at zero.
-        zero: the colours of a heat map begin at zero.
+        name: the name in `steelyard plot DIR NAME`.
+        title: the title.
+        caption: what to look for.
+        section: the section of the page.
+        x: the label of the x axis.
+        y: the label of the y axis; for a heat map, what a row is.
+        z: for a heat map, what the colour means. If empty, no colour scale is drawn.
+        table: the numbers; for a heat map, a summary by row (the download has all cells).
+        lines: the lines.
+        bars: the bars.
+        categories: the names of the bars' positions.
+        stacked: whether bars are stacked.
+        heats: the panels of a heat map.
+        spans: shaded ranges of rounds, for lines.
+        marks: marked points, for lines.
+        palette: the colours of a heat map; a diverging palette is centred at zero.
+        zero: whether the colours of a heat map begin at zero.
     """
 
     name: str
@@ -139,53 +166,68 @@ class Figure:
 
     @property
     def series(self) -> dict[str, int]:
-        """Names and styles of what a legend shows."""
-        return {line.name: line.style for line in self.lines} | {bars.name: bars.style for bars in self.bars}
+        """The names and styles of the entries of the legend."""
+        lines = {line.name: line.style for line in self.lines}
+        return lines | {bars.name: bars.style for bars in self.bars}
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Least and greatest of a heat map's colours, common to its panels."""
-        found = [value for heat in self.heats for row in heat.values for value in row if value is not None]
-        low, high = min(found, default=0.0), max(found, default=1.0)
+        """The lowest and highest value of the colour scale, which all panels share."""
+        numbers: list[float] = []
+        for heat in self.heats:
+            for row in heat.values:
+                numbers += [value for value in row if value is not None]
+        low = min(numbers, default=0.0)
+        high = max(numbers, default=1.0)
         if self.palette == "diverging":
-            most = max(abs(low), abs(high)) or 1.0
-            return -most, most
-        low = min(low, 0.0) if self.zero else low
-        return low, high if high > low else low + 1.0
+            largest = max(abs(low), abs(high)) or 1.0
+            return -largest, largest
+        if self.zero:
+            low = min(low, 0.0)
+        if high <= low:
+            high = low + 1.0
+        return low, high
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it; numbers to six digits, those of heat maps to four."""
-        curves = ("y", "low", "high")
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figure as JSON data: numbers with six digits, those of heat maps with four."""
+        lines = []
+        for line in self.lines:
+            curves = {
+                name: [round_number(value) for value in values]
+                for name, values in (("y", line.y), ("low", line.low), ("high", line.high))
+            }
+            lines.append({**vars(line), **curves})
+        heats = []
+        for heat in self.heats:
+            values = [[round_number(value, 4) for value in row] for row in heat.values]
+            heats.append({**vars(heat), "values": values})
         return {
             **vars(self),
             "limits": self.limits,
-            "lines": [
-                {**vars(line), **{part: [shortened(value) for value in getattr(line, part)] for part in curves}}
-                for line in self.lines
-            ],
-            "heats": [
-                {**vars(heat), "values": [[shortened(value, 4) for value in row] for row in heat.values]}
-                for heat in self.heats
-            ],
-            **{part: [vars(one) for one in getattr(self, part)] for part in ("bars", "spans", "marks")},
-            "table": plain_table(self.table),
+            "lines": lines,
+            "heats": heats,
+            "bars": [vars(item) for item in self.bars],
+            "spans": [vars(item) for item in self.spans],
+            "marks": [vars(item) for item in self.marks],
+            "table": table_to_dict(self.table),
         }
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a page shows.
+    """Everything that a page shows.
 
     Attributes:
-        title: what was run, in a line.
+        title: what was run, in one line.
         facts: data, clients, rounds, seeds: names and values.
         notes: what a reader should know first: unfinished runs, void rounds.
-        summary: a row per series.
-        figures: in the order they are shown.
-        configuration: of each series: its name and the text of its configuration.
-        environment: of the runs: names and values.
-        command: makes this page again.
-        going: how many runs have not had all their rounds.
+        summary: a table with a row per series.
+        figures: the figures in the order of the page.
+        configuration: the name of each series and the text of its configuration.
+        environment: the environment of the runs: names and values.
+        command: the command that writes this page again.
+        going: the number of unfinished runs.
+        styles: the colours, dashes, markers and palettes.
     """
 
     title: str
@@ -198,54 +240,86 @@ class Report:
     command: str = ""
     going: int = 0
     styles: dict[str, Any] = field(
-        default_factory=lambda: {"inks": INKS, "dashes": DASHES, "markers": MARKERS, "palettes": PALETTES}
+        default_factory=lambda: {
+            "inks": INKS,
+            "dashes": DASHES,
+            "markers": MARKERS,
+            "palettes": PALETTES,
+        }
     )
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        parts = ("title", "facts", "notes", "configuration", "environment", "command", "going", "styles")
-        made: dict[str, Any] = {name: getattr(self, name) for name in parts}
-        made["summary"] = plain_table(self.summary)
-        made["figures"] = [figure.plain() for figure in self.figures]
-        return made
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON data."""
+        return {
+            "title": self.title,
+            "facts": self.facts,
+            "notes": self.notes,
+            "configuration": self.configuration,
+            "environment": self.environment,
+            "command": self.command,
+            "going": self.going,
+            "styles": self.styles,
+            "summary": table_to_dict(self.summary),
+            "figures": [figure.to_dict() for figure in self.figures],
+        }
 
 
-def plain_table(table: Table) -> dict[str, Any]:
-    """A table as JSON has it."""
-    rows = [[shortened(value) if isinstance(value, float) else value for value in row] for row in table.rows]
-    return {"heads": table.heads, "rows": rows, "digits": table.digits or [None] * len(table.heads)}
+def table_to_dict(table: Table) -> dict[str, Any]:
+    """Return a table as JSON data; numbers have six digits."""
+    rows = []
+    for row in table.rows:
+        rows.append([round_number(value) if isinstance(value, float) else value for value in row])
+    digits = table.digits or [None] * len(table.heads)
+    return {"heads": table.heads, "rows": rows, "digits": digits}
 
 
-def _text(value: Value, digits: int | None) -> str:
+def _format_value(value: Value, digits: int | None) -> str:
     if value is None:
         return "–"
     if isinstance(value, str):
         return value
-    return f"{value:.{digits}f}" if digits is not None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    if digits is not None:
+        return f"{value:.{digits}f}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def shortened(value: float | None, digits: int = 6) -> float | None:
-    """To so many significant digits; what is no number is None."""
+def round_number(value: float | None, digits: int = 6) -> float | None:
+    """Return a number rounded to significant digits; None if it is not finite."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{digits}g}")
 
 
-def look(style: int) -> tuple[str, str, str]:
-    """Colour, dash and marker of a series: no two of the first 42 share colour and dash."""
-    return INKS[style % len(INKS)], DASHES[style % len(DASHES)], MARKERS[style % len(MARKERS)]
+def choose_style(style: int) -> tuple[str, str, str]:
+    """Return the colour, dash and marker of a series.
+
+    The first 42 styles have different pairs of colour and dash.
+    """
+    colour = INKS[style % len(INKS)]
+    dash = DASHES[style % len(DASHES)]
+    marker = MARKERS[style % len(MARKERS)]
+    return colour, dash, marker
 
 
-def shown_name(name: str, most: int = 32) -> str:
-    """A name short enough to stand in a sentence: without its options if it is long."""
-    if len(name) <= most:
+def shorten_name(name: str, limit: int = 32) -> str:
+    """Return a name short enough for a sentence; a long name loses its options.
+
+    Args:
+        name: the name of a series.
+        limit: the maximal number of characters.
+    """
+    if len(name) <= limit:
         return name
     head = name.partition(":")[0]
-    return head if len(head) < most else f"{head[: most - 1]}…"
+    return head if len(head) < limit else f"{head[: limit - 1]}…"
 
 
-def by_round(lines: Sequence[Line], deviation: str = "±") -> Table:
-    """The table of curves: a row per round, a column per series, and one for half of the band where there is one."""
+def make_round_table(lines: Sequence[Line], deviation: str = "±") -> Table:
+    """Return the table of curves: a row per round, a column per series.
+
+    A line with a band has a second column: half of the width of the band.
+    """
+    # The columns: values by round.
     heads = ["round"]
     columns: list[dict[int, float]] = []
     for line in lines:
@@ -255,5 +329,8 @@ def by_round(lines: Sequence[Line], deviation: str = "±") -> Table:
             heads.append(f"{deviation} {line.name}")
             halves = [(high - low) / 2 for low, high in zip(line.low, line.high, strict=True)]
             columns.append(dict(zip(line.x, halves, strict=True)))
+
+    # The rows.
     rounds = sorted({x for line in lines for x in line.x})
-    return Table(tuple(heads), tuple((x, *(column.get(x) for column in columns)) for x in rounds))
+    rows = tuple((x, *(column.get(x) for column in columns)) for x in rounds)
+    return Table(tuple(heads), rows)

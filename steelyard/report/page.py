@@ -1,7 +1,8 @@
-"""A report as one HTML page that needs no network: opened from disk, sent by mail, printed.
+"""Writes a report as one HTML page that needs no network.
 
-Everything a run put on record reaches the page as gzip in base64, and the screen as text nodes: no name can become
-markup. A Content-Security-Policy forbids every connection, and any script but the page's own and plotly.
+Recorded values are in the page as base64 of gzip, and the script shows them as text nodes: a name
+cannot become markup. A Content-Security-Policy forbids all connections, and all scripts except the
+script of the page and plotly.
 """
 
 from __future__ import annotations
@@ -25,37 +26,41 @@ _PARTS = files("steelyard.report")
 
 
 def write(report: Report, path: str | Path) -> Path:
-    """Writes a report to a file; what is there is replaced."""
+    """Write a report to an HTML file. An existing file is replaced."""
     path = Path(path)
     if path.suffix.lower() not in (".html", ".htm"):
-        raise SteelyardError(f"{path}: a report is a page: give it the ending .html")
+        raise SteelyardError(f"{path}: a report is an HTML page: use a name that ends with .html")
     if not path.parent.is_dir():
         raise SteelyardError(f"{path}: there is no directory {path.parent}: make it first")
-    made = html(report)
+    text = html(report)
     try:
-        path.write_text(made, "utf-8", "replace")  # a name may hold half of a surrogate pair
+        # "replace", because a name may contain half of a surrogate pair.
+        path.write_text(text, "utf-8", "replace")
     except OSError as error:
         raise SteelyardError(f"{path}: cannot be written: {error.strerror or error}") from None
     return path
 
 
 def html(report: Report | None, live: bool = False, title: str = "") -> str:
-    """The page's text.
+    """Return the HTML text of a page.
 
     Args:
-        report: what it shows; a live page may have nothing yet.
-        live: ask the server it came from for more, every other second.
-        title: until there is a report.
+        report: what the page shows; None for a live page without a round yet.
+        live: ask the server for news every two seconds.
+        title: the title if there is no report.
     """
     script = "(() => {\n" + read_asset("plots.js") + read_asset("page.js") + "})();\n"
-    packed = "" if report is None else _packed(json.dumps(report.plain(), separators=(",", ":"), allow_nan=False))
+    data = ""
+    if report is not None:
+        title = report.title
+        data = _compress(json.dumps(report.to_dict(), separators=(",", ":"), allow_nan=False))
     parts = {
         "POLICY": escape(content_policy(script, live)),
         "VERSION": escape(__version__),
-        "TITLE": escape(title if report is None else report.title),
+        "TITLE": escape(title),
         "STYLE": read_asset("page.css"),
         "LIVE": "yes" if live else "no",
-        "REPORT": packed,
+        "REPORT": data,
         "PLOTLY": _plotly(),
         "SCRIPT": script,
     }
@@ -68,7 +73,11 @@ def fill_template(name: str, parts: Mapping[str, str]) -> str:
 
 
 def content_policy(script: str, live: bool) -> str:
-    """No network, no script but ours, and plotly from memory; plotly sets styles of its own."""
+    """Return the Content-Security-Policy of a page.
+
+    It allows the script of the page, plotly (from memory, as a blob) and the inline styles that
+    plotly sets; connections only to the page's own server, if it is live.
+    """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rules = {
         "default-src": "'none'",
@@ -88,11 +97,11 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError:
         raise SteelyardError('a report needs plotly: pip install "steelyard[report]"') from None
-    return _packed(get_plotlyjs())
+    return _compress(get_plotlyjs())
 
 
-def _packed(text: str) -> str:
-    """The same text gives the same bytes: no date is written."""
+def _compress(text: str) -> str:
+    """Return base64 of gzip. The same text gives the same bytes: no date is written."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 

@@ -1,4 +1,4 @@
-"""Runs sorted into series: the seeds of one algorithm in one setting are a line with a band."""
+"""Series: the runs of one algorithm in one setting, which differ only in the seed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.core.errors import SteelyardError
-from steelyard.lab.runs import Run, groups, label, read_runs
-from steelyard.lab.statistics import deviation, mean
+from steelyard.experiments.run_groups import Run, format_labels, group_runs, read_runs
+from steelyard.experiments.statistics import deviation, mean
 from steelyard.report.figures import Line
 
 Read = Callable[[Mapping[str, Any]], float | None]
@@ -18,12 +18,12 @@ Read = Callable[[Mapping[str, Any]], float | None]
 
 @dataclass(frozen=True)
 class Series:
-    """The runs that differ in nothing but the seed, or one that is not finished.
+    """The finished runs that differ only in the seed, or a single unfinished run.
 
     Attributes:
-        name: what tells it from the others.
-        style: its number, for colour and dash.
-        runs: by seed.
+        name: the algorithm, and the setting if there are several.
+        style: the number of the series, for colour and dash.
+        runs: the runs, one per seed.
     """
 
     name: str
@@ -32,63 +32,87 @@ class Series:
 
     @property
     def first(self) -> Run:
-        """The run that stands for all where only one can be shown: by client, partitions differ with the seed."""
+        """The run that is shown where values by client are: partitions differ between seeds."""
         return self.runs[0]
 
     @property
-    def going(self) -> bool:
-        """Whether it has not had all its rounds."""
+    def is_unfinished(self) -> bool:
+        """Whether the run has rounds to do."""
         return self.first.planned is not None
 
     def line(self, read: Read) -> Line | None:
-        """The mean over seeds, over the rounds that all have; the band is one sample deviation either way."""
-        found = [
-            {record["round"]: value for record in run.history if (value := read(record)) is not None}
-            for run in self.runs
-        ]
-        found = [values for values in found if values]
-        if not found:
+        """Return the mean over seeds as a line; None if no run has the value.
+
+        The line has the rounds that all runs have. The band is plus and minus one sample standard
+        deviation.
+
+        Args:
+            read: returns the value of a record, or None.
+        """
+        # The values by round, for each run that has any.
+        runs = []
+        for run in self.runs:
+            values = {}
+            for record in run.history:
+                value = read(record)
+                if value is not None:
+                    values[record["round"]] = value
+            if values:
+                runs.append(values)
+        if not runs:
             return None
-        rounds = sorted(set.intersection(*map(set, found)))
-        columns = [[values[number] for values in found] for number in rounds]
-        middle = tuple(map(mean, columns))
-        if len(found) == 1:
-            return Line(self.name, self.style, tuple(rounds), middle)
-        spreads = [deviation(column) or 0.0 for column in columns]
-        low = tuple(m - s for m, s in zip(middle, spreads, strict=True))
-        high = tuple(m + s for m, s in zip(middle, spreads, strict=True))
-        return Line(self.name, self.style, tuple(rounds), middle, low, high)
+
+        # Means and deviations over the runs.
+        rounds = sorted(set.intersection(*map(set, runs)))
+        columns = [[values[number] for values in runs] for number in rounds]
+        means = tuple(map(mean, columns))
+        if len(runs) == 1:
+            return Line(self.name, self.style, tuple(rounds), means)
+        deviations = [deviation(column) or 0.0 for column in columns]
+        low = tuple(m - d for m, d in zip(means, deviations, strict=True))
+        high = tuple(m + d for m, d in zip(means, deviations, strict=True))
+        return Line(self.name, self.style, tuple(rounds), means, low, high)
 
     def over(self, measure: Callable[[Run], float | None]) -> tuple[float | None, float | None]:
-        """Mean and deviation over seeds of what a run is worth."""
-        values = [value for run in self.runs if (value := measure(run)) is not None]
-        return (mean(values), deviation(values)) if values else (None, None)
+        """Return the mean and the deviation over seeds of a score; None and None without a value."""
+        scores = [measure(run) for run in self.runs]
+        values = [score for score in scores if score is not None]
+        if not values:
+            return None, None
+        return mean(values), deviation(values)
 
 
 def read_series(directories: Sequence[str | Path]) -> tuple[list[Series], list[str]]:
-    """The series in and below directories, and notes on runs that are not finished."""
+    """Return the series of runs in directories, and notes on unfinished runs.
+
+    Args:
+        directories: run directories, or directories that contain them.
+    """
     runs, notes = read_runs(directories, unfinished=True)
     if not runs:
-        raise SteelyardError(f"{', '.join(map(str, directories))}: no run has had a round yet: wait for the first")
-    made: list[Series] = []
-    settings = groups(runs)
+        paths = ", ".join(map(str, directories))
+        raise SteelyardError(f"{paths}: no run has had a round yet: wait for the first round")
+
+    # Finished runs of an algorithm are one series; each unfinished run is a series of its own.
+    all_series: list[Series] = []
+    settings = group_runs(runs)
     for setting, algorithms in settings.items():
         for algorithm, seeds in algorithms.items():
-            name = label(algorithm) or "run"
+            name = format_labels(algorithm) or "run"
             if len(settings) > 1:
-                name = f"{name} ({label(setting)})"
-            done = tuple(run for run in seeds.values() if run.planned is None)
-            if done:
-                made.append(Series(name, len(made), done))
+                name = f"{name} ({format_labels(setting)})"
+            finished = tuple(run for run in seeds.values() if run.planned is None)
+            if finished:
+                all_series.append(Series(name, len(all_series), finished))
             for run in seeds.values():
                 if run.planned is not None:
-                    so_far = f"{name}, seed {run.seed}, unfinished"
-                    made.append(Series(so_far, len(made), (run,)))
-    return made, notes
+                    run_name = f"{name}, seed {run.seed}, unfinished"
+                    all_series.append(Series(run_name, len(all_series), (run,)))
+    return all_series, notes
 
 
-def number(name: str) -> Read:
-    """Reads a number off a record; None where there is none."""
+def read_number(name: str) -> Read:
+    """Return a function that reads a number from a record; None if there is none."""
 
     def read(record: Mapping[str, Any]) -> float | None:
         return as_number(record.get(name))
@@ -96,42 +120,43 @@ def number(name: str) -> Read:
     return read
 
 
-def mean_of(name: str) -> Read:
-    """Reads the mean over clients of what a record says by client."""
+def read_mean(name: str) -> Read:
+    """Return a function that reads a value by client from a record and returns the mean."""
 
     def read(record: Mapping[str, Any]) -> float | None:
         by_client = record.get(name)
         if not isinstance(by_client, Mapping):
             return None
-        values = [found for value in by_client.values() if (found := as_number(value)) is not None]
+        numbers = [as_number(value) for value in by_client.values()]
+        values = [value for value in numbers if value is not None]
         return mean(values) if values else None
 
     return read
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number that is no truth value, or None."""
+    """Return a finite number as float; None for anything else, and for booleans."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
-def critical_rounds(series: Series) -> list[int]:
-    """The rounds that at least half of the seeds call critical; empty for a rule that knows no periods."""
+def find_critical_rounds(series: Series) -> list[int]:
+    """Return the rounds that at least half of the seeds record as critical."""
     votes: dict[int, list[bool]] = {}
     for run in series.runs:
         for record in run.history:
             if isinstance(record.get("critical"), bool):
                 votes.setdefault(record["round"], []).append(record["critical"])
-    return sorted(number for number, said in votes.items() if 2 * sum(said) >= len(said))
+    return sorted(number for number, values in votes.items() if 2 * sum(values) >= len(values))
 
 
-def stretches(rounds: Sequence[int]) -> list[tuple[int, int]]:
-    """Rounds as stretches of those that follow one another, first and last of each."""
-    made: list[tuple[int, int]] = []
-    for at in rounds:
-        if made and at == made[-1][1] + 1:
-            made[-1] = (made[-1][0], at)
+def group_consecutive(rounds: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and last round of each group of consecutive rounds."""
+    ranges: list[tuple[int, int]] = []
+    for number in rounds:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
         else:
-            made.append((at, at))
-    return made
+            ranges.append((number, number))
+    return ranges

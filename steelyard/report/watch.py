@@ -1,4 +1,7 @@
-"""The report of runs that go on, served to this machine alone; the page asks for news every other second."""
+"""Serves the report of running experiments to this machine only.
+
+The page asks for news every two seconds.
+"""
 
 from __future__ import annotations
 
@@ -12,74 +15,79 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from steelyard.core.errors import SteelyardError
+from steelyard.report.build import gather
 from steelyard.report.figures import Report
-from steelyard.report.gather import gather
 from steelyard.report.page import html
-from steelyard.sim.rundir import CONFIG, ROUNDS
+from steelyard.runs.directory import CONFIG, ROUNDS
 
 HOST = "127.0.0.1"
 
 
 class Source:
-    """The newest report of run directories, made again only when their files have changed."""
+    """The newest report of run directories. It is built again only when their files change."""
 
     def __init__(self, directories: Sequence[str | Path], target: float | None = None) -> None:
-        self.directories, self.target = [Path(directory) for directory in directories], target
+        self.directories = [Path(directory) for directory in directories]
+        self.target = target
         for directory in self.directories:
             if not directory.is_dir():
-                raise SteelyardError(f"{directory}: no such directory: give the run's, or one that runs are in")
+                raise SteelyardError(f"{directory}: no such directory: name a run directory, or one that contains runs")
         self.lock = threading.Lock()
-        self.seen = ""
+        self.news_version = ""
         self.news: dict[str, Any] = {}
 
     @property
     def version(self) -> str:
-        """What the files look like now: names, sizes, times."""
-        found = []
+        """A hash of the names, sizes and times of the files."""
+        states = []
         for directory in self.directories:
             for name in (CONFIG, ROUNDS):
                 for path in sorted(directory.rglob(name)):
                     try:
-                        about = path.stat()
+                        status = path.stat()
                     except FileNotFoundError:  # a run is being overwritten
                         continue
-                    found.append((str(path), about.st_size, about.st_mtime_ns))
-        return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+                    states.append((str(path), status.st_size, status.st_mtime_ns))
+        return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
     def answer(self, have: str) -> bytes | None:
-        """News as JSON for a page that has seen `have`; None if there are none."""
-        with self.lock:  # several pages: the work is done once
+        """Return news as JSON for a page that has the version `have`; None if nothing is new."""
+        with self.lock:  # several pages may ask: the report is built once
             version = self.version
-            if version != self.seen:
-                self.news = {"version": version, **self._look()}
-                self.seen = version
+            if version != self.news_version:
+                self.news = {"version": version, **self._build_news()}
+                self.news_version = version
             if have == version:
                 return None
             return json.dumps(self.news, separators=(",", ":"), allow_nan=False).encode()
 
-    def _look(self) -> dict[str, Any]:
+    def _build_news(self) -> dict[str, Any]:
         try:
             report = gather(self.directories, self.target)
-        except (SteelyardError, OSError, ValueError) as error:  # of a run that has just begun, or is being written
+        except (SteelyardError, OSError, ValueError) as error:
+            # A run has just started, or a file is being written.
             return {"state": f"Waiting: {error}"}
-        except Exception as error:  # a page that hears nothing takes the server for ended
-            return {"state": f"These runs cannot be shown ({type(error).__name__}: {error}): this page tries on."}
-        return {"state": _state(report), "report": report.plain()}
+        except Exception as error:
+            # Without an answer, the page would say that the server has stopped.
+            reason = f"{type(error).__name__}: {error}"
+            return {"state": f"These runs cannot be shown ({reason}). The page keeps trying."}
+        return {"state": _describe_state(report), "report": report.to_dict()}
 
 
-def _state(report: Report) -> str:
+def _describe_state(report: Report) -> str:
     if not report.going:
-        return "Live: all runs are finished; new ones will show."
-    return f"Live: {report.going} unfinished; this page follows."
+        return "Live: all runs are finished; new runs will be added."
+    return f"Live: {report.going} unfinished; this page updates itself."
 
 
 class Watch(ThreadingHTTPServer):
-    """A server of one page and its data, on 127.0.0.1.
+    """A server of the page and its data on 127.0.0.1.
 
     Args:
-        directories: run directories, or directories of them; runs that begin later are found.
-        port: 0 for any that is free.
-        target: an accuracy, for rounds to target.
+        directories: run directories, or directories that contain them. Runs that start later are
+            added.
+        port: the port; 0 for any free port.
+        target: the accuracy to reach, for rounds to target.
     """
 
     daemon_threads = True
@@ -90,33 +98,32 @@ class Watch(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise SteelyardError(f"port {port}: cannot be used: {why}: choose another port (--port)") from None
+            reason = getattr(error, "strerror", None) or error
+            raise SteelyardError(f"port {port}: cannot be used: {reason}: choose another port (--port)") from None
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
+        """The address to open in a browser."""
         return f"http://{HOST}:{self.server_address[1]}/"
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Watch
-    timeout = 20  # seconds: a silent connection does not hold a thread for ever
+    timeout = 20  # seconds: a silent connection must not occupy a thread forever
 
     def do_GET(self) -> None:
-        """The page, or what is new since the version that the page has."""
-        if self.headers.get("Host") not in (
-            f"{HOST}:{self.server.server_port}",
-            f"localhost:{self.server.server_port}",
-        ):
-            self.send_error(403)  # another site's name that leads here: it must not read our runs
+        """Send the page, or the news since the version that the page has."""
+        # Refuse requests by another host name (DNS rebinding): other sites must not read our runs.
+        port = self.server.server_port
+        if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
+            self.send_error(403)
             return
         address = urlsplit(self.path)
         if address.path == "/":
             self._send(self.server.page, "text/html; charset=utf-8")
         elif address.path == "/data":
-            news = self.server.source.answer(parse_qs(address.query).get("have", [""])[0])
-            self._send(news, "application/json")
+            version = parse_qs(address.query).get("have", [""])[0]
+            self._send(self.server.source.answer(version), "application/json")
         else:
             self.send_error(404)
 
@@ -130,4 +137,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body or b"")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal is the user's."""
+        """Print nothing: requests are not logged on the terminal."""

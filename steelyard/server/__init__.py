@@ -1,1 +1,1 @@
-"""What the server does after the weighted sum."""
+"""Server optimizers, refiners and the server's proxy data."""

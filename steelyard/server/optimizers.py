@@ -11,12 +11,14 @@ With `D = target - theta`, the aggregated step:
     yogi       m as adam              ; v <- v - (1 - b2) D^2 sign(v - D^2)   ; as adam
     adagrad    m as adam, b1 = 0      ; v <- v + D^2                          ; as adam
 
-A rule's shrinking factor gamma (`shrink`, `gws`, `fedlaw`) is not part of D: it multiplies the result. With sgd the
-new model is FedLAW's Eq. (4), `gamma (theta + lr D)`, and gamma and lambda are learned at that point. With the other
-optimizers they are learned at `theta + D`, before the optimizer's step.
+A rule's shrinking factor gamma (`shrink`, `gws`, `fedlaw`) is not part of D: it multiplies the
+result. With sgd the new model is FedLAW's Eq. (4), `gamma (theta + lr D)`, and gamma and lambda are
+learned at that point. With the other optimizers they are learned at `theta + D`, before the
+optimizer's step.
 
-v starts at 0 and nothing is bias-corrected, as in FedLAW's code (Reddi et al. start at tau^2). Beware of lr = 1 for
-adam: the first step is about +-1 per coordinate whatever D is; FedLAW's comments suggest 0.01.
+v starts at 0 and there is no bias correction, as in FedLAW's code (Reddi et al. start at tau^2). Do
+not use lr = 1 for adam: the first step would be about +-1 per coordinate, whatever D is; FedLAW's
+comments suggest 0.01.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import torch
 from steelyard.core import checks
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.registry import OPTIMIZERS
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 Slots = Mapping[str, torch.Tensor]
 
@@ -37,12 +39,16 @@ Slots = Mapping[str, torch.Tensor]
 @OPTIMIZERS.register
 @dataclass(frozen=True)
 class SGD(ServerOptimizer):
-    """A step of length `lr` towards the aggregated model."""
+    """A step of `lr` times D towards the aggregated model.
+
+    Attributes:
+        lr: learning rate.
+    """
 
     lr: float = 1.0
 
     name = "sgd"
-    card = Card("theta + lr D")
+    info = Info("theta + lr D")
     slots = ()
 
     def __post_init__(self) -> None:
@@ -50,25 +56,31 @@ class SGD(ServerOptimizer):
 
     @property
     def global_lr(self) -> float:
-        """`lr`."""
+        """The learning rate."""
         return self.lr
 
     def update(self, theta: torch.Tensor, step: torch.Tensor, slots: Slots, t: int) -> torch.Tensor:
-        """`theta + lr D`."""
+        """Return `theta + lr D`."""
         return theta + self.lr * step
 
 
 @OPTIMIZERS.register
 @dataclass(frozen=True)
 class Momentum(ServerOptimizer):
-    """FedAvgM, in the convention you name."""
+    """FedAvgM: server momentum.
+
+    Attributes:
+        beta: decay rate of the momentum.
+        lr: learning rate.
+        convention: `hsu`, `ema` or `fedcos`, as in the module's docstring.
+    """
 
     beta: float = 0.9
     lr: float = 1.0
     convention: str = "hsu"
 
     name = "momentum"
-    card = Card("server momentum (FedAvgM)", "Hsu et al., 2019")
+    info = Info("server momentum (FedAvgM)", "Hsu et al., 2019")
     slots = ("v",)
 
     def __post_init__(self) -> None:
@@ -77,30 +89,37 @@ class Momentum(ServerOptimizer):
         checks.one_of("convention", self.convention, "hsu", "ema", "fedcos")
 
     def update(self, theta: torch.Tensor, step: torch.Tensor, slots: Slots, t: int) -> torch.Tensor:
-        """`theta + lr v`."""
-        whole = self.convention == "hsu" or (self.convention == "fedcos" and t == 1)
-        v = slots["v"].mul_(self.beta).add_(step, alpha=1.0 if whole else 1 - self.beta)
+        """Return `theta + lr v`."""
+        adds_full_step = self.convention == "hsu" or (self.convention == "fedcos" and t == 1)
+        alpha = 1.0 if adds_full_step else 1 - self.beta
+        v = slots["v"].mul_(self.beta).add_(step, alpha=alpha)
         return theta + self.lr * v
 
 
 @OPTIMIZERS.register
 @dataclass(frozen=True)
 class Adam(ServerOptimizer):
-    """FedAdam."""
+    """FedAdam.
+
+    Attributes:
+        lr: learning rate.
+        betas: decay rates of the moving averages.
+        tau: added to the denominator.
+    """
 
     lr: float = 0.01
     betas: tuple[float, float] = (0.9, 0.99)
     tau: float = 1e-5
 
     name = "adam"
-    card = Card("FedAdam", "Reddi et al., ICLR 2021")
+    info = Info("FedAdam", "Reddi et al., ICLR 2021")
     slots = ("m", "v")
 
     def __post_init__(self) -> None:
         _check_adaptive(self.lr, self.betas, self.tau)
 
     def update(self, theta: torch.Tensor, step: torch.Tensor, slots: Slots, t: int) -> torch.Tensor:
-        """Moving averages of D and D^2."""
+        """Return `theta + lr m / (sqrt v + tau)`."""
         m = slots["m"].mul_(self.betas[0]).add_(step, alpha=1 - self.betas[0])
         v = slots["v"].mul_(self.betas[1]).addcmul_(step, step, value=1 - self.betas[1])
         return theta + self.lr * m / (v.sqrt() + self.tau)
@@ -109,21 +128,27 @@ class Adam(ServerOptimizer):
 @OPTIMIZERS.register
 @dataclass(frozen=True)
 class Yogi(ServerOptimizer):
-    """FedYogi."""
+    """FedYogi.
+
+    Attributes:
+        lr: learning rate.
+        betas: decay rates of the moving averages.
+        tau: added to the denominator.
+    """
 
     lr: float = 0.01
     betas: tuple[float, float] = (0.9, 0.99)
     tau: float = 1e-3
 
     name = "yogi"
-    card = Card("FedYogi", "Reddi et al., ICLR 2021")
+    info = Info("FedYogi", "Reddi et al., ICLR 2021")
     slots = ("m", "v")
 
     def __post_init__(self) -> None:
         _check_adaptive(self.lr, self.betas, self.tau)
 
     def update(self, theta: torch.Tensor, step: torch.Tensor, slots: Slots, t: int) -> torch.Tensor:
-        """`v` moves towards D^2 by a bounded amount."""
+        """Return `theta + lr m / (sqrt v + tau)`; v moves towards D^2 by a bounded amount."""
         m = slots["m"].mul_(self.betas[0]).add_(step, alpha=1 - self.betas[0])
         square = step * step
         v = slots["v"]
@@ -134,25 +159,31 @@ class Yogi(ServerOptimizer):
 @OPTIMIZERS.register
 @dataclass(frozen=True)
 class Adagrad(ServerOptimizer):
-    """FedAdagrad."""
+    """FedAdagrad.
+
+    Attributes:
+        lr: learning rate.
+        tau: added to the denominator.
+    """
 
     lr: float = 0.01
     tau: float = 1e-3
 
     name = "adagrad"
-    card = Card("FedAdagrad", "Reddi et al., ICLR 2021")
+    info = Info("FedAdagrad", "Reddi et al., ICLR 2021")
     slots = ("v",)
 
     def __post_init__(self) -> None:
         _check_adaptive(self.lr, (0.0, 0.0), self.tau)
 
     def update(self, theta: torch.Tensor, step: torch.Tensor, slots: Slots, t: int) -> torch.Tensor:
-        """`v` sums D^2."""
+        """Return `theta + lr D / (sqrt v + tau)`; v is the sum of D^2."""
         v = slots["v"].addcmul_(step, step)
         return theta + self.lr * step / (v.sqrt() + self.tau)
 
 
 def _check_adaptive(lr: float, betas: tuple[float, float], tau: float) -> None:
+    """Raise an error for options that are not valid."""
     checks.number("lr", lr, 0.0, open_low=True)
     checks.number("tau", tau, 0.0, open_low=True)
     checks.betas(betas)

@@ -1,24 +1,27 @@
-"""Refiners: what the server does with proxy data after the sum.
+"""Refiners: the server trains the aggregated model on proxy data.
 
     server_ft   trains the averaged model on the proxy labels                      the FedLAW paper's baseline
     feddf       distils the clients' models into it                                Lin et al., NeurIPS 2020
     fedbe       distils the clients', the average and models sampled around them   Chen & Chao, ICLR 2021
 
-Presets `paper` are what the FedLAW paper says of its baselines, `official` what its authors' code does, which differs:
+The preset `paper` has the settings of the baselines in the FedLAW paper, `official` those of its
+authors' code, which differ:
 
                      paper (FedLAW, appendix D)          official (FedLAW's code)
-    optimizer        Adam, betas (0.5, 0.999), lr 0.01   SGD, lr 0.08, momentum 0.9, weight decay 5e-4; its momentum
-                                                         persists from round to round
+    optimizer        Adam, betas (0.5, 0.999), lr 0.01   SGD, lr 0.08, momentum 0.9, weight decay
+                                                         5e-4; momentum persists between rounds
     epochs           server_ft 2, feddf and fedbe 100    20
 
-The code's learning rate and weight decay are the clients'. Those of the preset are the paper's for CIFAR-10 and
-Fashion-MNIST; for CIFAR-100 use `lr=0.01,weight_decay=5e-5`, and in general what the clients use.
+The code's learning rate and weight decay are those of the clients. The preset has the paper's values
+for CIFAR-10 and Fashion-MNIST; for CIFAR-100 use `lr=0.01,weight_decay=5e-5`, and in general the
+values of the clients.
 
-FedDF's own authors train with Adam at 1e-3 under a cosine schedule for thousands of steps and average losses, logits or
-probabilities (`average`); FedBE's take ten samples, sharpen the averaged probabilities by a temperature of 0.5 and
-average weights over the last steps (`swa`). The code FedLAW compares to takes one sample and does neither.
-The student trains in the mode the probe's `bn` says; teachers use their own running statistics (in the code the average
-and the sampled teacher normalise by batch).
+FedDF's own authors train with Adam at 1e-3 with a cosine schedule for thousands of steps, and average
+losses, logits or probabilities (`average`). FedBE's authors take ten samples, sharpen the averaged
+probabilities by a temperature of 0.5 and average weights over the last steps (`swa`). The code that
+FedLAW compares with takes one sample and does neither. The student trains with BatchNorm as the
+probe's `bn` says; teachers use their own running statistics (in the code, the average and the
+sampled teacher normalise by batch).
 """
 
 from __future__ import annotations
@@ -31,36 +34,37 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.core import checks
+from steelyard.core.client_state import State
 from steelyard.core.errors import SteelyardError
 from steelyard.core.presets import UNSET, fill
-from steelyard.core.refiner import AtRefine, Refiner
+from steelyard.core.refiner import RefineContext, Refiner
 from steelyard.core.registry import REFINERS
-from steelyard.core.table import State
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
 
 _SGD = {"optimizer": "sgd", "lr": 0.08, "momentum": 0.9, "weight_decay": 5e-4, "persistent": True}
 _ADAM = {"optimizer": "adam", "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "persistent": False}
 _PRESETS: dict[str, dict[str, Any]] = {"paper": _ADAM, "official": _SGD}
 _BETAS = (0.5, 0.999)
 
-Objective = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of outputs and the batch's positions
+# A loss as a function of outputs and the positions of the batch.
+Objective = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Trained(Refiner):
-    """What all refiners here share: they train the aggregated model on the proxy data.
+    """The base of the refiners in this module: it trains the aggregated model on the proxy data.
 
     Attributes:
         preset: `paper` or `official`.
         epochs: passes over the proxy data.
         lr: learning rate.
         optimizer: `adam` or `sgd`.
-        momentum: of sgd.
-        weight_decay: L2 on the parameters.
-        persistent: keep the optimizer's state from round to round.
-        paper_epochs: those of the preset `paper`.
+        momentum: momentum of sgd.
+        weight_decay: L2 penalty on the parameters.
+        persistent: whether to keep the optimizer's state between rounds.
+        paper_epochs: the epochs of the preset `paper`.
     """
 
     preset: str = "paper"
@@ -77,38 +81,62 @@ class Trained(Refiner):
         checks.one_of("preset", self.preset, *_PRESETS)
         epochs = self.paper_epochs if self.preset == "paper" else 20
         fill(self, _PRESETS[self.preset] | {"epochs": epochs})
-        checks.whole("epochs", self.epochs, 1)
+        checks.integer("epochs", self.epochs, 1)
         checks.one_of("persistent", self.persistent, True, False)
-        _ = self._local  # checks its options
+        _ = self._local  # checks the options of the optimizer
 
     @property
-    def _local(self) -> Local:
-        return Local(
-            lr=self.lr, optimizer=self.optimizer, momentum=self.momentum, weight_decay=self.weight_decay, betas=_BETAS
+    def _local(self) -> LocalTraining:
+        """The optimizer."""
+        return LocalTraining(
+            lr=self.lr,
+            optimizer=self.optimizer,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            betas=_BETAS,
         )
 
     def train(
-        self, at: AtRefine, state: State, objective: Objective | None, swa: tuple[int, int] | None = None
+        self, at: RefineContext, state: State, objective: Objective | None, swa: tuple[int, int] | None = None
     ) -> State:
-        """Trains the model in the session; with `swa` it ends at the mean of its models from a step on."""
-        local, x = self._local, at.session.params[None]  # [1, d]
-        held = {slot: torch.zeros_like(x) for slot in local.slots}
-        taken = torch.zeros(1, 1, dtype=torch.float64)
+        """Train the model in the session.
+
+        Args:
+            at: the round after the sum.
+            state: the state of the previous round.
+            objective: the loss; by default that of the probe.
+            swa: first step and distance of the models that are averaged, if any: the result is
+                their mean.
+
+        Returns:
+            The state for the next round; empty unless `persistent`.
+        """
+        # The optimizer's state.
+        local = self._local
+        x = at.session.params[None]  # [1, d]
+        slots = {slot: torch.zeros_like(x) for slot in local.slots}
+        past_steps = torch.zeros(1, 1, dtype=torch.float64)
         if self.persistent and state:
-            held = {slot: state[slot].clone() for slot in local.slots}
-            taken += float(state["steps"])
-        mean, seen, step = torch.zeros_like(x), 0, 0
+            slots = {slot: state[slot].clone() for slot in local.slots}
+            past_steps += float(state["steps"])
+
+        # Train, and average models.
+        mean = torch.zeros_like(x)
+        averaged = 0
+        step = 0
+        free = at.session.free
         for _ in range(self.epochs):
             for batch in at.session.epoch():
                 step += 1
                 at.session.backward(batch, objective)
-                local.update(x, at.session.gradient()[None], held, self.lr, taken, step, at.session.free)
+                grad = at.session.gradient()[None]
+                local.update(x, grad, slots, self.lr, past_steps, step, free)
                 if swa is not None and step >= swa[0] and (step - swa[0]) % swa[1] == 0:
-                    seen += 1
-                    mean += (x - mean) / seen
-        if seen:
+                    averaged += 1
+                    mean += (x - mean) / averaged
+        if averaged:
             x.copy_(mean)
-        return {**held, "steps": float(taken) + step} if self.persistent else {}
+        return {**slots, "steps": float(past_steps) + step} if self.persistent else {}
 
 
 @REFINERS.register
@@ -118,10 +146,10 @@ class ServerFT(Trained):
 
     name = "server_ft"
     paper_epochs = 2
-    card = Card("fine-tunes on proxy data", "Li et al. (FedLAW), ICML 2023")
+    info = Info("fine-tunes on proxy data", "Li et al. (FedLAW), ICML 2023")
 
-    def refine(self, at: AtRefine, state: State) -> State:
-        """Epochs of the proxy loss."""
+    def refine(self, at: RefineContext, state: State) -> State:
+        """Train on the proxy loss."""
         return self.train(at, state, None)
 
 
@@ -131,8 +159,9 @@ class FedDF(Trained):
     """Distils the clients into the aggregated model: KL(teachers, student) on the proxy inputs.
 
     Attributes:
-        average: what is averaged over teachers, with equal weights: `logits`, `probabilities` or `losses`.
-        temperature: divides all logits.
+        average: what is averaged over teachers, with equal weights: `logits`, `probabilities` or
+            `losses`.
+        temperature: divisor of all logits.
     """
 
     average: str = "logits"
@@ -140,17 +169,18 @@ class FedDF(Trained):
 
     name = "feddf"
     paper_epochs = 100
-    card = Card("distils the clients into the average", "Lin et al., NeurIPS 2020")
+    info = Info("distils the clients into the average", "Lin et al., NeurIPS 2020")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.one_of("average", self.average, "logits", "probabilities", "losses")
         checks.number("temperature", self.temperature, 0.0, open_low=True)
 
-    def refine(self, at: AtRefine, state: State) -> State:
-        """Teachers first, all at once: they do not change; then the student."""
-        with _student_kept(at):
-            logits = torch.stack([at.session.outputs() for _ in _clients(at)]) / self.temperature  # [K, n, C]
+    def refine(self, at: RefineContext, state: State) -> State:
+        """Compute the teachers' outputs once, then train the student."""
+        with _restore_student(at):
+            outputs = torch.stack([at.session.outputs() for _ in _clients(at)])  # [K, n, C]
+            logits = outputs / self.temperature
         objective = distillation(logits, self.average, self.temperature)
         return self.train(at, state, objective)
 
@@ -161,14 +191,16 @@ class FedBE(Trained):
     """Distils an ensemble of clients, their average and models sampled around them.
 
     Attributes:
-        samples: how many models are sampled.
-        mode: `gaussian` (per tensor, around the mean of unit-length updates) or `dirichlet` (random mixtures).
-        scale: deviations of the Gaussian.
-        alpha: of the Dirichlet.
+        samples: number of sampled models.
+        mode: `gaussian` (per tensor, around the mean of unit-length updates) or `dirichlet` (random
+            mixtures).
+        scale: factor of the Gaussian's standard deviation.
+        alpha: parameter of the Dirichlet distribution.
         average: what is averaged over teachers: `logits` or `probabilities`.
-        sharpen: temperature of the averaged probabilities; 1 leaves them as they are, FedBE's authors use 0.5.
-        swa_start: step from which weights are averaged (SWA); 0 for never.
-        swa_every: steps between averaged weights.
+        sharpen: temperature of the averaged probabilities; 1 has no effect, FedBE's authors use
+            0.5.
+        swa_start: step from which on weights are averaged (SWA); 0 for never.
+        swa_every: number of steps between averaged weights.
     """
 
     samples: int = 1
@@ -182,37 +214,45 @@ class FedBE(Trained):
 
     name = "fedbe"
     paper_epochs = 100
-    card = Card("distils clients, average and sampled models into the average", "Chen & Chao, ICLR 2021")
+    info = Info("distils clients, average and sampled models into the average", "Chen & Chao, ICLR 2021")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.whole("samples", self.samples, 0, 10_000)
+        checks.integer("samples", self.samples, 0, 10_000)
         checks.one_of("mode", self.mode, "gaussian", "dirichlet")
         checks.number("scale", self.scale, 0.0)
         checks.number("alpha", self.alpha, 0.0, open_low=True)
         checks.one_of("average", self.average, "logits", "probabilities")
         checks.number("sharpen", self.sharpen, 0.0, open_low=True)
-        checks.whole("swa_start", self.swa_start)
-        checks.whole("swa_every", self.swa_every, 1)
+        checks.integer("swa_start", self.swa_start)
+        checks.integer("swa_every", self.swa_every, 1)
 
-    def refine(self, at: AtRefine, state: State) -> State:
-        """The ensemble's outputs, then the student."""
-        with _student_kept(at):
+    def refine(self, at: RefineContext, state: State) -> State:
+        """Compute the ensemble's outputs, then train the student."""
+        # The average, the clients and the sampled models.
+        with _restore_student(at):
             logits = [at.session.outputs()]
-            buffers = at.session.held()
+            buffers = at.session.copy_buffers()
             logits += [at.session.outputs() for _ in _clients(at)]
             at.session.adopt(buffers)
             for _ in range(self.samples):
                 self._sample(at)
                 logits.append(at.session.outputs())
-        objective = distillation(torch.stack(logits), self.average, 1.0, self.sharpen)
-        return self.train(at, state, objective, (self.swa_start, self.swa_every) if self.swa_start else None)
 
-    def _sample(self, at: AtRefine) -> None:
-        """A model around the clients', into the network."""
+        # The student.
+        objective = distillation(torch.stack(logits), self.average, 1.0, self.sharpen)
+        swa = (self.swa_start, self.swa_every) if self.swa_start else None
+        return self.train(at, state, objective, swa)
+
+    def _sample(self, at: RefineContext) -> None:
+        """Load a sampled model into the network."""
+        # A random mixture of the clients.
         if self.mode == "dirichlet":
-            at.trial.mix(at.session.rng.dirichlet(np.full(len(at.shares), self.alpha)), 1.0)
+            weights = at.session.rng.dirichlet(np.full(len(at.shares), self.alpha))
+            at.trial.mix(weights, 1.0)
             return
+
+        # A Gaussian around the mean of unit-length updates, tensor by tensor.
         for leaf in at.store.layout.params:
             updates, theta = at.updates(leaf)
             norms = torch.linalg.vector_norm(updates, dim=1, keepdim=True)
@@ -220,50 +260,68 @@ class FedBE(Trained):
             mean = units.mean(dim=0)
             variance = (units.square().mean(dim=0) - mean.square()).clamp(min=1e-5)
             noise = torch.from_numpy(at.session.rng.standard_normal(leaf.size)).to(mean.dtype)
-            drawn = mean + self.scale * variance.sqrt() * noise
-            at.session.params[leaf.start : leaf.stop] = drawn * norms.mean() + theta
+            direction = mean + self.scale * variance.sqrt() * noise
+            at.session.params[leaf.start : leaf.stop] = direction * norms.mean() + theta
 
 
-class _student_kept:  # noqa: N801 - reads like a statement
-    """Puts the student back after teachers went through the network."""
+class _restore_student:  # noqa: N801 - a context manager that is used like a function
+    """Restores the student in the network after teachers were loaded into it."""
 
-    def __init__(self, at: AtRefine) -> None:
+    def __init__(self, at: RefineContext) -> None:
         self.at = at
 
     def __enter__(self) -> None:
-        self.params, self.buffers = self.at.session.params.clone(), self.at.session.held()
+        self.params = self.at.session.params.clone()
+        self.buffers = self.at.session.copy_buffers()
 
     def __exit__(self, *_: object) -> None:
         self.at.session.params.copy_(self.params)
         self.at.session.adopt(self.buffers)
 
 
-def _clients(at: AtRefine) -> Iterator[None]:
-    """The clients' models, one after the other, in the network."""
+def _clients(at: RefineContext) -> Iterator[None]:
+    """Load the clients' models into the network, one per iteration."""
     for row in range(len(at.store.ids)):
         at.client(row)
         yield
 
 
 def distillation(logits: torch.Tensor, average: str, temperature: float = 1.0, sharpen: float = 1.0) -> Objective:
-    """KL(teachers, student) of a batch, its mean over samples; teachers' logits `[T, n, C]`."""
+    """Return the objective KL(teachers, student), a mean over the samples of a batch.
+
+    Args:
+        logits: the teachers' logits, `[T, n, C]`, divided by the temperature.
+        average: what is averaged over teachers: `logits`, `probabilities` or `losses`.
+        temperature: divisor of the student's logits.
+        sharpen: temperature of the averaged probabilities.
+    """
     if logits.ndim != 3:
         raise SteelyardError(f"distillation needs outputs [n, classes], found {tuple(logits.shape[1:])}")
+
+    # The mean of the losses to each teacher.
     if average == "losses":
-        each = logits.softmax(dim=2)
+        teachers = logits.softmax(dim=2)
 
         def mean_loss(outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
             student = (outputs / temperature).log_softmax(dim=1)
-            losses = [functional.kl_div(student, teacher[batch], reduction="batchmean") for teacher in each]
+            losses = []
+            for teacher in teachers:
+                losses.append(functional.kl_div(student, teacher[batch], reduction="batchmean"))
             return torch.stack(losses).mean()
 
         return mean_loss
-    wanted = logits.mean(dim=0).softmax(dim=1) if average == "logits" else logits.softmax(dim=2).mean(dim=0)
+
+    # The loss to the mean teacher.
+    if average == "logits":
+        probabilities = logits.mean(dim=0).softmax(dim=1)
+    else:
+        probabilities = logits.softmax(dim=2).mean(dim=0)
     if sharpen != 1.0:
-        wanted = wanted.pow(1 / sharpen)
-        wanted = wanted / wanted.sum(dim=1, keepdim=True)
+        probabilities = probabilities.pow(1 / sharpen)
+        probabilities = probabilities / probabilities.sum(dim=1, keepdim=True)
 
     def loss(outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return functional.kl_div((outputs / temperature).log_softmax(dim=1), wanted[batch], reduction="batchmean")
+        student = (outputs / temperature).log_softmax(dim=1)
+        return functional.kl_div(student, probabilities[batch], reduction="batchmean")
 
     return loss

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from steelyard.sim.monitor import Monitor
+from steelyard.runs.monitor import Monitor
 
 if TYPE_CHECKING:
     from steelyard.sim.simulator import Simulation

@@ -11,14 +11,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steelyard.algorithm import Algorithm
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.core.checks import LARGEST
 from steelyard.core.errors import SteelyardError, nearest_name, shorten
-from steelyard.core.text import parse
+from steelyard.core.spec import parse
 from steelyard.data import PARTITIONS, SOURCES
 from steelyard.data.proxy import Proxy
 from steelyard.models import MODELS
-from steelyard.sim.monitor import check_target
+from steelyard.runs.monitor import check_target
 from steelyard.sim.participation import Participation
 
 _MAX_DEPTH = 20
@@ -136,26 +136,26 @@ class Config(_Section):
             f"data.name = {self.data.name!r}": lambda: parse(self.data.name, SOURCES),
             f"data.partition = {self.data.partition!r}": lambda: parse(self.data.partition, PARTITIONS),
             f"target = {self.target!r}": lambda: check_target(self.target, self.monitor),
-            "local": lambda: Local(**self.local.model_dump()),
+            "local": lambda: LocalTraining(**self.local.model_dump()),
             "participation": lambda: Participation(**self.participation.model_dump()),
             "proxy": lambda: Proxy(**self.proxy.model_dump()),
         }
-        for place, part in parts.items():
+        for key, part in parts.items():
             try:
                 part()
             except SteelyardError as error:
-                raise SteelyardError(f"{place}: {error}") from None
+                raise SteelyardError(f"{key}: {error}") from None
 
-    def stored(self) -> dict[str, Any]:
+    def to_stored(self) -> dict[str, Any]:
         """As plain data for `config.json`, without what changes no number.
 
         Keys that older runs do not have are left out where they say nothing new, so that such runs compare as before.
         """
         later = {name for name in ("loss", "monitor", "mode") if getattr(self, name) == self._default(name)}
-        stored = self.model_dump(mode="json", exclude={"workers", "executor", *later})
+        plain_config = self.model_dump(mode="json", exclude={"workers", "executor", *later})
         if not self.local.batch_seed:
-            del stored["local"]["batch_seed"]
-        return stored
+            del plain_config["local"]["batch_seed"]
+        return plain_config
 
     @classmethod
     def _default(cls, name: str) -> Any:
@@ -179,8 +179,8 @@ def read(path: Path | None, settings: Sequence[str] = ()) -> Config:
     """A configuration from a TOML file (or the defaults) with `key=value` settings on top."""
     raw = {} if path is None else read_toml(path)
     for setting in settings:
-        put(raw, setting)
-    return validated(raw, "configuration" if path is None else str(path))
+        set_key(raw, setting)
+    return validate_config(raw, "configuration" if path is None else str(path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SteelyardError(f"{path}: not TOML that can be read: {error}") from None
 
 
-def validated(raw: Mapping[str, Any], source: str) -> Config:
+def validate_config(raw: Mapping[str, Any], source: str) -> Config:
     """A configuration from plain data; the first mistake is named with its place, its value and the cure."""
     try:
         config = Config.model_validate(_tuples(raw))
@@ -210,7 +210,7 @@ def validated(raw: Mapping[str, Any], source: str) -> Config:
     return config
 
 
-def put(raw: dict[str, Any], setting: str) -> None:
+def set_key(raw: dict[str, Any], setting: str) -> None:
     """Puts one `a.b=value` into a configuration; a value is read as TOML if it can be, else as text."""
     key, separator, text = setting.partition("=")
     names = key.strip().split(".")
@@ -222,12 +222,12 @@ def put(raw: dict[str, Any], setting: str) -> None:
         value = None if text.strip() == "none" else text.strip()
     except (ValueError, RecursionError) as error:  # a number of too many digits, or nested too deeply
         raise SteelyardError(f"--set {shorten(setting)}: {error}") from None
-    place = raw
+    section = raw
     for name in names[:-1]:
-        place = place.setdefault(name, {})
-        if not isinstance(place, dict):
+        section = section.setdefault(name, {})
+        if not isinstance(section, dict):
             raise SteelyardError(f"--set {shorten(setting)}: {name!r} is a value, not a section")
-    place[names[-1]] = value
+    section[names[-1]] = value
 
 
 def merge_sections(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,45 +250,45 @@ def check_values(raw: Mapping[str, Any], source: str) -> None:
         raise SteelyardError(f"{source}: {error}") from None
 
 
-def _tuples(value: Any, place: str = "", depth: int = 0) -> Any:
+def _tuples(value: Any, key_path: str = "", depth: int = 0) -> Any:
     """Lists as tuples, which strict validation asks for; refuses what no key can be.
 
     Args:
         value: plain data.
-        place: the key that holds it, for messages.
+        key_path: the key that holds it, for messages.
         depth: how many sections and lists it is in.
     """
     if depth > _MAX_DEPTH:
-        raise SteelyardError(f"{place}: more than {_MAX_DEPTH} sections or lists inside one another")
+        raise SteelyardError(f"{key_path}: more than {_MAX_DEPTH} sections or lists inside one another")
     if isinstance(value, Mapping):
-        return {key: _tuples(item, f"{place}.{key}".lstrip("."), depth + 1) for key, item in value.items()}
+        return {key: _tuples(item, f"{key_path}.{key}".lstrip("."), depth + 1) for key, item in value.items()}
     if isinstance(value, list):
-        return tuple(_tuples(item, place, depth + 1) for item in value)
+        return tuple(_tuples(item, key_path, depth + 1) for item in value)
     if isinstance(value, int) and abs(value) > LARGEST:
-        raise SteelyardError(f"{place} = {shorten(value)}: use a number below 2^63")
+        raise SteelyardError(f"{key_path} = {shorten(value)}: use a number below 2^63")
     if isinstance(value, (datetime.date, datetime.time)):  # TOML has them
-        raise SteelyardError(f"{place} = {value}: no key holds a date or a time: use quotation marks for text")
+        raise SteelyardError(f"{key_path} = {value}: no key holds a date or a time: use quotation marks for text")
     return value
 
 
 def _sentence(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
+    key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        known = _names(first["loc"][:-1])
-        near = nearest_name(str(first["loc"][-1]), known)
-        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+        known_keys = _names(first["loc"][:-1])
+        near = nearest_name(str(first["loc"][-1]), known_keys)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known_keys)}"
         elsewhere = [
             f"{section}.{first['loc'][-1]}"
             for section in ("data", "local", "participation", "proxy")
             if first["loc"][-1] in _names((section,))
         ]
-        return f"unknown key {place!r}: {f'did you mean {elsewhere[0]!r}?' if elsewhere else hint}"
-    return f"{place} = {shorten(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        return f"unknown key {key!r}: {f'did you mean {elsewhere[0]!r}?' if elsewhere else hint}"
+    return f"{key} = {shorten(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
-def _names(place: Sequence[Any]) -> list[str]:
+def _names(section_path: Sequence[Any]) -> list[str]:
     model: Any = Config
-    for part in place:
+    for part in section_path:
         model = model.model_fields[part].annotation
     return list(model.model_fields)

@@ -9,11 +9,11 @@ import torch
 
 from steelyard.client.flat import count_right
 from steelyard.client.losses import Loss, check_targets
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError, unknown
-from steelyard.core.table import ClientId
 from steelyard.data import Federation
-from steelyard.sim.monitor import Monitor
-from steelyard.sim.record import Record, finite
+from steelyard.runs.monitor import Monitor
+from steelyard.runs.record import Record, finite_or_none
 
 
 def check_task(federation: Federation, loss: Loss) -> None:
@@ -27,8 +27,8 @@ def check_task(federation: Federation, loss: Loss) -> None:
                 reasons[client] = error
     if reasons:
         client, reason = next(iter(reasons.items()))
-        whose = "" if len(reasons) == int((federation.sizes > 0).sum()) else f"client {client!r}: "
-        raise SteelyardError(f"{whose}{reason}")
+        prefix = "" if len(reasons) == int((federation.sizes > 0).sum()) else f"client {client!r}: "
+        raise SteelyardError(f"{prefix}{reason}")
     if federation.test is not None:
         try:
             check_targets(loss, federation.test.targets)
@@ -45,16 +45,16 @@ def choose_monitor(monitor: Monitor, has_accuracy: bool, own: Collection[str], h
         own: names of the user's metrics.
         has_callbacks: whether there are callbacks, which may put any name on record.
     """
-    known = ("accuracy", "loss", *own)
-    if monitor.metric not in known and not has_callbacks:
-        raise SteelyardError(f"{unknown('metric', monitor.metric, known)} (monitor={monitor.metric!r})")
+    metric_names = ("accuracy", "loss", *own)
+    if monitor.metric not in metric_names and not has_callbacks:
+        raise SteelyardError(f"{unknown('metric', monitor.metric, metric_names)} (monitor={monitor.metric!r})")
     if monitor.metric != "accuracy" or has_accuracy:
         return monitor
     if monitor.target is not None:
-        others = ", ".join(repr(name) for name in known[1:])
+        alternatives = ", ".join(repr(name) for name in metric_names[1:])
         raise SteelyardError(
             f"target={monitor.target:g} is an accuracy, and this task has none (its targets are not classes): give "
-            f"monitor={others}, or add one to test_metrics"
+            f"monitor={alternatives}, or add one to test_metrics"
         )
     return Monitor("loss", "min")
 
@@ -85,8 +85,8 @@ def is_due(number: int, every: int, last: bool) -> bool:
 def record_clients(record: Record, ids: Sequence[ClientId], results: torch.Tensor) -> None:
     """Put the accuracy on each client's own data on record, or the loss where the task has no accuracy."""
     rows = [(str(name), row) for name, row in zip(ids, results.tolist(), strict=True) if row[2]]
-    accuracies = {name: finite(right / count) for name, (_, right, count) in rows}
+    accuracies = {name: finite_or_none(right / count) for name, (_, right, count) in rows}
     if any(value is not None for value in accuracies.values()):
         record["client_accuracy"] = accuracies
     else:
-        record["client_loss"] = {name: finite(loss / count) for name, (loss, _, count) in rows}
+        record["client_loss"] = {name: finite_or_none(loss / count) for name, (loss, _, count) in rows}

@@ -26,7 +26,7 @@ from steelyard import threads
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.buffers import Buffers
 from steelyard.sim.group import train_group
-from steelyard.sim.work import Seat, Work
+from steelyard.sim.work import ClientSlot, SimulationContext
 
 TRAIN, TEST, CLIENTS = range(3)
 _STAGES = {TRAIN: "training", TEST: "evaluation on the test set", CLIENTS: "evaluation on clients' data"}
@@ -50,17 +50,19 @@ class Task(NamedTuple):
         stage, round, *numbers = array("q", data)
         return Task(stage, round, tuple(numbers))
 
-    def do(self, work: Work, buffers: Buffers) -> None:
+    def do(self, work: SimulationContext, buffers: Buffers) -> None:
         """Does it, in this process."""
         if self.stage == TRAIN:
             n = self.numbers
-            train_group(work, buffers, self.round, [Seat(*seat) for seat in zip(n[::3], n[1::3], n[2::3], strict=True)])
+            train_group(
+                work, buffers, self.round, [ClientSlot(*seat) for seat in zip(n[::3], n[1::3], n[2::3], strict=True)]
+            )
         elif self.stage == TEST:
             work.evaluate_test(buffers, self.numbers[0])
         else:
             work.evaluate_clients(buffers, *self.numbers)
 
-    def where(self, work: Work) -> str:
+    def where(self, work: SimulationContext) -> str:
         """For messages: stage, round and clients."""
         ids = work.federation.ids
         clients = self.numbers[::3] if self.stage == TRAIN else range(*self.numbers) if self.stage == CLIENTS else ()
@@ -131,7 +133,7 @@ class Serial:
 
     workers = 1
 
-    def __init__(self, work: Work, buffers: Buffers) -> None:
+    def __init__(self, work: SimulationContext, buffers: Buffers) -> None:
         self.work, self.buffers = work, buffers
 
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> None:
@@ -160,70 +162,70 @@ class Forked:
     A worker that dies is replaced and its task done again: a task only writes to places of its own.
     """
 
-    def __init__(self, work: Work, buffers: Buffers, workers: int) -> None:
+    def __init__(self, work: SimulationContext, buffers: Buffers, workers: int) -> None:
         self.work, self.buffers, self.workers = work, buffers, workers
         self.crew: list[_Worker] = []
         for _ in range(workers):
-            self.crew.append(self._hire())
+            self.crew.append(self._start_worker())
 
-    def _hire(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         with _hiring:
             return self._fork()
 
     def _fork(self) -> _Worker:
-        ours, theirs = Pipe()
+        parent_end, child_end = Pipe()
         # Pipes of colleagues are closed in the child, so that each worker sees the end of its own when we are gone.
-        others = [colleague.pipe for colleague in self.crew] + [ours]
+        inherited_pipes = [colleague.pipe for colleague in self.crew] + [parent_end]
         process = get_context("fork").Process(
-            target=_labour, args=(self.work, self.buffers, theirs, others, os.getpid()), daemon=True
+            target=_run_worker, args=(self.work, self.buffers, child_end, inherited_pipes, os.getpid()), daemon=True
         )
         with warnings.catch_warnings():  # forking beside threads is safe here: a child only computes, on one thread
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
-        theirs.close()
-        return _Worker(process, ours)
+        child_end.close()
+        return _Worker(process, parent_end)
 
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> None:
         """Hands tasks out as workers become free; short ones two at a time, so that nobody waits to be told."""
         todo = deque((task, 0) for task in tasks)
-        given: list[deque[tuple[Task, int]]] = [deque() for _ in range(self.workers)]
+        in_progress: list[deque[tuple[Task, int]]] = [deque() for _ in range(self.workers)]
         depth = 1 if self.work.dense is None else 2
-        while todo or any(given):
-            while todo and min(map(len, given)) < depth:
-                number = min(range(self.workers), key=lambda one: len(given[one]))
-                given[number].append(todo.popleft())
+        while todo or any(in_progress):
+            while todo and min(map(len, in_progress)) < depth:
+                number = min(range(self.workers), key=lambda one: len(in_progress[one]))
+                in_progress[number].append(todo.popleft())
                 try:
-                    self.crew[number].pipe.send_bytes(given[number][-1][0].pack())
+                    self.crew[number].pipe.send_bytes(in_progress[number][-1][0].pack())
                 except OSError:  # it died while idle
-                    self._replace(number, given, todo)
-            pipes = {self.crew[number].pipe: number for number in range(self.workers) if given[number]}
+                    self._replace(number, in_progress, todo)
+            pipes = {self.crew[number].pipe: number for number in range(self.workers) if in_progress[number]}
             for pipe in wait(list(pipes)):
                 number = pipes[pipe]  # type: ignore[index]
                 try:
                     answer = self.crew[number].pipe.recv_bytes()
                 except (EOFError, OSError):
-                    self._replace(number, given, todo)
+                    self._replace(number, in_progress, todo)
                     continue
-                task, _ = given[number].popleft()
+                task, _ = in_progress[number].popleft()
                 if answer:
                     raise TaskError(f"{task.where(self.work)}: {answer.decode(errors='replace')}")
                 if done is not None:
                     done()
 
-    def _replace(self, number: int, given: list[deque[tuple[Task, int]]], todo: deque[tuple[Task, int]]) -> None:
+    def _replace(self, number: int, in_progress: list[deque[tuple[Task, int]]], todo: deque[tuple[Task, int]]) -> None:
         """Hires another worker in place of one that died; its tasks go back to the front of the line."""
         process, pipe = self.crew[number]
         pipe.close()
         process.join()
-        task, deaths = given[number].popleft()  # the one it died of; what it had not begun is as good as new
+        task, deaths = in_progress[number].popleft()  # the one it died of; what it had not begun is as good as new
         if deaths + 1 >= _DEATHS:
             raise TaskError(
                 f"{task.where(self.work)}: {_DEATHS} workers died here (exit code {process.exitcode}); if memory ran "
                 "out, use fewer workers; to see the error, use executor=serial"
             )
-        self.crew[number] = self._hire()
-        todo.extendleft(reversed([(task, deaths + 1), *given[number]]))
-        given[number].clear()
+        self.crew[number] = self._start_worker()
+        todo.extendleft(reversed([(task, deaths + 1), *in_progress[number]]))
+        in_progress[number].clear()
 
     def close(self) -> None:
         """Ends the workers."""
@@ -235,13 +237,15 @@ class Forked:
         self.crew = []
 
 
-def _labour(work: Work, buffers: Buffers, pipe: Connection, others: Sequence[Connection], parent: int) -> None:
+def _run_worker(
+    work: SimulationContext, buffers: Buffers, pipe: Connection, inherited_pipes: Sequence[Connection], parent: int
+) -> None:
     """The life of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with(parent)
-    for other in others:
-        other.close()
+    for inherited in inherited_pipes:
+        inherited.close()
     _keep_memory()
     with one_thread():
         while True:
@@ -253,8 +257,8 @@ def _labour(work: Work, buffers: Buffers, pipe: Connection, others: Sequence[Con
                 Task.unpack(data).do(work, buffers)
                 answer = b""
             except Exception as error:
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                answer = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})".encode()
+                last_frame = traceback.extract_tb(error.__traceback__)[-1]
+                answer = f"{type(error).__name__}: {error} ({last_frame.filename}:{last_frame.lineno})".encode()
             pipe.send_bytes(answer)
 
 

@@ -15,11 +15,11 @@ from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.train import Batches, Training, train
 from steelyard.core.errors import NOT_FINITE
-from steelyard.core.sums import finite
-from steelyard.core.term import AtClient, ClientTerm
+from steelyard.core.rng import number
+from steelyard.core.sums import are_finite
+from steelyard.core.term import ClientContext, ClientTerm
 from steelyard.sim.buffers import Buffers
-from steelyard.sim.streams import number
-from steelyard.sim.work import Seat, Work
+from steelyard.sim.work import ClientSlot, SimulationContext
 
 FINE, EMPTY, BROKEN = range(3)
 REASONS = {EMPTY: "has no examples", BROKEN: NOT_FINITE}
@@ -32,14 +32,14 @@ class _Trainee(NamedTuple):
     batches: Batches
 
 
-def train_group(work: Work, buffers: Buffers, round: int, seats: Sequence[Seat]) -> None:
+def train_group(work: SimulationContext, buffers: Buffers, round: int, seats: Sequence[ClientSlot]) -> None:
     """Trains a group and writes updates, vectors and reports to their places."""
     trainees = []
     for seat in seats:
-        drawn = work.batches(seat.client, round)
-        buffers.status[seat.place] = EMPTY if drawn is None else FINE
-        if drawn is not None:
-            trainees.append(_Trainee(*seat, drawn))
+        client_batches = work.batches(seat.client, round)
+        buffers.status[seat.place] = EMPTY if client_batches is None else FINE
+        if client_batches is not None:
+            trainees.append(_Trainee(*seat, client_batches))
     trainees.sort(key=lambda one: -one.batches.steps)
     if trainees:
         _Group(work, buffers, round, trainees).train()
@@ -48,9 +48,9 @@ def train_group(work: Work, buffers: Buffers, round: int, seats: Sequence[Seat])
 class _Group:
     """One piece of work; clients are sorted by number of steps, most first."""
 
-    def __init__(self, work: Work, buffers: Buffers, round: int, trainees: Sequence[_Trainee]) -> None:
+    def __init__(self, work: SimulationContext, buffers: Buffers, round: int, trainees: Sequence[_Trainee]) -> None:
         self.work, self.buffers, self.round, self.trainees = work, buffers, round, trainees
-        self.clients = [one.client for one in trainees]
+        self.clients = [trainee.client for trainee in trainees]
         self.lr = work.local.rate(round, work.rounds)
         self.model: FlatModel | DenseModels = work.dense or work.model
         self.params = self.model.params[: len(trainees)]  # [C, d]
@@ -63,10 +63,10 @@ class _Group:
         """From the models received to what is handed in."""
         work, buffers = self.work, self.buffers
         before = [self._measured_before(i) for i in range(len(self.trainees))]
-        drawn = [one.batches for one in self.trainees]
-        wanted = "grad_norm" in work.metrics
+        client_batches = [one.batches for one in self.trainees]
+        needs_grad_norm = "grad_norm" in work.metrics
         state = (self.terms, self.held, self.taken, work.model.free)
-        job = Training(work.local, self.lr, drawn, *state, wanted, work.background)
+        job = Training(work.local, self.lr, client_batches, *state, needs_grad_norm, work.background)
         with self._seeded(), np.errstate(all="ignore"):  # what overflows is found below
             if self.model is work.model:
                 work.model.load(self.received[0], buffers.stats, buffers.counts)
@@ -76,15 +76,15 @@ class _Group:
             began = time.perf_counter()
             norms = train(self.model, work.inputs if self.model is work.model else work.rows, work.targets, job)
             spent = (time.perf_counter() - began) / len(self.trainees)
-        amounts = [work.local.work(one.steps, self.lr, work.algorithm.client.proximal) for one in drawn]
+        amounts = [work.local.work(one.steps, self.lr, work.algorithm.client.proximal) for one in client_batches]
         column = torch.tensor(amounts, dtype=self.params.dtype, device=self.params.device).unsqueeze(1)
         for term, at in self.terms:
             term.finish(self.params, at, column)
         self._hand_in()
-        for i, one in enumerate(self.trainees):
-            buffers.seconds[one.place] = spent
-            buffers.steps[one.place] = one.batches.steps
-            buffers.work[one.place] = amounts[i]
+        for i, trainee in enumerate(self.trainees):
+            buffers.seconds[trainee.place] = spent
+            buffers.steps[trainee.place] = trainee.batches.steps
+            buffers.work[trainee.place] = amounts[i]
             self._report(i, amounts[i], float(norms[i]), before[i])
 
     def _seeded(self) -> AbstractContextManager[None]:
@@ -106,10 +106,10 @@ class _Group:
         theta = buffers.theta.unsqueeze(0)
         if self.work.algorithm.broadcast is not None:
             theta = theta.repeat(len(self.trainees), 1)
-            for start, one in zip(theta, self.trainees, strict=True):
+            for start, trainee in zip(theta, self.trainees, strict=True):
                 for column, leaf in enumerate(self.work.model.layout.params):
-                    much = float(buffers.starts[one.row, column]) if one.row >= 0 else 0.0
-                    start[leaf.start : leaf.stop].add_(buffers.sent["move"][leaf.start : leaf.stop], alpha=much)
+                    coefficient = float(buffers.starts[trainee.row, column]) if trainee.row >= 0 else 0.0
+                    start[leaf.start : leaf.stop].add_(buffers.sent["move"][leaf.start : leaf.stop], alpha=coefficient)
         return theta.to(device)
 
     def _turned(self, rows: torch.Tensor) -> torch.Tensor:
@@ -127,22 +127,26 @@ class _Group:
         if not local.persistent:
             fresh = {slot: torch.zeros_like(like) for slot in local.slots}
             return fresh, torch.zeros(len(like), 1, dtype=torch.float64)
-        held = {slot: self.buffers.tables[f"local.{slot}"][self.clients].to(like.device) for slot in local.slots}
-        return held, self.buffers.steps_taken[self.clients].unsqueeze(1)
+        slots = {slot: self.buffers.tables[f"local.{slot}"][self.clients].to(like.device) for slot in local.slots}
+        return slots, self.buffers.steps_taken[self.clients].unsqueeze(1)
 
-    def _terms(self) -> list[tuple[ClientTerm, AtClient]]:
+    def _terms(self) -> list[tuple[ClientTerm, ClientContext]]:
         """Each term with what it sees; the clients' own vectors are copies."""
         work, buffers, starts = self.work, self.buffers, self.starts
         relative = torch.tensor([work.sizes[client] / work.mean_size for client in self.clients], dtype=starts.dtype)
-        seen = []
+        contexts = []
         for term in work.algorithm.client:
             own = {slot: buffers.tables[term.key(slot)][self.clients] for slot in term.client_slots}
-            sent = {slot: buffers.sent[term.key(slot)] for slot in term.server_slots}
-            sent |= {name: buffers.sent[name] for name in term.needs.broadcast}
+            server_vectors = {slot: buffers.sent[term.key(slot)] for slot in term.server_slots}
+            server_vectors |= {name: buffers.sent[name] for name in term.needs.broadcast}
             own = {name: self._turned(rows.to(starts.device)) for name, rows in own.items()}
-            sent = {name: work.model.turned(vector.to(starts.device)) for name, vector in sent.items()}
-            seen.append((term, AtClient(starts, self.lr, own, sent, relative.unsqueeze(1).to(starts.device))))
-        return seen
+            server_vectors = {
+                name: work.model.turned(vector.to(starts.device)) for name, vector in server_vectors.items()
+            }
+            contexts.append(
+                (term, ClientContext(starts, self.lr, own, server_vectors, relative.unsqueeze(1).to(starts.device)))
+            )
+        return contexts
 
     def _measured_before(self, i: int) -> tuple[float, float]:
         """Loss and accuracy of the model received, on the client's data, if anyone asked."""
@@ -150,7 +154,7 @@ class _Group:
             return 0.0, 0.0
         start = self.received[min(i, len(self.received) - 1)]
         self.work.model.load(start, self.buffers.stats, self.buffers.counts)
-        return self.work.measured(self.clients[i])
+        return self.work.evaluate_client(self.clients[i])
 
     def _hand_in(self) -> None:
         """Writes updates, statistics and what clients keep to their places; says who is not finite."""
@@ -161,30 +165,30 @@ class _Group:
             for slot, rows in at.own.items()
         }
         own |= {f"local.{slot}": list(rows) for slot, rows in self.held.items()} if self.work.local.persistent else {}
-        for i, one in enumerate(self.trainees):
-            fine = all(finite(rows[i]) for rows in own.values())
-            if one.row < 0:
-                fine = fine and finite(self.params[i])
+        for i, trainee in enumerate(self.trainees):
+            fine = all(are_finite(rows[i]) for rows in own.values())
+            if trainee.row < 0:
+                fine = fine and are_finite(self.params[i])
             else:  # what is not finite in the parameters is not finite in the update
-                torch.sub(self._usual(self.params[i]).cpu(), buffers.theta, out=buffers.matrix[one.row])
-                fine = fine and finite(buffers.matrix[one.row]) and finite(model.stats)
-                buffers.row_stats[one.row].copy_(model.stats)
-                buffers.row_counts[one.row].copy_(model.counts())
+                torch.sub(self._usual(self.params[i]).cpu(), buffers.theta, out=buffers.matrix[trainee.row])
+                fine = fine and are_finite(buffers.matrix[trainee.row]) and are_finite(model.stats)
+                buffers.row_stats[trainee.row].copy_(model.stats)
+                buffers.row_counts[trainee.row].copy_(model.counts())
             for name, rows in own.items():
-                buffers.staged[name][one.place].copy_(rows[i])
-            buffers.status[one.place] = FINE if fine else BROKEN
+                buffers.staged[name][trainee.place].copy_(rows[i])
+            buffers.status[trainee.place] = FINE if fine else BROKEN
 
     def _report(self, i: int, work: float, norm: float, before: tuple[float, float]) -> None:
         """The metrics somebody asked for, and no others."""
-        one, metrics = self.trainees[i], self.work.metrics
+        trainee, metrics = self.trainees[i], self.work.metrics
         after = (0.0, 0.0)
         if {"loss", "accuracy"} & set(metrics):
             if self.model is not self.work.model:
                 self.work.model.load(self.params[i], self.buffers.stats, self.buffers.counts)
-            after = self.work.measured(one.client)
-        known = {
-            "num_examples": float(self.work.sizes[one.client]),
-            "num_steps": float(one.batches.steps),
+            after = self.work.evaluate_client(trainee.client)
+        values = {
+            "num_examples": float(self.work.sizes[trainee.client]),
+            "num_steps": float(trainee.batches.steps),
             "normalizer": work,
             "grad_norm": norm,
             "loss_before": before[0],
@@ -193,9 +197,9 @@ class _Group:
             "accuracy": after[1],
             "label_hist": 0.0,  # has a table of its own
         }
-        self.buffers.reports[one.place] = torch.tensor([known[name] for name in metrics], dtype=torch.float64)
+        self.buffers.reports[trainee.place] = torch.tensor([values[name] for name in metrics], dtype=torch.float64)
         if "label_hist" in metrics:
             data = self.work.federation
-            labels = data.train.targets[torch.from_numpy(data.index[one.client])]
+            labels = data.train.targets[torch.from_numpy(data.index[trainee.client])]
             classes = self.buffers.histograms.shape[1]
-            self.buffers.histograms[one.place] = torch.bincount(labels, minlength=classes).double()
+            self.buffers.histograms[trainee.place] = torch.bincount(labels, minlength=classes).double()

@@ -13,15 +13,15 @@ from typing import Any
 from torch import nn
 
 from steelyard.client.losses import name_of_loss
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId
-from steelyard.core.text import to_text
+from steelyard.core.spec import to_text
 from steelyard.data.proxy import Proxy
-from steelyard.sim.fingerprint import code_of, fingerprint
+from steelyard.runs.directory import read_cohorts
+from steelyard.runs.fingerprint import code_of, fingerprint
 from steelyard.sim.participation import Participation
-from steelyard.sim.rundir import read_cohorts
 from steelyard.sim.simulator import Simulation
-from steelyard.sim.work import Work
+from steelyard.sim.work import SimulationContext
 
 _DEFINITIONS = {
     "layers": "model: other layers",
@@ -30,7 +30,7 @@ _DEFINITIONS = {
 }  # hashes that runs from before they were written down lack, and what it means if they differ
 
 
-def described(work: Work, participation: Participation, proxy: Proxy) -> dict[str, Any]:
+def describe_run(work: SimulationContext, participation: Participation, proxy: Proxy) -> dict[str, Any]:
     """What a run is, as plain data: two runs with the same description have the same bits."""
     local = dataclasses.asdict(work.local) | {"schedule": to_text(work.local.schedule)}
     # Options that old runs lack are written only where they are used, so that old runs can be resumed.
@@ -45,7 +45,7 @@ def described(work: Work, participation: Participation, proxy: Proxy) -> dict[st
     params, stats, _ = work.model.vectors(work.model.module.state_dict())
     digest.update(params.numpy().tobytes())
     digest.update(stats.numpy().tobytes())
-    made = {
+    description = {
         "algorithm": {name: text for name, text in work.algorithm.texts.items() if text},
         "local": json.loads(json.dumps(local)),
         "participation": dataclasses.asdict(participation),
@@ -74,8 +74,8 @@ def described(work: Work, participation: Participation, proxy: Proxy) -> dict[st
             for name, value in dataclasses.asdict(dataclasses.replace(proxy, data=None)).items()
             if name != "data"
         }
-        made["proxy"] = {**options, "samples": len(work.probe.inputs), "fingerprint": work.probe.fingerprint()}
-    return made
+        description["proxy"] = {**options, "samples": len(work.probe.inputs), "fingerprint": work.probe.fingerprint()}
+    return description
 
 
 def _layers(module: nn.Module) -> str:
@@ -85,8 +85,8 @@ def _layers(module: nn.Module) -> str:
 
 def identity(about: Mapping[str, Any]) -> str:
     """What a checkpoint must share with the run that goes on from it: everything but its length."""
-    fixed = {name: value for name, value in _without_definitions(about).items() if name != "rounds"}
-    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
+    fixed_parts = {name: value for name, value in _without_definitions(about).items() if name != "rounds"}
+    return hashlib.sha256(json.dumps(fixed_parts, sort_keys=True).encode()).hexdigest()
 
 
 def _without_definitions(about: Mapping[str, Any], names: Iterable[str] = _DEFINITIONS) -> dict[str, Any]:
@@ -95,46 +95,50 @@ def _without_definitions(about: Mapping[str, Any], names: Iterable[str] = _DEFIN
     return {**about, "model": model}
 
 
-def check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same(path: Path, before: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """A run is resumed as what it was; only its length may change, unless learning rates depend on it.
 
     Args:
         path: the run directory.
         before: the description of the run in it.
-        now: the description of the run to go on with.
+        current: the description of the run to resume.
     """
-    known = before["model"]
-    now = _without_definitions(now, [name for name in _DEFINITIONS if name not in known])  # the run may be older
-    changed = [name for name, value in now.items() if before.get(name) != value]
-    if changed == ["rounds"] and not now["local"]["schedule"].startswith("cosine"):
+    model_before = before["model"]
+    current = _without_definitions(
+        current, [name for name in _DEFINITIONS if name not in model_before]
+    )  # the run may be older
+    changed = [name for name, value in current.items() if before.get(name) != value]
+    if changed == ["rounds"] and not current["local"]["schedule"].startswith("cosine"):
         return
     if changed:
         telling = [name for name in changed if name != "rounds"] or changed
-        differences = "; ".join(_difference(name, before.get(name), now.get(name)) for name in telling)
+        differences = "; ".join(_difference(name, before.get(name), current.get(name)) for name in telling)
         raise SteelyardError(
             f"{path}: the run in it is another one ({differences}): choose another directory (out, --out)"
         )
 
 
-def _difference(name: str, then: Any, now: Any) -> str:
+def _difference(name: str, before: Any, after: Any) -> str:
     """What changed, in words where values would say nothing."""
-    if name != "model" or not isinstance(then, Mapping):
-        return f"{name}: {then!r} then, {now!r} now"
-    changed = [part for part in now if then.get(part) != now[part]]
-    words = [_DEFINITIONS.get(part) or f"model.{part}: {then.get(part)!r} then, {now[part]!r} now" for part in changed]
+    if name != "model" or not isinstance(before, Mapping):
+        return f"{name}: {before!r} then, {after!r} now"
+    changed = [part for part in after if before.get(part) != after[part]]
+    words = [
+        _DEFINITIONS.get(part) or f"model.{part}: {before.get(part)!r} then, {after[part]!r} now" for part in changed
+    ]
     return "; ".join(words)
 
 
 def check_done(path: Path, simulation: Simulation) -> None:
     """The rounds that are done were rounds of this run: its cohorts', and not more than it has."""
-    done = len(simulation.records)
-    if done > simulation.work.rounds:
+    num_rounds = len(simulation.records)
+    if num_rounds > simulation.work.rounds:
         raise SteelyardError(
-            f"{path}: {done} rounds are done, rounds={simulation.work.rounds} asks for fewer: give rounds={done} or "
-            "more, or choose another directory (out, --out)"
+            f"{path}: {num_rounds} rounds are done, rounds={simulation.work.rounds} asks for fewer: give "
+            f"rounds={num_rounds} or more, or choose another directory (out, --out)"
         )
-    asked = zip((read_cohorts(path) or ())[:done], named(simulation), strict=False)
-    differs = next((number for number, (then, now) in enumerate(asked, 1) if then != now), None)
+    cohort_pairs = zip((read_cohorts(path) or ())[:num_rounds], name_cohorts(simulation), strict=False)
+    differs = next((number for number, (before, current) in enumerate(cohort_pairs, 1) if before != current), None)
     if differs is not None:
         raise SteelyardError(
             f"{path}: the run in it had another cohort in round {differs}: give the same cohorts=, or choose another "
@@ -142,7 +146,7 @@ def check_done(path: Path, simulation: Simulation) -> None:
         )
 
 
-def named(simulation: Simulation) -> list[list[ClientId]]:
+def name_cohorts(simulation: Simulation) -> list[list[ClientId]]:
     """The cohorts by client id."""
     ids = simulation.work.federation.ids
     return [[ids[client] for client in cohort] for cohort in simulation.cohorts]

@@ -15,28 +15,11 @@ from torch import nn
 from steelyard.algorithm import Algorithm
 from steelyard.client.losses import Loss, name_of_loss
 from steelyard.core.errors import SteelyardError
-from steelyard.core.evidence import in_need
+from steelyard.core.evidence import part_needing_proxy_data
 from steelyard.data import Dataset, Federation, load
 from steelyard.data.proxy import Proxy
+from steelyard.data.sources import SOURCES, Source
 from steelyard.models import build
-
-DEFAULT_MODELS = {
-    "digits": "mlp:hidden=[64]",
-    "mnist": "mcmahan_cnn",
-    "fashion-mnist": "mcmahan_cnn",
-    "cifar10": "simple_cnn",
-    "cifar100": "simple_cnn",
-    "svhn": "simple_cnn",
-    "synth": "simple_cnn",
-    "usps": "mcmahan_cnn",
-    "mnist-m": "simple_cnn",
-    "digits-5": "simple_cnn",
-    "tiny-imagenet": "resnet20",
-    "ag-news": "text_mean",
-    "sogou-news": "text_mean",
-    "thucnews": "text_mean",
-    "shakespeare": "char_lstm",
-}
 
 
 def federated(data: Any, clients: int, partition: str, data_dir: str | Path | None, test: Any, seed: int) -> Federation:
@@ -77,6 +60,13 @@ def _split_pair(data: Any, test: Any) -> tuple[Any, Any]:
     return data[0], data[1]
 
 
+def _default_model(data: str) -> str:
+    """Return the spec string of the network for a data set of this name."""
+    source = SOURCES[data].make if data in SOURCES else Source
+    model: str = getattr(source, "default_model", Source.default_model)
+    return model
+
+
 def module_of(model: str | nn.Module | None, federation: Federation, seed: int, loss: Loss) -> nn.Module:
     """The network, at its initial parameters."""
     if isinstance(model, nn.Module):
@@ -84,7 +74,7 @@ def module_of(model: str | nn.Module | None, federation: Federation, seed: int, 
     if model is not None and not isinstance(model, str):
         raise SteelyardError(f"model is a {type(model).__name__}: give a name or an nn.Module")
     shape = tuple(federation.train.inputs.shape[1:])
-    name = model or DEFAULT_MODELS.get(federation.name, "mlp:hidden=[64]")
+    name = model or _default_model(federation.name)
     outputs = _count_outputs(federation, loss)
     if outputs is None:
         raise SteelyardError(f"model={name!r}: the targets are no classes; pass a module of your own")
@@ -99,21 +89,21 @@ def _count_outputs(federation: Federation, loss: Loss) -> int | None:
     return {1: 1, 2: targets.shape[-1]}.get(targets.ndim)
 
 
-def device_of(wanted: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     """The device; `auto` is the fastest there is."""
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        return torch.empty(0, device=wanted).device
+        return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise SteelyardError(f"device={wanted!r}: not available here ({str(error).splitlines()[0]})") from None
+        raise SteelyardError(f"device={name!r}: not available here ({str(error).splitlines()[0]})") from None
 
 
 def with_proxy(
     federation: Federation, proxy: Proxy, algorithm: Algorithm, seed: int
 ) -> tuple[Federation, Dataset | None, str | None]:
     """The federation less the test samples that become proxy data, the proxy data, and a warning if it is short."""
-    wanting = in_need(algorithm.rule, algorithm.refine)
+    wanting = part_needing_proxy_data(algorithm.rule, algorithm.refine)
     if not proxy.given:
         if wanting:
             raise SteelyardError(

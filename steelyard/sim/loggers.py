@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.text import to_text
+from steelyard.core.spec import to_text
 from steelyard.sim.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Logger(Callback, ABC):
     def start(self, simulation: Simulation) -> None:
         """Here and no earlier: workers are forked by now, and inherit no open connection."""
         self.quiet = False
-        self._try(lambda: self.open(simulation, described(simulation)))
+        self._try(lambda: self.open(simulation, flatten_config(simulation)))
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
         """Writes what the record has."""
@@ -96,9 +96,9 @@ class TensorBoard(Logger):
         """Steps after the checkpoint a run is resumed from are written anew: the old ones are not shown."""
         from torch.utils.tensorboard import SummaryWriter
 
-        done = len(run.records)
-        self.writer = SummaryWriter(str(self.directory), purge_step=done + 1 if done else None)
-        if not done:
+        num_rounds = len(run.records)
+        self.writer = SummaryWriter(str(self.directory), purge_step=num_rounds + 1 if num_rounds else None)
+        if not num_rounds:
             rows = "\n".join(f"| {name} | {value} |" for name, value in config.items())
             self.writer.add_text("config", f"| option | value |\n|---|---|\n{rows}", 0)
 
@@ -124,11 +124,11 @@ class MLflow(Logger):
 
     def __init__(self, uri: str | None = None, experiment: str = "steelyard") -> None:
         self.package = _package("mlflow", "mlflow", self.title)
-        place = uri or self.package.get_tracking_uri()
-        if place.startswith(_DATABASES) and not all(map(_installed, ("sqlalchemy", "alembic"))):
+        tracking_uri = uri or self.package.get_tracking_uri()
+        if tracking_uri.startswith(_DATABASES) and not all(map(_installed, ("sqlalchemy", "alembic"))):
             raise SteelyardError(
-                f"MLflow keeps runs in a database here ({place}): give the address of a tracking server, such as "
-                "MLflow('http://127.0.0.1:5000'), or pip install sqlalchemy alembic"
+                f"MLflow keeps runs in a database here ({tracking_uri}): give the address of a tracking server, such "
+                "as MLflow('http://127.0.0.1:5000'), or pip install sqlalchemy alembic"
             )
         self.uri, self.experiment = uri, experiment
         self.client: Any = None
@@ -138,16 +138,20 @@ class MLflow(Logger):
         """Finds the experiment, and the run to go on with."""
         self.done = 0
         self.client = self.package.MlflowClient(tracking_uri=self.uri)
-        found = self.client.get_experiment_by_name(self.experiment)
-        place = self.client.create_experiment(self.experiment) if found is None else found.experiment_id
+        experiment = self.client.get_experiment_by_name(self.experiment)
+        experiment_id = (
+            self.client.create_experiment(self.experiment) if experiment is None else experiment.experiment_id
+        )
         tags = {"steelyard": key} if (key := _key(run)) else {}
-        known = self.client.search_runs([place], f"tags.steelyard = '{key}'") if key and run.records else []
-        if known:
-            self.run_id = known[0].info.run_id
+        earlier_runs = (
+            self.client.search_runs([experiment_id], f"tags.steelyard = '{key}'") if key and run.records else []
+        )
+        if earlier_runs:
+            self.run_id = earlier_runs[0].info.run_id
             self.client.update_run(self.run_id, status="RUNNING")
-            self.done = max((one.step for one in self._steps()), default=0)
+            self.done = max((metric.step for metric in self._steps()), default=0)
             return
-        self.run_id = self.client.create_run(place, tags=tags, run_name=_name(run)).info.run_id
+        self.run_id = self.client.create_run(experiment_id, tags=tags, run_name=_name(run)).info.run_id
         entities = importlib.import_module("mlflow.entities")
         params = [entities.Param(name, str(value)) for name, value in config.items()]
         self.client.log_batch(self.run_id, params=params)
@@ -159,8 +163,8 @@ class MLflow(Logger):
         """One batch; rounds that are trained again after a kill have the same bits, and are there already."""
         if step <= self.done:
             return
-        entities, now = importlib.import_module("mlflow.entities"), int(time.time() * 1000)
-        metrics = [entities.Metric(name, value, now, step) for name, value in numbers.items()]
+        entities, timestamp = importlib.import_module("mlflow.entities"), int(time.time() * 1000)
+        metrics = [entities.Metric(name, value, timestamp, step) for name, value in numbers.items()]
         self.client.log_batch(self.run_id, metrics=metrics)
 
     def close(self, failed: bool) -> None:
@@ -180,9 +184,9 @@ class WandB(Logger):
 
     def open(self, run: Simulation, config: Mapping[str, Any]) -> None:
         """A resumed run has the id it had."""
-        named = {"id": key, "resume": "allow"} if (key := _key(run)) else {}
-        given = {"name": _name(run), "config": dict(config), **named, **self.options}
-        self.run = self.package.init(project=self.project, **given)
+        identity = {"id": key, "resume": "allow"} if (key := _key(run)) else {}
+        options = {"name": _name(run), "config": dict(config), **identity, **self.options}
+        self.run = self.package.init(project=self.project, **options)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """One step; W&B passes over those it has."""
@@ -199,12 +203,12 @@ def numbers(record: Mapping[str, Any], own: Sequence[str] = ()) -> dict[str, flo
     return plain | {f"timings/{stage}": seconds for stage, seconds in record.get("timings", {}).items()}
 
 
-def described(run: Simulation) -> dict[str, Any]:
+def flatten_config(run: Simulation) -> dict[str, Any]:
     """The configuration as one flat table."""
     work = run.work
     parts: dict[str, Any] = {"local": work.local, "participation": run.participation}
     options = {
-        f"{part}.{field.name}": _plain(getattr(options, field.name))
+        f"{part}.{field.name}": _to_plain(getattr(options, field.name))
         for part, options in parts.items()
         for field in dataclasses.fields(options)
     }
@@ -219,7 +223,7 @@ def described(run: Simulation) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return to_text(value) if dataclasses.is_dataclass(value) and hasattr(value, "name") else value
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.report import GEOMETRY
-from steelyard.sim.record import Record, finite
+from steelyard.core.round_report import GEOMETRY
+from steelyard.runs.record import Record, finite_or_none
 
 TestMetric = Callable[[torch.Tensor, torch.Tensor], float]
 
@@ -60,14 +60,14 @@ def add_test_metrics(
         targets: of all test samples.
     """
     for name, metric in metrics.items():
-        place = f"round {record['round']}, test metric {name!r}"
+        prefix = f"round {record['round']}, test metric {name!r}"
         if name in record:
-            raise SteelyardError(f"{place}: the record has another value of this name: choose another name")
+            raise SteelyardError(f"{prefix}: the record has another value of this name: choose another name")
         try:
             # each has tensors of its own: one that works in place must not change what the next one sees
             value: Any = metric(outputs.clone(), targets.clone())
             if isinstance(value, str):
                 raise TypeError(f"it returned the text {value!r}, not a number")
-            record[name] = finite(float(value))
+            record[name] = finite_or_none(float(value))
         except Exception as error:
-            raise SteelyardError(f"{place}: {type(error).__name__}: {error}") from error
+            raise SteelyardError(f"{prefix}: {type(error).__name__}: {error}") from error

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from steelyard.core import checks
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import ClientId
-from steelyard.sim.streams import stream
+from steelyard.core.rng import stream
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Participation:
     def __post_init__(self) -> None:
         checks.number("share", self.share, 0.0, 1.0, open_low=True)
         if self.count is not None:
-            checks.whole("count", self.count, 1)
+            checks.integer("count", self.count, 1)
         checks.number("dropout", self.dropout, 0.0, 1.0)
         checks.number("spread", self.spread, 0.0, 50.0)  # of a logarithm: speeds are finite
         if self.deadline is not None:
             checks.number("deadline", self.deadline, 0.0, open_low=True)
-        checks.whole("quorum", self.quorum, 1)
-        checks.whole("patience", self.patience, 1)
+        checks.integer("quorum", self.quorum, 1)
+        checks.integer("patience", self.patience, 1)
 
     def size(self, clients: int) -> int:
         """How many clients are asked: `int(share * clients)`, as the authors do, but at least one."""
@@ -56,8 +56,8 @@ class Participation:
         if size > clients:
             raise SteelyardError(f"participation.count={size}: there are only {clients} clients")
         if self.quorum > size:
-            asked = f"only {size} of {clients} clients are asked"
-            raise SteelyardError(f"participation.quorum={self.quorum}: {asked} in a round: use at most {size}")
+            problem = f"only {size} of {clients} clients are asked"
+            raise SteelyardError(f"participation.quorum={self.quorum}: {problem} in a round: use at most {size}")
         return size
 
     def draw(self, seed: int, clients: int, rounds: int) -> list[list[int]]:
@@ -70,7 +70,7 @@ class Participation:
             for t in range(1, rounds + 1)
         ]
 
-    def absent(
+    def draw_absent(
         self, seed: int, round: int, cohort: Sequence[int], ids: Sequence[ClientId], work: Sequence[float]
     ) -> tuple[list[int], list[int], float]:
         """Of a cohort: who drops out, who is late, and the round's simulated duration.
@@ -83,15 +83,15 @@ class Participation:
             for client in cohort
             if self.dropout and stream(seed, "dropout", round, ids[client]).random() < self.dropout
         ]
-        asked = [(client, amount) for client, amount in zip(cohort, work, strict=True) if client not in dropped]
-        if not asked:
+        remaining = [(client, amount) for client, amount in zip(cohort, work, strict=True) if client not in dropped]
+        if not remaining:
             return dropped, [], 0.0
-        usual = np.array([amount / self._speed(seed, ids[client]) for client, amount in asked])
-        delays = np.array([self._delay(seed, round, ids[client]) for client, _ in asked])
-        taken = usual * delays
+        usual = np.array([amount / self._speed(seed, ids[client]) for client, amount in remaining])
+        delays = np.array([self._delay(seed, round, ids[client]) for client, _ in remaining])
+        durations = usual * delays
         limit = math.inf if self.deadline is None else self.deadline * float(np.median(usual))
-        late = [client for (client, _), time in zip(asked, taken, strict=True) if time > limit]
-        return dropped, late, float(min(taken.max(), limit))
+        late = [client for (client, _), time in zip(remaining, durations, strict=True) if time > limit]
+        return dropped, late, float(min(durations.max(), limit))
 
     def _speed(self, seed: int, client: ClientId) -> float:
         return math.exp(self.spread * stream(seed, "speed", 0, client).standard_normal()) if self.spread else 1.0

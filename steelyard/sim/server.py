@@ -8,24 +8,24 @@ from typing import Any
 import torch
 
 from steelyard.core import round as rounds
+from steelyard.core.client_state import ClientId
 from steelyard.core.gram import Array
-from steelyard.core.report import Report
-from steelyard.core.settling import Settling, usual_lengths, with_usual_lengths
-from steelyard.core.table import ClientId
+from steelyard.core.round_report import Report
+from steelyard.core.server_terms import Settling, usual_lengths, with_usual_lengths
 from steelyard.core.term import ClientTerm, Vectors
-from steelyard.metrics import refused_by_metrics
+from steelyard.metrics import find_invalid_clients
+from steelyard.runs.snapshot import Snapshot
 from steelyard.sim.buffers import Buffers
 from steelyard.sim.group import FINE, REASONS
-from steelyard.sim.snapshot import Snapshot
-from steelyard.sim.told import told
-from steelyard.sim.work import Seat, Work
+from steelyard.sim.told import report_metrics
+from steelyard.sim.work import ClientSlot, SimulationContext
 from steelyard.stores.memory import MemorySink, MemoryStore
 
 
-class Server:
+class SimulationServer:
     """The global model in shared memory, the rule's state, and what clients and terms keep."""
 
-    def __init__(self, work: Work, buffers: Buffers) -> None:
+    def __init__(self, work: SimulationContext, buffers: Buffers) -> None:
         self.work, self.buffers = work, buffers
         self.rule = work.algorithm.rule
         self.state: Mapping[str, Any] = {}
@@ -41,19 +41,19 @@ class Server:
 
     def model(self) -> dict[str, torch.Tensor]:
         """The global model to look at, as a state dict of its own memory."""
-        return self.work.model.state_dict(self.shown(), self.buffers.stats, self.buffers.counts)
+        return self.work.model.state_dict(self.params_to_evaluate(), self.buffers.stats, self.buffers.counts)
 
-    def shown(self) -> torch.Tensor:
+    def params_to_evaluate(self) -> torch.Tensor:
         """The parameters to evaluate: the global model, unless a term says otherwise."""
         theta = self.buffers.theta
         for term in self.work.algorithm.client:
-            theta = term.shown(theta, self._kept(term.name, term.server_slots))
+            theta = term.params_to_evaluate(theta, self._read_slots(term.name, term.server_slots))
         return theta
 
-    def _kept(self, name: str, slots: Sequence[str]) -> dict[str, torch.Tensor]:
+    def _read_slots(self, name: str, slots: Sequence[str]) -> dict[str, torch.Tensor]:
         return {slot: self.buffers.sent[f"{name}.{slot}"] for slot in slots}
 
-    def aggregate(self, number: int, seats: Sequence[Seat]) -> tuple[Report, dict[ClientId, float], Array]:
+    def aggregate(self, number: int, seats: Sequence[ClientSlot]) -> tuple[Report, dict[ClientId, float], Array]:
         """Weighs and sums what the seats hold; returns the report, the weights by client and the layers' weights.
 
         A void round leaves everything as it was. Seats outside the cohort only hand in what they keep.
@@ -63,7 +63,7 @@ class Server:
         fine = {seat for seat in seats if int(buffers.status[seat.place]) == FINE}
         store = self._store(cohort)
         table = self._reports([seat for seat in cohort if seat in fine])
-        store = store.without(refused_by_metrics(self.rule, table, store.ids) if store.ids else {})
+        store = store.without(find_invalid_clients(self.rule, table, store.ids) if store.ids else {})
         sink = MemorySink(work.model.layout)
         job = rounds.Round(
             table,
@@ -81,11 +81,11 @@ class Server:
         if not outcome.void:
             usual = self._settle(number, outcome, sink, [seat for seat in seats if seat in fine])
             self.state = with_usual_lengths(outcome.state, usual)
-            outcome.report.update(told(table, outcome.store.ids))
+            outcome.report.update(report_metrics(table, outcome.store.ids))
         by_client = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
         return outcome.report, by_client, outcome.weights
 
-    def _store(self, cohort: Sequence[Seat]) -> MemoryStore:
+    def _store(self, cohort: Sequence[ClientSlot]) -> MemoryStore:
         """The rows of the cohort as a store: in place if all are fine."""
         buffers, layout, ids = self.buffers, self.work.model.layout, self.work.federation.ids
         count = len(cohort)
@@ -111,7 +111,7 @@ class Server:
         status = {ids[seat.client]: int(buffers.status[seat.place]) for seat in cohort}
         return store.without({name: REASONS[code] for name, code in status.items() if code})
 
-    def _reports(self, seats: Sequence[Seat]) -> dict[str, dict[ClientId, Any]]:
+    def _reports(self, seats: Sequence[ClientSlot]) -> dict[str, dict[ClientId, Any]]:
         """What clients reported: by metric, then by client."""
         ids = self.work.federation.ids
         rows = {seat: self.buffers.reports[seat.place].tolist() for seat in seats}
@@ -124,7 +124,7 @@ class Server:
         return table
 
     def _settle(
-        self, number: int, outcome: rounds.Outcome, sink: MemorySink, seats: Sequence[Seat]
+        self, number: int, outcome: rounds.Outcome, sink: MemorySink, seats: Sequence[ClientSlot]
     ) -> dict[str, float]:
         """Takes over the new model, lets terms update what they keep, and files what clients keep.
 
@@ -171,8 +171,8 @@ class Server:
             aside = set(outcome.bounds.aside)
             cohort = [seat for row, seat in enumerate(cohort) if row not in aside]
         filed = [seat for seat in seats if seat.row < 0] + cohort
-        settled = [term for term in work.algorithm.client if not term.files_all]
-        alone = {term.key(slot) for term in settled for slot in term.client_slots}
+        terms = [term for term in work.algorithm.client if not term.files_all]
+        alone = {term.key(slot) for term in terms for slot in term.client_slots}
         for name, table in buffers.tables.items():
             for seat in cohort if name in alone else filed:
                 table[seat.client].copy_(buffers.staged[name][seat.place])

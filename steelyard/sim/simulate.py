@@ -15,26 +15,26 @@ from torch import nn
 from steelyard.algorithm import Algorithm
 from steelyard.client.augment import Augmentation
 from steelyard.client.flat import FlatModel, Loss
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.client.losses import resolve_loss, try_network
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError, unknown
 from steelyard.data import Federation
 from steelyard.data.proxy import Proxy
 from steelyard.metrics import MEANING
+from steelyard.runs.directory import RunDirectory, read_config
+from steelyard.runs.history import History
+from steelyard.runs.monitor import Monitor
 from steelyard.server.probe import Probe
 from steelyard.sim.callbacks import Callback, Until, warn
 from steelyard.sim.evaluation import can_count_right, check_task, choose_monitor, keep_one_output
 from steelyard.sim.executors import one_thread
-from steelyard.sim.history import History
-from steelyard.sim.identity import check_done, check_same, described, identity, named
+from steelyard.sim.identity import check_done, check_same, describe_run, identity, name_cohorts
 from steelyard.sim.inputs import device_of, federated, module_of, with_proxy
-from steelyard.sim.monitor import Monitor
 from steelyard.sim.own_metrics import TestMetric, resolve_test_metrics
 from steelyard.sim.participation import Participation
-from steelyard.sim.rundir import RunDirectory, read_config
 from steelyard.sim.simulator import Options, Simulation
-from steelyard.sim.work import Work
+from steelyard.sim.work import SimulationContext
 
 _MOST_ROUNDS = 1_000_000  # cohorts of all rounds are drawn before the first
 _MOST_WORKERS = 1024
@@ -53,7 +53,7 @@ def simulate(
     partition: str = "dirichlet:alpha=0.3",
     data_dir: str | Path | None = None,
     test: Any = None,
-    local: Local | Mapping[str, Any] | None = None,
+    local: LocalTraining | Mapping[str, Any] | None = None,
     participation: Participation | Mapping[str, Any] | None = None,
     loss: str | Loss = "cross_entropy",
     metrics: Sequence[str] = (),
@@ -113,20 +113,28 @@ def simulate(
         cohorts: the clients of each round, by number, instead of drawing them.
         callbacks: code of yours to call; see `Callback`.
         config: what to write to `config.json` beside the resolved options (the command line's own).
+
+    Examples:
+        >>> import steelyard
+        >>> history = steelyard.simulate("fedadp", "digits", rounds=2, clients=4, executor="serial")
+        >>> history.column("round")
+        [1, 2]
+        >>> history.final_accuracy > 0.2
+        True
     """
     if not isinstance(algorithm, Algorithm):
         algorithm = Algorithm(algorithm)
-    rounds, keep = _plain(rounds), _plain(keep)
+    rounds, keep = _to_python(rounds), _to_python(keep)
     numbers = (workers, evaluate_every, evaluate_clients, checkpoint_every, checkpoint_pace)
-    options = Options(executor, *map(_plain, numbers))
-    training: Local = _options("local", Local, local)
-    asked: Participation = _options("participation", Participation, participation)
+    options = Options(executor, *map(_to_python, numbers))
+    training: LocalTraining = _options("local", LocalTraining, local)
+    sampling: Participation = _options("participation", Participation, participation)
     server_data: Proxy = _options("proxy", Proxy, proxy)
     own_metrics = resolve_test_metrics(test_metrics)
-    monitored = Monitor.of(monitor, mode, _plain(target))
+    monitored = Monitor.of(monitor, mode, _to_python(target))
     _check(algorithm, training, rounds, options, keep)
     with RunDirectory(Path(out), keep) if out is not None else nullcontext() as directory:  # first: it may be taken
-        federation = federated(data, clients, partition, data_dir, test, seed).arranged()
+        federation = federated(data, clients, partition, data_dir, test, seed).group_by_client()
         federation, samples, warning = with_proxy(federation, server_data, algorithm, seed)
         if own_metrics and federation.test is None:
             raise SteelyardError("test_metrics: there is no test set to measure on: give test=, or data=(train, test)")
@@ -145,18 +153,20 @@ def simulate(
         probe = None if samples is None else Probe.within(flat, samples, server_data, seed)
         reported = _reported(algorithm, metrics, federation, has_accuracy)
         output = keep_one_output(outputs, len(samples_tried)) if own_metrics else None
-        work = Work(algorithm, federation, flat, training, rounds, seed, reported, probe, output=output)
+        work = SimulationContext(algorithm, federation, flat, training, rounds, seed, reported, probe, output=output)
         population = len(federation.ids)
-        drawn = asked.draw(seed, population, rounds) if cohorts is None else _numbers(cohorts, rounds, population)
-        about = described(work, asked, server_data)
+        client_numbers = (
+            sampling.draw(seed, population, rounds) if cohorts is None else _numbers(cohorts, rounds, population)
+        )
+        about = describe_run(work, sampling, server_data)
         watching = [*callbacks, Until(monitored)] if target is not None else callbacks
         if warning is not None:
             warn(callbacks, warning)
         simulation = Simulation(
-            work, asked, options, drawn, directory, watching, identity(about), monitored, own_metrics
+            work, sampling, options, client_numbers, directory, watching, identity(about), monitored, own_metrics
         )
         if directory is not None:
-            evaluation = {"monitor": monitored.stored(), "test_metrics": list(own_metrics)}
+            evaluation = {"monitor": monitored.to_dict(), "test_metrics": list(own_metrics)}
             _enter(directory, simulation, {**(config or {}), **evaluation, "resolved": about}, resume, overwrite)
         if not monitored.is_done(simulation.records):  # it may be done already
             simulation.run()
@@ -164,22 +174,22 @@ def simulate(
         return History(str(algorithm), simulation.records, simulation.server.model(), path, monitored)
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     """A number of numpy's as one of Python's: it is written down."""
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _options(place: str, kind: type[Any], given: Any) -> Any:
+def _options(option: str, kind: type[Any], value: Any) -> Any:
     """Options as an object, from the object itself or a dict."""
-    if isinstance(given, kind):
-        return given
-    if given is not None and not isinstance(given, Mapping):
-        raise SteelyardError(f"{place}={given!r}: use a {kind.__name__}, or its options as a dict")
-    known = [field.name for field in dataclasses.fields(kind)]
-    for name in given or {}:
-        if name not in known:
-            raise SteelyardError(f"{place}: {unknown('option', name, known)}")
-    return kind(**(given or {}))
+    if isinstance(value, kind):
+        return value
+    if value is not None and not isinstance(value, Mapping):
+        raise SteelyardError(f"{option}={value!r}: use a {kind.__name__}, or its options as a dict")
+    option_names = [field.name for field in dataclasses.fields(kind)]
+    for name in value or {}:
+        if name not in option_names:
+            raise SteelyardError(f"{option}: {unknown('option', name, option_names)}")
+    return kind(**(value or {}))
 
 
 def _enter(
@@ -191,53 +201,55 @@ def _enter(
         for warning in simulation.resume():
             warn(simulation.callbacks, warning)
         check_done(directory.path, simulation)
-        directory.begin(config, named(simulation), _held(simulation))  # it may have been prolonged
+        directory.begin(config, name_cohorts(simulation), _describe_clients(simulation))  # it may have been prolonged
         return
     directory.prepare(overwrite)
-    directory.begin(config, named(simulation), _held(simulation))
+    directory.begin(config, name_cohorts(simulation), _describe_clients(simulation))
 
 
-def _held(simulation: Simulation) -> dict[str, Any]:
+def _describe_clients(simulation: Simulation) -> dict[str, Any]:
     """Who holds what: ids and sizes, and counts by class and by group where there are any."""
     data = simulation.work.federation
-    held: dict[str, Any] = {"ids": list(data.ids), "sizes": data.sizes.tolist()}
+    description: dict[str, Any] = {"ids": list(data.ids), "sizes": data.sizes.tolist()}
     if data.classes is not None and data.train.targets.ndim == 1:
-        held["counts"] = data.label_counts().tolist()
+        description["counts"] = data.label_counts().tolist()
     if data.train.groups is not None:
-        held["groups"] = data.group_counts().tolist()
-    return held
+        description["groups"] = data.group_counts().tolist()
+    return description
 
 
 def _reported(
     algorithm: Algorithm, metrics: Sequence[str], federation: Federation, has_accuracy: bool
 ) -> tuple[str, ...]:
-    known = set(MEANING)
+    known_metrics = set(MEANING)
     for name in metrics:
-        if name not in known:
-            raise SteelyardError(f"metrics: clients cannot report {name!r}; they can report {', '.join(sorted(known))}")
-    wanted = algorithm.needs.metrics | set(metrics)
-    unknown = sorted(wanted - known)
+        if name not in known_metrics:
+            raise SteelyardError(
+                f"metrics: clients cannot report {name!r}; they can report {', '.join(sorted(known_metrics))}"
+            )
+    needed_metrics = algorithm.needs.metrics | set(metrics)
+    unknown = sorted(needed_metrics - known_metrics)
     if unknown:
         raise SteelyardError(f"the rule needs {unknown[0]!r}, which simulated clients do not report")
-    if "label_hist" in wanted and federation.classes is None:
+    if "label_hist" in needed_metrics and federation.classes is None:
         raise SteelyardError("the rule needs 'label_hist', but the targets are no classes")
-    accuracies = sorted(wanted & {"accuracy", "accuracy_before"})
+    accuracies = sorted(needed_metrics & {"accuracy", "accuracy_before"})
     if accuracies and not has_accuracy:
         raise SteelyardError(f"clients cannot report {accuracies[0]!r}: the targets are not classes")
-    return tuple(sorted(wanted))
+    return tuple(sorted(needed_metrics))
 
 
-def _check(algorithm: Algorithm, local: Local, rounds: int, options: Options, keep: int) -> None:
-    checks.whole("rounds", rounds, 1, _MOST_ROUNDS)
+def _check(algorithm: Algorithm, local: LocalTraining, rounds: int, options: Options, keep: int) -> None:
+    checks.integer("rounds", rounds, 1, _MOST_ROUNDS)
     if options.executor not in ("auto", "serial", "process"):
         raise SteelyardError(f"executor={options.executor!r}: use auto, serial or process")
     if options.workers is not None:
-        checks.whole("workers", options.workers, 1, _MOST_WORKERS)
-    checks.whole("evaluate_every", options.evaluate_every)
-    checks.whole("evaluate_clients", options.evaluate_clients)
-    checks.whole("checkpoint_every", options.checkpoint_every, 1)
+        checks.integer("workers", options.workers, 1, _MOST_WORKERS)
+    checks.integer("evaluate_every", options.evaluate_every)
+    checks.integer("evaluate_clients", options.evaluate_clients)
+    checks.integer("checkpoint_every", options.checkpoint_every, 1)
     checks.number("checkpoint_pace", options.checkpoint_pace, 0.0, 1.0, open_low=True)
-    checks.whole("keep", keep, 1)
+    checks.integer("keep", keep, 1)
     local.check_terms(algorithm.client)
 
 

@@ -19,23 +19,23 @@ from typing import Any
 import torch
 
 from steelyard import threads
+from steelyard.core.client_state import sort_key
 from steelyard.core.errors import SteelyardError
-from steelyard.core.table import sort_key
+from steelyard.core.rng import stream
+from steelyard.runs.checkpoint_writer import Writer
+from steelyard.runs.directory import RunDirectory
+from steelyard.runs.monitor import Monitor
+from steelyard.runs.record import Record, finite_or_none, make_record, make_written
+from steelyard.runs.snapshot import Snapshot
 from steelyard.sim.buffers import SHARD, Buffers
 from steelyard.sim.callbacks import Callback, warn
 from steelyard.sim.evaluation import is_due, record_clients
 from steelyard.sim.executors import CLIENTS, TEST, TRAIN, Executor, Forked, Serial, Task, can_fork, one_thread
 from steelyard.sim.group import FINE, REASONS
-from steelyard.sim.monitor import Monitor
 from steelyard.sim.own_metrics import TestMetric, add_test_metrics
 from steelyard.sim.participation import Participation
-from steelyard.sim.record import Record, finite, make_written, plain
-from steelyard.sim.rundir import RunDirectory
-from steelyard.sim.server import Server
-from steelyard.sim.snapshot import Snapshot
-from steelyard.sim.streams import stream
-from steelyard.sim.work import Seat, Work
-from steelyard.sim.writer import Writer
+from steelyard.sim.server import SimulationServer
+from steelyard.sim.work import ClientSlot, SimulationContext
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Simulation:
 
     def __init__(
         self,
-        work: Work,
+        work: SimulationContext,
         participation: Participation,
         options: Options,
         cohorts: Sequence[Sequence[int]],
@@ -86,7 +86,7 @@ class Simulation:
         self.clients = len(work.federation.ids)
         rows = max(map(len, cohorts), default=1)
         self.buffers: Buffers = work.buffers(self.clients if participation.train_all else rows, rows)
-        self.server = Server(work, self.buffers)
+        self.server = SimulationServer(work, self.buffers)
         self.records: list[Record] = []
         self.voids = 0
         self.best: float | None = None  # the monitor's score: more is better
@@ -99,13 +99,13 @@ class Simulation:
         """Goes back to the newest checkpoint that verifies; returns a sentence for all that is damaged or missing."""
         assert self.directory is not None
         checkpoints = self.directory.checkpoints
-        snapshot, refused = checkpoints.newest(self.identity)
+        snapshot, problems = checkpoints.newest(self.identity)
         # Without a checkpoint, the run starts over.
         if snapshot is None:
             has_rounds = self.directory.has_rounds
             self.records = self.directory.open_log(0)
-            if refused:
-                reason = f"checkpoint passed over ({'; '.join(refused)}), none is left"
+            if problems:
+                reason = f"checkpoint passed over ({'; '.join(problems)}), none is left"
             elif has_rounds:
                 reason = f"{checkpoints.path}: holds no checkpoint of this run, although rounds are on record"
             else:
@@ -124,7 +124,7 @@ class Simulation:
                 "(overwrite=True, --overwrite)"
             ) from error
         self.monitor.check_resumed(self.directory.path, progress, self.records)
-        warnings = [f"checkpoint passed over ({'; '.join(refused)}), the one before is used"] if refused else []
+        warnings = [f"checkpoint passed over ({'; '.join(problems)}), the one before is used"] if problems else []
         damage = checkpoints.verify_best(snapshot, self.best_round)
         return warnings if damage is None else [*warnings, damage]
 
@@ -175,13 +175,13 @@ class Simulation:
 
     def _executor(self) -> Executor:
         options, device = self.options, self.work.model.device
-        wanted = options.workers or threads.cores()
+        workers = options.workers or threads.cores()
         forks = can_fork() and device.type == "cpu"
         if options.executor == "process" and not forks:
             raise SteelyardError("executor=process forks workers, on Linux and without a GPU: use executor=serial here")
-        if options.executor == "serial" or not forks or (options.executor == "auto" and wanted == 1):
+        if options.executor == "serial" or not forks or (options.executor == "auto" and workers == 1):
             return Serial(self.work, self.buffers)
-        return Forked(self.work, self.buffers, wanted)
+        return Forked(self.work, self.buffers, workers)
 
     def _conclude(self, record: Record, writer: Writer | None) -> bool:
         """Show the record to the callbacks, write down what they leave, and return whether one asks to stop."""
@@ -191,12 +191,12 @@ class Simulation:
             asked_to_stop = [callback.round(self, record) for callback in self.callbacks]
         finally:  # also after an error of theirs: the round is done
             record["round"] = number
-            written, refused = make_written(record)
-            for name in refused:
-                self._warn_once(name, f"record[{name!r}] is not written to disk, only kept in memory: {refused[name]}")
+            plain_record, problems = make_written(record)
+            for name in problems:
+                self._warn_once(name, f"record[{name!r}] is not written to disk, only kept in memory: {problems[name]}")
             if "loss" in record and record.get(self.monitor.metric) is None and self.monitor != Monitor():
                 self._warn_once("", f"monitor={self.monitor.metric!r}: round {number} has no such number on record")
-            self._keep(record, written, writer)
+            self._keep(record, plain_record, writer)
         return any(asked_to_stop)
 
     def _warn_once(self, about: str, message: str) -> None:
@@ -209,9 +209,9 @@ class Simulation:
         work, ids = self.work, self.work.federation.ids
         cohort = list(self.cohorts[number - 1])
         steps = [float(work.num_steps(client)) for client in cohort]
-        dropped, late, duration = self.participation.absent(work.seed, number, cohort, ids, steps)
-        gone = {*dropped, *late}
-        seats = self._seats([client for client in cohort if client not in gone], gone)
+        dropped, late, duration = self.participation.draw_absent(work.seed, number, cohort, ids, steps)
+        absent = {*dropped, *late}
+        seats = self._seats([client for client in cohort if client not in absent], absent)
         self._mutate(number, sum(seat.row >= 0 for seat in seats))
         tasks = [Task(TRAIN, number, tuple(n for seat in group for n in seat)) for group in work.groups(seats)]
         self._do(executor, tasks, number)
@@ -233,13 +233,13 @@ class Simulation:
         }
         return record
 
-    def _seats(self, present: Sequence[int], gone: set[int]) -> list[Seat]:
+    def _seats(self, present: Sequence[int], absent: set[int]) -> list[ClientSlot]:
         """Places and rows of all who train, both in the order of ids, whatever order clients come in."""
         ids, cohort = self.work.federation.ids, set(present)
-        trained = [c for c in range(self.clients) if c not in gone] if self.participation.train_all else present
+        trained = [c for c in range(self.clients) if c not in absent] if self.participation.train_all else present
         order = sorted(trained, key=lambda client: sort_key(ids[client]))
         rows = {client: row for row, client in enumerate(client for client in order if client in cohort)}
-        return [Seat(client, place, rows.get(client, -1)) for place, client in enumerate(order)]
+        return [ClientSlot(client, position, rows.get(client, -1)) for position, client in enumerate(order)]
 
     def _mutate(self, number: int, rows: int) -> None:
         """What clients start from, if not from the global model."""
@@ -249,24 +249,24 @@ class Simulation:
             self.buffers.starts[:rows] = torch.from_numpy(broadcast.coefficients(rows, leaves, number, rng))
 
     def _do(self, executor: Executor, tasks: Sequence[Task], number: int) -> None:
-        done = 0
+        finished_tasks = 0
 
         def step() -> None:
-            nonlocal done
-            done += 1
+            nonlocal finished_tasks
+            finished_tasks += 1
             for callback in self.callbacks:
-                callback.progress(self, number, done, len(tasks))
+                callback.progress(self, number, finished_tasks, len(tasks))
 
         executor.run(tasks, step if self.callbacks else None)
 
-    def _aggregate(self, number: int, seats: Sequence[Seat]) -> Record:
+    def _aggregate(self, number: int, seats: Sequence[ClientSlot]) -> Record:
         """The core's round; a round without a quorum is void, and too many of them in a row end the run."""
         cohort = [seat for seat in seats if seat.row >= 0]
         valid = [seat for seat in cohort if int(self.buffers.status[seat.place]) == FINE]
         if len(valid) < self.participation.quorum:
             record = self._void(number, cohort, valid)
         else:
-            record = plain(*self.server.aggregate(number, seats))
+            record = make_record(*self.server.aggregate(number, seats))
         self.voids = self.voids + 1 if record["void"] else 0
         if self.voids >= min(self.participation.patience, self.work.rounds):
             saved = "" if self.directory is None else f"; the last checkpoint is in {self.directory.checkpoints.path}"
@@ -276,20 +276,22 @@ class Simulation:
             )
         return record
 
-    def _void(self, number: int, cohort: Sequence[Seat], valid: Sequence[Seat]) -> Record:
+    def _void(self, number: int, cohort: Sequence[ClientSlot], valid: Sequence[ClientSlot]) -> Record:
         """The record of a round that was not aggregated."""
         ids = self.work.federation.ids
-        refused = {
+        reasons = {
             str(ids[seat.client]): REASONS[int(self.buffers.status[seat.place])] for seat in cohort if seat not in valid
         }
-        shown = "; ".join(f"client {name}: {reason}" for name, reason in list(refused.items())[:3])
-        few = f"{len(valid)} of {len(cohort)} clients were valid, fewer than the quorum of {self.participation.quorum}"
-        reason = few if cohort else "no client took part"
+        summary = "; ".join(f"client {name}: {reason}" for name, reason in list(reasons.items())[:3])
+        problem = (
+            f"{len(valid)} of {len(cohort)} clients were valid, fewer than the quorum of {self.participation.quorum}"
+        )
+        reason = problem if cohort else "no client took part"
         return {
             "round": number,
             "weights": {},
-            "quarantined": refused,
-            "void": f"{reason} ({shown})" if shown else reason,
+            "quarantined": reasons,
+            "void": f"{reason} ({summary})" if summary else reason,
         }
 
     def _evaluate(self, record: Record, number: int, executor: Executor) -> None:
@@ -300,7 +302,7 @@ class Simulation:
         on_clients = is_due(number, options.evaluate_clients, last)
         if not on_test and not on_clients:
             return
-        self.buffers.shown.copy_(self.server.shown())
+        self.buffers.shown.copy_(self.server.params_to_evaluate())
         tasks = [Task(TEST, number, (shard,)) for shard in range(-(-len(test or ()) // SHARD) if on_test else 0)]
         if on_clients:
             pieces = max(1, self.clients // 64)
@@ -312,7 +314,7 @@ class Simulation:
         if not on_test:
             return
         loss, right, count = self.buffers.test_results.sum(dim=0).tolist()
-        record["loss"], record["accuracy"] = finite(loss / count), finite(right / count)
+        record["loss"], record["accuracy"] = finite_or_none(loss / count), finite_or_none(right / count)
         if self.buffers.test_outputs is not None:
             targets = self.work.test[1].cpu()
             with torch.no_grad():
@@ -326,17 +328,17 @@ class Simulation:
         self.best = score
         return True
 
-    def _keep(self, record: Record, written: Record, writer: Writer | None) -> None:
+    def _keep(self, record: Record, plain_record: Record, writer: Writer | None) -> None:
         """Write the record to disk, and the best model and a checkpoint where they are due."""
         is_best = self._is_best(record)
         if is_best:
             self.best_round = record["round"]
         if self.directory is None or writer is None:
             return
-        self.directory.append(written)
+        self.directory.append(plain_record)
         if is_best:
             self.best_model = Snapshot(record["round"], self.server.model(), None, self.identity)
-        if record["round"] % self.options.checkpoint_every == 0 and writer.wanted():
+        if record["round"] % self.options.checkpoint_every == 0 and writer.is_due():
             self._checkpoint(writer)
 
     def _checkpoint(self, writer: Writer) -> None:

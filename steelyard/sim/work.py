@@ -19,15 +19,15 @@ from steelyard.algorithm import Algorithm
 from steelyard.client.augment import Augmentation
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.client.train import Batches, batches, cuts, width
+from steelyard.core.rng import stream
 from steelyard.data.dataset import Federation
 from steelyard.server.probe import Probe
 from steelyard.sim.buffers import SHARD, Buffers, Sizes
-from steelyard.sim.streams import stream
 
 
-class Seat(NamedTuple):
+class ClientSlot(NamedTuple):
     """A client that trains in a round: its number, its place in the buffers, its row in the matrix or -1.
 
     Rows are the cohort's; clients outside it may train too, where all do.
@@ -39,7 +39,7 @@ class Seat(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class SimulationContext:
     """Everything a process needs to do clients' work; made before workers are forked.
 
     Attributes:
@@ -58,7 +58,7 @@ class Work:
     algorithm: Algorithm
     federation: Federation
     model: FlatModel
-    local: Local
+    local: LocalTraining
     rounds: int
     seed: int
     metrics: tuple[str, ...]
@@ -88,7 +88,7 @@ class Work:
     @cached_property
     def inputs(self) -> torch.Tensor:
         """The training inputs as the model wants them."""
-        return self.model.stored(self.federation.train.inputs)
+        return self.model.prepare_inputs(self.federation.train.inputs)
 
     @cached_property
     def rows(self) -> torch.Tensor:
@@ -112,7 +112,7 @@ class Work:
     def test(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The server's test set."""
         assert self.federation.test is not None
-        return self.model.stored(self.federation.test.inputs), self.model.cast(self.federation.test.targets)
+        return self.model.prepare_inputs(self.federation.test.inputs), self.model.cast(self.federation.test.targets)
 
     def prepare(self) -> None:
         """Brings the data into form once, before the fork, so that workers share it."""
@@ -160,15 +160,15 @@ class Work:
         index, _ = self.split(client)
         if not len(index):
             return None
-        who = self.federation.ids[client]
-        rng = stream(self.seed, "batches", round, who, self.local.batch_seed)
-        made = batches(index, self.local, rng, self.model.has_batch_norm)
+        client_id = self.federation.ids[client]
+        rng = stream(self.seed, "batches", round, client_id, self.local.batch_seed)
+        client_batches = batches(index, self.local, rng, self.model.has_batch_norm)
         if not isinstance(self.local.augment, Augmentation):
-            return made
-        drawn = self.local.augment.draw(
-            len(made.order), stream(self.seed, "augment", round, who, self.local.batch_seed)
+            return client_batches
+        augmentation = self.local.augment.draw(
+            len(client_batches.order), stream(self.seed, "augment", round, client_id, self.local.batch_seed)
         )
-        return replace(made, drawn=torch.from_numpy(drawn))
+        return replace(client_batches, drawn=torch.from_numpy(augmentation))
 
     def num_steps(self, client: int) -> int:
         """How many steps a client takes in a round, without drawing its batches."""
@@ -182,7 +182,7 @@ class Work:
         count = int(self.sizes[client])
         return count - (int(count * (1 - self.local.train_share) + 1e-9) if self.local.train_share < 1.0 else 0)
 
-    def groups(self, trained: Sequence[Seat]) -> list[list[Seat]]:
+    def groups(self, trained: Sequence[ClientSlot]) -> list[list[ClientSlot]]:
         """Clients in the groups they train in, longest first: a function of who trains alone, not of the workers.
 
         Where clients train side by side, those with batches of one width do, and groups are filled so that all take
@@ -193,22 +193,26 @@ class Work:
         order = sorted(trained, key=lambda seat: (-steps[seat], seat.place))
         if self.dense is None:
             return [[seat] for seat in order]
-        alike: dict[int, list[Seat]] = {}
+        slots_by_width: dict[int, list[ClientSlot]] = {}
         for seat in order:
-            alike.setdefault(width(self.num_samples(seat.client), self.local.batch_size), []).append(seat)
-        made = [group for seats in alike.values() for group in self._shared_out(seats, steps, self.dense.count)]
-        return sorted(made, key=lambda group: -sum(steps[seat] for seat in group))
+            slots_by_width.setdefault(width(self.num_samples(seat.client), self.local.batch_size), []).append(seat)
+        groups = [
+            group for seats in slots_by_width.values() for group in self._shared_out(seats, steps, self.dense.count)
+        ]
+        return sorted(groups, key=lambda group: -sum(steps[seat] for seat in group))
 
-    def _shared_out(self, order: Sequence[Seat], steps: Mapping[Seat, int], most: int) -> list[list[Seat]]:
+    def _shared_out(
+        self, order: Sequence[ClientSlot], steps: Mapping[ClientSlot, int], group_size: int
+    ) -> list[list[ClientSlot]]:
         """Groups of at most so many that take about as long."""
-        count = min(len(order), 4 * -(-len(order) // (4 * most)))
-        groups: list[list[Seat]] = [[] for _ in range(count)]
+        count = min(len(order), 4 * -(-len(order) // (4 * group_size)))
+        groups: list[list[ClientSlot]] = [[] for _ in range(count)]
         for seat in order:
-            open_groups = [group for group in groups if len(group) < most]
+            open_groups = [group for group in groups if len(group) < group_size]
             min(open_groups, key=lambda group: sum(steps[member] for member in group)).append(seat)
         return groups
 
-    def measured(self, client: int) -> tuple[float, float]:
+    def evaluate_client(self, client: int) -> tuple[float, float]:
         """Loss and accuracy of the model at hand on all of a client's data."""
         index = torch.from_numpy(self.federation.index[client]).to(self.model.device)
         loss, right, count = self.model.evaluate(self.inputs, self.targets, index)

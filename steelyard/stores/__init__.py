@@ -1,1 +1,1 @@
-"""Where client models live: in memory, or in safetensors files."""
+"""Stores of client models: in memory, or in safetensors files."""

@@ -1,9 +1,10 @@
 """Client models in safetensors files, read by slices.
 
-Files are read with `pread` into buffers of the store's own: a memory map would count every page it touches as resident,
-and the point of this store is to merge more than memory holds. The header is parsed here, strictly (the format is eight
-bytes of length, that much JSON, then raw tensors); no other format is read, nothing is unpickled. Files come from
-strangers: headers and indices are read in pieces, and refused where the first piece does not fit.
+Files are read with `pread` into buffers of the store: a memory map would count every page that is
+read as resident, and this store exists to merge more models than fit into memory. The header is
+parsed here, strictly (the format is eight bytes of length, that many bytes of JSON, then raw
+tensors). No other format is read, and nothing is unpickled. Files are not trusted: headers and
+indices are read in pieces, and refused at the first piece that is wrong.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from typing import Any
 
 import torch
 
+from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.layout import DTYPES, Kind
-from steelyard.core.table import ClientId
 from steelyard.stores.json_stream import JsonStream, open_regular
 from steelyard.stores.slices import SliceStore
 
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 32_000_000  # bytes of a header or an index
 _MAX_TENSORS = 100_000  # of one file
-_MAX_EMPTY = 1_000  # tensors without elements, which a file can list without end
+_MAX_EMPTY = 1_000  # tensors without elements: a file of any size could list any number of them
 _MAX_METADATA = 8_000_000  # characters
 _MAX_KEYS = 2_000  # of the metadata
 _MAX_NAME = 1_000  # characters
@@ -57,7 +58,7 @@ class Checkpoint:
 
     Args:
         path: the file or directory.
-        max_tensors: refuse a model with more tensors than this as soon as they are met.
+        max_tensors: refuse a model with more tensors than this, as soon as the number is exceeded.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_tensors: int = _MAX_TENSORS) -> None:
@@ -66,15 +67,14 @@ class Checkpoint:
         self.metadata: dict[str, str] = {}
         self.entries: dict[str, Entry] = {}
         self._handles: list[int] = []
-        weakref.finalize(
-            self, _close, self._handles
-        )  # also at the interpreter's end, when `__del__` would come too late
+        # Also runs when the interpreter exits, when `__del__` would be too late.
+        weakref.finalize(self, _close, self._handles)
         for number, file in enumerate(self.files):
             self._handles.append(open_regular(file))
             entries, metadata = _read_header(file, self._handles[-1], number, max_tensors)
-            twice = self.entries.keys() & entries.keys()
-            if twice:
-                raise SteelyardError(f"{self.path}: {min(twice)!r} is in more than one shard")
+            duplicates = self.entries.keys() & entries.keys()
+            if duplicates:
+                raise SteelyardError(f"{self.path}: {min(duplicates)!r} is in more than one shard")
             self.entries.update(entries)
             self.metadata.update(metadata)
         for name, shard in listed.items():
@@ -88,11 +88,11 @@ class Checkpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the tensors."""
+        """Total size of the tensors in bytes."""
         return sum(entry.size * entry.dtype.itemsize for entry in self.entries.values())
 
     def read(self, name: str, start: int, out: torch.Tensor) -> None:
-        """Elements of a tensor from position `start` on into `out`, cast to its dtype."""
+        """Read elements of a tensor from position `start` on into `out`, cast to its dtype."""
         entry = self.entries[name]
         raw = out if out.dtype == entry.dtype else torch.empty(out.numel(), dtype=entry.dtype)
         if raw.numel():
@@ -101,7 +101,7 @@ class Checkpoint:
             out.copy_(raw)
 
     def read_bytes(self, name: str, start: int, out: memoryview) -> None:
-        """Bytes of a tensor from byte `start` on into `out`."""
+        """Read bytes of a tensor from byte `start` on into `out`."""
         entry = self.entries[name]
         position = entry.offset + start
         while out:
@@ -110,21 +110,22 @@ class Checkpoint:
                 raise SteelyardError(
                     f"{self.files[entry.file]}: ends inside {name!r}; the file changed while it was read"
                 )
-            out, position = out[count:], position + count
+            out = out[count:]
+            position += count
 
     def load(self, name: str) -> torch.Tensor:
-        """One whole tensor."""
+        """Return one complete tensor."""
         entry = self.entries[name]
         out = torch.empty(entry.size, dtype=entry.dtype)
         self.read(name, 0, out)
         return out.view(entry.shape)
 
     def peek(self, name: str) -> None:
-        """Nothing: it is on disk."""
+        """Return None: the tensor is on disk."""
 
 
 class SafetensorsStore:
-    """A store of files, by slices."""
+    """Opens stores of safetensors files."""
 
     @staticmethod
     def open(
@@ -133,9 +134,16 @@ class SafetensorsStore:
         refused: Mapping[ClientId, str] | None = None,
         kinds: Mapping[str, Kind] | None = None,
     ) -> SliceStore[Checkpoint]:
-        """Opens the global checkpoint and every client's; those in `refused` are not looked at."""
+        """Open the global checkpoint and those of the clients.
+
+        Args:
+            base: the global checkpoint.
+            clients: a checkpoint for each client.
+            refused: clients to quarantine, with the reason; their files are not read.
+            kinds: of the tensors, where the layout cannot tell from the name.
+        """
         source = Checkpoint(base)
-        # A client with other tensors is refused by name; one with far more of them, before all are read.
+        # A client with other tensors is refused with their names; one with far more tensors is refused early.
         max_tensors = 2 * len(source.entries) + 100
         quarantined = dict(refused or {})
         opened: dict[ClientId, Checkpoint] = {}
@@ -158,7 +166,7 @@ def _close(handles: list[int]) -> None:
 
 
 def _files(path: Path, max_tensors: int) -> tuple[list[Path], Mapping[str, str]]:
-    """The files of a model, and which shard holds which tensor, if there is an index that says so."""
+    """Return the files of a model, and the shard of each tensor if there is an index."""
     if not path.exists():
         raise SteelyardError(f"{path}: no such file or directory")
     if not path.is_dir():
@@ -180,7 +188,7 @@ def _describe_pickle(name: str) -> str:
 
 
 def _read_index(index: Path, max_tensors: int) -> tuple[list[Path], Mapping[str, str]]:
-    """Reads the shards that an index lists, and which of them holds which tensor."""
+    """Return the shards that an index lists, and the shard of each tensor."""
     shard_of: dict[str, str] = {}
     handle = open_regular(index)
     try:
@@ -213,27 +221,27 @@ def _read_index(index: Path, max_tensors: int) -> tuple[list[Path], Mapping[str,
 
 
 def read_shard_names(index: Path) -> set[str]:
-    """The names of the files that an index of shards lists."""
+    """Return the names of the files that an index of shards lists."""
     return {file.name for file in _read_index(index, _MAX_TENSORS)[0]}
 
 
 def _check_shard_name(index: Path, name: object) -> None:
-    """Refuses a shard that is not a file beside its index."""
+    """Raise an error if a shard is not a file beside its index."""
     if not isinstance(name, str) or Path(name).name != name or len(name) > 255:
         raise SteelyardError(f"{index}: shard {shorten(name)} is not a plain file name")
 
 
 def _read_header(file: Path, handle: int, number: int, max_tensors: int) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Reads a file's table of contents and checks it.
+    """Read the header of a file and check it.
 
     Args:
         file: for messages.
         handle: the open file.
-        number: position of the file among the model's.
-        max_tensors: refuse the file at the first tensor beyond.
+        number: position of the file among the files of the model.
+        max_tensors: refuse the file at the first tensor beyond this number.
 
     Returns:
-        The tensors by name, all of known dtypes, that fill the file exactly; and the metadata.
+        The tensors by name, all of known dtypes, which fill the file exactly; and the metadata.
     """
     # The length of the header.
     total = os.fstat(handle).st_size
@@ -267,25 +275,25 @@ def _read_header(file: Path, handle: int, number: int, max_tensors: int) -> tupl
     except (ValueError, RecursionError) as error:
         raise SteelyardError(f"{file}: header is not valid JSON ({error})") from None
 
-    # What they say together.
+    # Check all entries together.
     if len(entries) > max_tensors:
-        raise SteelyardError(f"{file}: holds more than the {max_tensors} tensors that are expected at most")
+        raise SteelyardError(f"{file}: has more than {max_tensors} tensors, the most that are expected")
     if num_empty > _MAX_EMPTY:
-        raise SteelyardError(f"{file}: holds more than {_MAX_EMPTY} tensors without elements")
+        raise SteelyardError(f"{file}: has more than {_MAX_EMPTY} tensors without elements")
     position = 0
     for begin, end in sorted(spans):
         if begin != position:
-            raise SteelyardError(f"{file}: tensors overlap or leave a hole at byte {position}")
+            raise SteelyardError(f"{file}: tensors overlap or leave a gap at byte {position}")
         position = end
     if position != total - 8 - length:
         raise SteelyardError(
-            f"{file}: holds {total - 8 - length} bytes of tensors, its header says {position}: truncated?"
+            f"{file}: has {total - 8 - length} bytes of tensors, its header says {position}: truncated?"
         )
     return entries, metadata
 
 
 def _read_metadata(stream: JsonStream) -> dict[str, str]:
-    """Reads texts by name, of bounded length together."""
+    """Read texts by name, of limited total length."""
     metadata: dict[str, str] = {}
     num_characters = 0
     for key in stream.read_members():
@@ -298,7 +306,8 @@ def _read_metadata(stream: JsonStream) -> dict[str, str]:
 
 
 def _check_entry(file: Path, name: str, item: Any, number: int, data: int) -> tuple[Entry, int, int]:
-    """Checks what a header says of one tensor; returns it, and its first and last byte among the tensors'."""
+    """Check the header of one tensor; return its entry, and its first and last byte in the data."""
+    # The name and the fields.
     if len(name) > _MAX_NAME:
         raise SteelyardError(f"{file}: {shorten(name)} has more than {_MAX_NAME} characters")
     try:
@@ -309,6 +318,7 @@ def _check_entry(file: Path, name: str, item: Any, number: int, data: int) -> tu
         raise SteelyardError(f"{file}: {shorten(name)} has an unknown dtype or a malformed entry") from None
     if len(shape) > _MAX_DIMENSIONS:
         raise SteelyardError(f"{file}: {shorten(name)} has {len(shape)} dimensions, more than {_MAX_DIMENSIONS}")
+    # The shape must fit the bytes.
     numbers_fit = all(type(n) is int and 0 <= n < _MAX_SIZE for n in (*shape, begin, end))
     if (
         not numbers_fit

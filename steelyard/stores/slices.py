@@ -1,6 +1,7 @@
-"""Client models that are read by slices, wherever they lie: in files, in messages, or some here and some there.
+"""Client models that are read by slices, wherever they are: in files, in messages, or in both.
 
-No row is ever whole in memory: the kernels ask for a stretch of coordinates, and every source hands in its part.
+No complete row is ever in memory: the kernels ask for a range of coordinates, and every source
+reads its part.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.core.client_state import ClientId, sort_key
 from steelyard.core.errors import BAD_BASE, NOT_FINITE, SteelyardError
 from steelyard.core.layout import Kind, Layout, Leaf
-from steelyard.core.sums import finite
-from steelyard.core.table import ClientId, sort_key
+from steelyard.core.sums import are_finite
 
 
 class Source(Protocol):
-    """One model, of which any stretch of any tensor can be read."""
+    """One model, of which any part of any tensor can be read."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of every tensor."""
 
     def read(self, name: str, start: int, out: torch.Tensor) -> None:
-        """Elements of a tensor from position `start` on into `out`, cast to its dtype."""
+        """Read elements of a tensor from position `start` on into `out`, cast to its dtype."""
 
     def read_bytes(self, name: str, start: int, out: memoryview) -> None:
-        """Bytes of a tensor from byte `start` on into `out`."""
+        """Read bytes of a tensor from byte `start` on into `out`."""
 
     def load(self, name: str) -> torch.Tensor:
-        """One whole tensor, in memory of its own."""
+        """Return one complete tensor in new memory."""
 
     def peek(self, name: str) -> NDArray[Any] | None:
-        """The tensor, flat, if it lies in memory as it is."""
+        """Return the flat tensor if it is in memory; None otherwise."""
 
 
 S = TypeVar("S", bound=Source)
@@ -47,9 +48,10 @@ S = TypeVar("S", bound=Source)
 class SliceStore(Generic[S]):
     """K models and the global one. Build it with `SliceStore.of(base, {id: source, ...})`.
 
-    Shapes are validated there; NaN and infinity are found in the first pass over the data. Either way a bad client is
-    quarantined with the reason. Running statistics and counters are small and read at once. `on_read` is called with
-    the number of coordinates after every read, from several threads: progress bars hang there.
+    `SliceStore.of` validates shapes; NaN and infinity are found in the first pass over the data. In
+    both cases a bad client is quarantined with the reason. Running statistics and counters are
+    small and read at once. `on_read` is called with the number of coordinates after every read,
+    from several threads; it is for progress bars.
     """
 
     layout: Layout
@@ -67,105 +69,127 @@ class SliceStore(Generic[S]):
         refused: Mapping[ClientId, str] | None = None,
         kinds: Mapping[str, Kind] | None = None,
     ) -> SliceStore[S]:
-        """Takes in the global model and every client's; those in `refused` may be missing, and are not looked at."""
+        """Build a store from the global model and those of the clients.
+
+        Args:
+            source: the global model.
+            clients: a source for each client.
+            refused: clients to quarantine, with the reason; they are not read and may be missing.
+            kinds: of the tensors, where the layout cannot tell from the name.
+        """
         layout = layout_of(source, kinds)
+
+        # Quarantine clients with other tensors than the global model.
         quarantined = dict(refused or {})
-        given = (*clients, *(client for client in quarantined if client not in clients))
-        fit: dict[ClientId, S] = {}
+        all_ids = (*clients, *(client for client in quarantined if client not in clients))
+        accepted: dict[ClientId, S] = {}
         for client in sorted(clients, key=sort_key):
             if client in quarantined:
                 continue
             reason = layout.mismatch(clients[client].shapes)
             if reason is None:
-                fit[client] = clients[client]
+                accepted[client] = clients[client]
             else:
                 quarantined[client] = reason
-        store = SliceStore(layout, source, given, tuple(fit), quarantined, fit)
-        statistics, own = store.stats()
-        if not finite(own):
+        store = SliceStore(layout, source, all_ids, tuple(accepted), quarantined, accepted)
+
+        # Quarantine clients whose statistics or counters are not finite.
+        statistics, base_statistics = store.stats()
+        if not are_finite(base_statistics):
             raise SteelyardError(BAD_BASE)
-        bad = ~torch.isfinite(statistics).all(dim=1)
+        is_bad = ~torch.isfinite(statistics).all(dim=1)
         for leaf in layout.counts:
             if leaf.dtype.is_floating_point:
-                bad |= torch.tensor([not finite(store._count(client, leaf)) for client in fit], dtype=torch.bool)
-        wrong = torch.nonzero(bad).flatten().tolist()
-        return store.without({store.ids[row]: NOT_FINITE for row in wrong})
+                bad_counts = [not are_finite(store._count(client, leaf)) for client in accepted]
+                is_bad |= torch.tensor(bad_counts, dtype=torch.bool)
+        bad_rows = torch.nonzero(is_bad).flatten().tolist()
+        return store.without({store.ids[row]: NOT_FINITE for row in bad_rows})
 
     @cached_property
     def base(self) -> dict[str, torch.Tensor]:
-        """The global model, loaded whole."""
+        """The global model, loaded completely."""
         return {name: self.source.load(name) for name in self.source.shapes}
 
     def scratch(self, length: int) -> torch.Tensor:
-        """Room for `length` coordinates of every row."""
-        # A little longer than asked for: rows a power of two apart would fall on the same lines of the cache.
+        """Return a buffer for `length` coordinates of every row."""
+        # A little longer than necessary: rows a power of two apart would share the same cache lines.
         return torch.empty(len(self.ids) + 1, length + 16, dtype=self.layout.row_dtype)
 
     def rows(self, start: int, stop: int, scratch: torch.Tensor | None) -> torch.Tensor:
-        """Reads the slices and takes the global model off the clients'."""
+        """Read the slices and subtract the global model from those of the clients."""
         assert scratch is not None
         length = stop - start
         buffer = scratch.numpy()
-        room = buffer.data.cast("B")  # sliced without a torch call per read: there are many
+        raw = buffer.data.cast("B")  # sliced without a torch call per read: there are many reads
         parts = self.layout.overlapping(start, stop)
 
-        def read(one: S, leaf: Leaf, left: int, right: int, row: int) -> None:
+        def read(model: S, leaf: Leaf, low: int, high: int, row: int) -> None:
+            """Read the coordinates from `low` to `high` of a model into a row of the buffer."""
             if leaf.dtype == scratch.dtype:
-                first = row * buffer.strides[0] + (left - start) * buffer.itemsize
-                part = room[first : first + (right - left) * buffer.itemsize]
-                one.read_bytes(leaf.name, (left - leaf.start) * buffer.itemsize, part)
+                first = row * buffer.strides[0] + (low - start) * buffer.itemsize
+                part = raw[first : first + (high - low) * buffer.itemsize]
+                model.read_bytes(leaf.name, (low - leaf.start) * buffer.itemsize, part)
             else:
-                one.read(leaf.name, left - leaf.start, scratch[row, left - start : right - start])
+                model.read(leaf.name, low - leaf.start, scratch[row, low - start : high - start])
 
-        for leaf, left, right in parts:
-            read(self.source, leaf, left, right, len(self.ids))
+        # The global model is the last row.
+        for leaf, low, high in parts:
+            read(self.source, leaf, low, high, len(self.ids))
         base = buffer[len(self.ids), :length]
+
+        # The updates of the clients.
         for row, client in enumerate(self.ids):
-            one = self.clients[client]
-            for leaf, left, right in parts:
-                there, here = one.peek(leaf.name), slice(left - start, right - start)
-                if there is not None and leaf.dtype == scratch.dtype:
-                    there = there[left - leaf.start : right - leaf.start]
+            model = self.clients[client]
+            for leaf, low, high in parts:
+                columns = slice(low - start, high - start)
+                values = model.peek(leaf.name)
+                if values is not None and leaf.dtype == scratch.dtype:
+                    values = values[low - leaf.start : high - leaf.start]
                 else:
-                    read(one, leaf, left, right, row)
-                    there = buffer[row, here]
-                np.subtract(there, base[here], out=buffer[row, here])  # while it is still in the cache
+                    read(model, leaf, low, high, row)
+                    values = buffer[row, columns]
+                np.subtract(values, base[columns], out=buffer[row, columns])  # while it is in the cache
         rows = scratch[:, :length]
         if self.on_read is not None:
             self.on_read(rows.numel())
         return rows
 
     def stats(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Running statistics of the clients and of the global model."""
+        """Return the running statistics of the clients and of the global model."""
         return self._stats[:-1], self._stats[-1]
 
     @cached_property
     def _stats(self) -> torch.Tensor:
+        """The running statistics `[K+1, s]`, with the global model in the last row."""
         out = torch.empty(len(self.ids) + 1, self.layout.stat_dim, dtype=torch.float64)
         table = out.numpy()
-        for row, one in enumerate([*(self.clients[client] for client in self.ids), self.source]):
+        models = [*(self.clients[client] for client in self.ids), self.source]
+        for row, model in enumerate(models):
             for leaf in self.layout.stats:
-                there = one.peek(leaf.name)
-                if there is None:
-                    one.read(leaf.name, 0, out[row, leaf.start : leaf.stop])
+                values = model.peek(leaf.name)
+                if values is None:
+                    model.read(leaf.name, 0, out[row, leaf.start : leaf.stop])
                 else:
-                    table[row, leaf.start : leaf.stop] = there
+                    table[row, leaf.start : leaf.stop] = values
         return out
 
     def counts(self, leaf: Leaf) -> torch.Tensor:
-        """One of the clients' counters."""
+        """Return one counter of all clients."""
         return torch.stack([self._count(client, leaf) for client in self.ids])
 
     def _count(self, client: ClientId, leaf: Leaf) -> torch.Tensor:
-        there = self.clients[client].peek(leaf.name)
-        return self.clients[client].load(leaf.name) if there is None else torch.tensor(there).view(leaf.shape)
+        """Return one counter of a client."""
+        values = self.clients[client].peek(leaf.name)
+        if values is None:
+            return self.clients[client].load(leaf.name)
+        return torch.tensor(values).view(leaf.shape)
 
     def base_counts(self) -> Mapping[str, torch.Tensor]:
-        """The global model's counters."""
+        """Return the counters of the global model."""
         return {leaf.name: self.source.load(leaf.name) for leaf in self.layout.counts}
 
     def without(self, refused: Mapping[ClientId, str]) -> SliceStore[S]:
-        """The same store less these clients."""
+        """Return the store without these clients, quarantined with the reason."""
         refused = {client: reason for client, reason in refused.items() if client in self.ids}
         if not refused:
             return self
@@ -174,7 +198,8 @@ class SliceStore(Generic[S]):
 
 
 def layout_of(source: Source, kinds: Mapping[str, Kind] | None = None) -> Layout:
-    """The layout of a model of which nothing is read."""
-    return Layout.of(
-        {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in source.shapes.items()}, kinds
-    )
+    """Return the layout of a model without reading its tensors."""
+    tensors = {}
+    for name, (shape, dtype) in source.shapes.items():
+        tensors[name] = torch.empty(shape, dtype=dtype, device="meta")
+    return Layout.of(tensors, kinds)

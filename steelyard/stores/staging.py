@@ -1,4 +1,7 @@
-"""Putting new files in the place of old ones at once: whole or not at all, whenever the process is killed."""
+"""Replace files and directories in one step, completely or not at all.
+
+This also holds if the process is killed.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,11 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 class Staging:
-    """A hidden directory beside `path`, in which what will be `path` is built under the name `new`.
+    """A hidden directory beside `path`, in which its new content is built under the name `new`.
 
-    A process holds a lock on its directory while it lives. So directories that a killed process has left behind can
-    be told from those in use; making a `Staging` for the same `path` removes them.
+    A process holds a lock on its directory as long as it lives. This distinguishes directories in
+    use from those that a killed process has left behind; making a `Staging` for the same `path`
+    removes the latter.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,12 +47,12 @@ class Staging:
         self.new = self.directory / "new"
 
     def remove(self) -> None:
-        """Removes the directory and all that is in it."""
+        """Remove the directory and everything in it."""
         shutil.rmtree(self.directory, ignore_errors=True)
         os.close(self._lock)
 
     def publish_file(self, force: bool) -> None:
-        """Makes the file `new` the file `path`; without `force`, only if there is nothing at `path`."""
+        """Rename the file `new` to `path`; without `force`, only if nothing exists at `path`."""
         if force:
             if self.path.is_file() and not self.path.is_symlink():
                 self.new.chmod(stat.S_IMODE(self.path.stat().st_mode))
@@ -58,23 +62,23 @@ class Staging:
         sync_directory(self.path.parent)
 
     def publish_directory(self, force: bool, replaced: set[str]) -> None:
-        """Makes the directory `new` the directory `path`; without `force`, only if there is nothing at `path`.
+        """Rename the directory `new` to `path`; without `force`, only if nothing exists at `path`.
 
         Args:
-            force: whether a directory at `path` may be replaced. What is in it stays there, but for the names in
-                `replaced` and in `new`.
-            replaced: names in that directory that belong to what is replaced.
+            force: whether a directory at `path` may be replaced. Its content is kept, except for
+                the names in `replaced` and in `new`.
+            replaced: names in that directory that belong to the model that is replaced.
         """
         sync_directory(self.new)
         if force and os.path.lexists(self.path):
-            # Hard links cost nothing, and the old directory stays whole until the exchange.
-            not_kept = replaced | {*os.listdir(self.new)}
-            for name in {*os.listdir(self.path)} - not_kept:
+            # Hard links cost nothing, and the old directory stays complete until the exchange.
+            outdated = replaced | {*os.listdir(self.new)}
+            for name in {*os.listdir(self.path)} - outdated:
                 _link(self.path / name, self.new / name)
             self.new.chmod(stat.S_IMODE(self.path.stat().st_mode))
             sync_directory(self.new)
             exchange(self.new, self.path)
-            self._rescue_changes(not_kept)
+            self._rescue_changes(outdated)
         else:
             try:
                 os.rename(self.new, self.path)
@@ -85,16 +89,16 @@ class Staging:
         sync_directory(self.path.parent)
 
     def check_exchange(self) -> None:
-        """Refuses a file system that cannot exchange two directories, before any work is done for it."""
+        """Raise an error, before any work, if the file system cannot exchange two directories."""
         probe = self.directory / "probe"
         probe.mkdir()
         exchange(self.new, probe)
         probe.rmdir()
 
-    def _rescue_changes(self, not_kept: set[str]) -> None:
-        """Moves the files that others wrote into the old directory just before the exchange to the new one."""
+    def _rescue_changes(self, outdated: set[str]) -> None:
+        """Move files that others wrote just before the exchange to the new directory."""
         old = self.new
-        for name in {*os.listdir(old)} - not_kept:
+        for name in {*os.listdir(old)} - outdated:
             source = old / name
             target = self.path / name
             is_linked = os.path.lexists(target) and os.path.samestat(os.lstat(source), os.lstat(target))
@@ -103,7 +107,7 @@ class Staging:
 
 
 def exchange(first: Path, second: Path) -> None:
-    """Gives each of two files or directories the name of the other, in one step."""
+    """Exchange the names of two files or directories in one step."""
     library = ctypes.CDLL(None, use_errno=True)
     names = (os.fsencode(first), os.fsencode(second))
     if hasattr(library, "renameat2"):
@@ -124,7 +128,10 @@ def exchange(first: Path, second: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the names in a directory are on the disk; some file systems have no such call."""
+    """Wait until the names in a directory are on disk.
+
+    Do nothing if the file system does not support it.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -136,7 +143,7 @@ def sync_directory(path: Path) -> None:
 
 
 def _move_exclusively(source: Path, target: Path) -> None:
-    """Gives a file another name that nothing has; refuses one that is in use."""
+    """Rename a file; raise an error if the new name exists."""
     try:
         os.link(source, target)
         return
@@ -158,11 +165,14 @@ def _move_exclusively(source: Path, target: Path) -> None:
 
 
 def _describe_late(path: Path) -> str:
-    return f"{path} appeared while the merge ran, and is left alone: choose another name, or pass force=True"
+    return f"{path} appeared while the merge ran and was not changed: choose another name, or pass force=True"
 
 
 def _link(source: Path, target: Path) -> None:
-    """Gives a file a second name; copies what cannot have one, and directories with all that is in them."""
+    """Make a hard link to a file, or copy it if that is impossible.
+
+    Copy a directory with links to its files.
+    """
     if source.is_dir() and not source.is_symlink():
         shutil.copytree(source, target, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b)))
         return
@@ -173,7 +183,10 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _lock_directory(path: Path) -> int | None:
-    """Locks a directory and returns the handle that holds the lock; None if another process is removing it."""
+    """Lock a directory and return the handle of the lock.
+
+    Return None if another process is removing it.
+    """
     import fcntl  # not on Windows, where the package can be imported
 
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -183,7 +196,7 @@ def _lock_directory(path: Path) -> int | None:
         os.close(handle)
         return None
     except OSError:
-        return handle  # a file system without locks: nobody will find this one stale
+        return handle  # a file system without locks: no other process will treat it as left behind
     if not os.path.isdir(path):  # removed before it was locked
         os.close(handle)
         return None
@@ -191,7 +204,7 @@ def _lock_directory(path: Path) -> int | None:
 
 
 def _remove_leftovers(parent: Path, prefix: str) -> None:
-    """Removes the hidden directories of processes that were killed."""
+    """Remove the hidden directories of killed processes."""
     import fcntl
 
     pattern = re.compile(re.escape(prefix) + r"[a-z0-9_]{8}")

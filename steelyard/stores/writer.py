@@ -1,4 +1,4 @@
-"""Writing a model chunk by chunk into safetensors files, atomically."""
+"""Write a model chunk by chunk into safetensors files, atomically."""
 
 from __future__ import annotations
 
@@ -12,34 +12,55 @@ import torch
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import DTYPES, Layout, Leaf
-from steelyard.stores.memory import narrowed
+from steelyard.stores.memory import cast_to_leaf
 from steelyard.stores.safetensors import INDEX, Checkpoint, read_shard_names
 from steelyard.stores.staging import Staging
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_COMPANION = 100_000_000  # bytes of a file beside the model; a large tokenizer has 40 million
 _WEIGHTS = (
-    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".onnx", ".onnx_data", ".gguf"),
-    *(".npz", ".index.json"),
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".pkl",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".onnx_data",
+    ".gguf",
+    ".npz",
+    ".index.json",
 )
 
 
 class FileSink:
-    """A new checkpoint with the tensors, dtypes and shards of another one, complete or not there at all.
+    """A new checkpoint with the tensors, dtypes and shards of another one.
 
-    Use it as a context manager: everything goes to a hidden neighbour of `path`, which takes its place on a clean
-    exit and is removed on any other. One that was left by a killed process is removed by the next sink for `path`.
+    It is written completely or not at all.
+
+    Use it as a context manager: everything is written to a hidden directory beside `path`, which
+    replaces `path` on a normal exit and is removed after an error. A hidden directory that a killed
+    process has left behind is removed by the next sink for `path`.
 
     Args:
         path: the file or directory to write.
-        like: the checkpoint whose form it has. A directory also gets the small files beside that one.
-        layout: where in the vector of parameters the tensors lie.
+        like: the checkpoint whose tensors, dtypes and shards are used. A directory also gets the
+            small files beside that checkpoint.
+        layout: where the tensors are in the vector of parameters.
         metadata: of the files.
-        force: replace what is at `path`. Files in a directory that do not belong to the model in it are kept.
+        force: replace what is at `path`. Files in a directory that do not belong to its model are
+            kept.
     """
 
     def __init__(
-        self, path: Path, like: Checkpoint, layout: Layout, metadata: dict[str, str], force: bool = False
+        self,
+        path: Path,
+        like: Checkpoint,
+        layout: Layout,
+        metadata: dict[str, str],
+        force: bool = False,
     ) -> None:
         self.path = path
         self.layout = layout
@@ -60,19 +81,20 @@ class FileSink:
             raise
 
     def _check_others(self) -> None:
-        """Refuses a directory that holds another model too: nobody could tell the two apart."""
+        """Raise an error if the directory contains another model: readers would mix them up."""
         if not self.path.is_dir():
             return
-        others = {name for name in os.listdir(self.path) if name.endswith(".safetensors")}
-        others -= self.replaced | {*self.names}
-        if others:
+        foreign = {name for name in os.listdir(self.path) if name.endswith(".safetensors")}
+        foreign -= self.replaced | {*self.names}
+        if foreign:
             raise SteelyardError(
-                f"{self.path} holds {min(others)!r} too, which is not part of the model to replace: "
+                f"{self.path} contains {min(foreign)!r} too, which is not part of the model to replace: "
                 "choose another directory"
             )
 
     def _begin(self, like: Checkpoint, metadata: dict[str, str]) -> None:
-        """Writes all but the values of the tensors."""
+        """Write everything except the values of the tensors."""
+        # The directory and the small files.
         folder = self.staging.directory
         if self.is_directory:
             folder = self.staging.new
@@ -81,16 +103,19 @@ class FileSink:
                 self.staging.check_exchange()
             for file in self.companions:
                 shutil.copyfile(file, folder / file.name)
+        # The headers of the files.
         for number, name in enumerate(self.names):
             keys = [key for key, entry in like.entries.items() if entry.file == number]
             self._begin_file(folder / name, keys, like, metadata)
+        # The index of the shards.
         if len(self.names) > 1:
             weight_map = {key: self.names[entry.file] for key, entry in like.entries.items()}
             index = {"metadata": {"total_size": like.num_bytes}, "weight_map": weight_map}
             (folder / INDEX).write_text(json.dumps(index, indent=2))
 
     def _begin_file(self, path: Path, keys: list[str], like: Checkpoint, metadata: dict[str, str]) -> None:
-        """Makes a file of its final size with its header, and notes where the tensors go."""
+        """Create a file of its final size with its header, and record where the tensors go."""
+        # The header, padded to a multiple of eight bytes.
         header: dict[str, object] = {"__metadata__": metadata}
         position = 0
         for key in keys:
@@ -104,28 +129,30 @@ class FileSink:
             position += size
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
+        # The file.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self.handles.append(handle)
         os.truncate(handle, 8 + len(text) + position)
         _write_all(handle, memoryview(len(text).to_bytes(8, "little") + text), 0)
+        # The positions of the tensors.
         position = 8 + len(text)
         for key in keys:
             self.where[key] = (handle, position)
             position += like.entries[key].size * like.entries[key].dtype.itemsize
 
     def room(self, start: int, stop: int) -> None:
-        """None: values are written to the file as they come."""
+        """Return None: values are written to the file as they come."""
 
     def write(self, start: int, values: torch.Tensor) -> None:
-        """Cuts the chunk into the leaves it belongs to."""
-        for leaf, left, right in self.layout.overlapping(start, start + values.numel()):
-            self._bytes(leaf, left - leaf.start, narrowed(values[left - start : right - start], leaf))
+        """Write a chunk, divided into the leaves it belongs to."""
+        for leaf, low, high in self.layout.overlapping(start, start + values.numel()):
+            self._write_leaf(leaf, low - leaf.start, cast_to_leaf(values[low - start : high - start], leaf))
 
     def put(self, leaf: Leaf, values: torch.Tensor) -> None:
-        """Writes a statistic or a counter."""
-        self._bytes(leaf, 0, values.reshape(-1))
+        """Write a statistic or a counter."""
+        self._write_leaf(leaf, 0, values.reshape(-1))
 
-    def _bytes(self, leaf: Leaf, start: int, values: torch.Tensor) -> None:
+    def _write_leaf(self, leaf: Leaf, start: int, values: torch.Tensor) -> None:
         handle, first = self.where[leaf.name]
         data = values.contiguous().view(torch.uint8).numpy().data
         _write_all(handle, data, first + start * leaf.dtype.itemsize)
@@ -134,7 +161,10 @@ class FileSink:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             if kind is None:
@@ -143,7 +173,7 @@ class FileSink:
             self._end()
 
     def _publish(self) -> None:
-        """Gives the finished files their names."""
+        """Give the finished files their final names."""
         for handle in self.handles:
             os.fsync(handle)
         if not self.is_directory:
@@ -155,7 +185,7 @@ class FileSink:
         self.staging.publish_directory(self.force, self.replaced)
 
     def _end(self) -> None:
-        """Closes the files and removes what is hidden."""
+        """Close the files and remove the hidden directory."""
         for handle in self.handles:
             os.close(handle)
         self.handles.clear()
@@ -163,28 +193,31 @@ class FileSink:
 
 
 def find_companions(checkpoint: Checkpoint) -> list[Path]:
-    """The small files in a checkpoint's directory that hold no weights: `config.json`, the tokenizer and the like."""
-    directory = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    if directory == checkpoint.path or checkpoint.path.name.endswith(".json"):
-        return [
-            file
-            for file in sorted(directory.iterdir())
-            if file.is_file()
-            and not file.name.startswith(".")
-            and not file.name.endswith(_WEIGHTS)
-            and file.stat().st_size <= _MAX_COMPANION
-        ]
-    return []
+    """Return the small files beside a checkpoint: `config.json`, the tokenizer and so on.
+
+    Files with weights are left out.
+    """
+    path = checkpoint.path
+    directory = path if path.is_dir() else path.parent
+    if directory != path and not path.name.endswith(".json"):
+        return []
+    return [file for file in sorted(directory.iterdir()) if _is_companion(file)]
+
+
+def _is_companion(file: Path) -> bool:
+    if not file.is_file() or file.name.startswith("."):
+        return False
+    return not file.name.endswith(_WEIGHTS) and file.stat().st_size <= _MAX_COMPANION
 
 
 def _check_target(path: Path, like: Checkpoint, force: bool, is_directory: bool) -> None:
-    """Refuses a place that the result cannot have."""
+    """Raise an error if the result cannot be written to this path."""
     if os.path.lexists(path) and not force:
         raise SteelyardError(f"{path} exists: choose another name, or pass force=True to replace it")
     if not path.parent.is_dir():
         raise SteelyardError(f"{path.parent}: no such directory to write {path.name!r} into")
     if path.suffix == ".safetensors" and is_directory:
-        raise SteelyardError(f"{path}: the base model has {len(like.files)} shards; name a directory to hold as many")
+        raise SteelyardError(f"{path}: the base model has {len(like.files)} shards: name a directory for them")
     if is_directory and path.is_symlink():
         raise SteelyardError(f"{path} is a symbolic link: name the directory itself")
     if is_directory and path.exists() and not path.is_dir():
@@ -194,7 +227,7 @@ def _check_target(path: Path, like: Checkpoint, force: bool, is_directory: bool)
 
 
 def _find_replaced(path: Path) -> set[str]:
-    """The names in a directory that are the model in it: its index, and the shards that the index lists."""
+    """Return the names in a directory that belong to its model: the index and its shards."""
     if not (path / INDEX).exists():
         return set()
     try:

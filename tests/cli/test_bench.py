@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
-from steelyard.lab import benchmark as bench
-from steelyard.lab import jobs
-from tests.lab.jobs import Here
+from steelyard.experiments import benchmark as bench
+from steelyard.experiments import jobs
+from tests.experiments.jobs import Here
 
 SMALL = ["--set", "data.name=digits", "--set", "rounds=2", "--set", "model=mlp:hidden=[8]", "--set", "executor=serial"]
 

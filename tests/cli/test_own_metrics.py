@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from steelyard import History, simulate
 from steelyard.cli.app import app
-from steelyard.lab import scores
-from steelyard.lab.runs import read_runs
-from steelyard.report.gather import find, gather
-from steelyard.sim.monitor import Monitor
+from steelyard.experiments import scores
+from steelyard.experiments.run_groups import read_runs
+from steelyard.report.build import find, gather
+from steelyard.runs.monitor import Monitor
 
 DRAW = torch.Generator().manual_seed(0)
 X = torch.randn(160, 4, generator=DRAW)

@@ -91,7 +91,7 @@ def test_partitions_are_listed_with_their_options():
     assert [row["name"] for row in rows] == [entry.name for entry in PARTITIONS]
     assert {row["name"]: row["options"] for row in rows}["hybrid_dirichlet"] == {"alpha1": "10.0", "alpha2": "0.1"}
     table = steelyard_command("partitions", "list").output
-    assert all(entry.name in table and entry.card.paper in table for entry in PARTITIONS)
+    assert all(entry.name in table and entry.info.paper in table for entry in PARTITIONS)
 
 
 def test_models_are_listed_with_their_parameters():

@@ -61,7 +61,7 @@ def test_plot_lists_the_figures_and_draws_one(folder, tmp_path, monkeypatch):
     ("arguments", "words"),
     [
         (["report", "nowhere"], "nowhere: holds no run: give run directories"),
-        (["report", "{runs}", "-o", "report.pdf"], "give it the ending .html"),
+        (["report", "{runs}", "-o", "report.pdf"], "report.pdf: a report is an HTML page"),
         (["report", "{runs}", "--target", "90"], "target=90: use an accuracy in (0, 1]"),
         (["plot", "{runs}", "coherense"], "unknown figure 'coherense': did you mean 'coherence'?"),
         (["plot", "{runs}", "x" * 5000], "unknown figure 'xxxx"),
@@ -95,4 +95,4 @@ def test_watch_prints_its_address_and_ends_clean(folder):
             assert b"<!doctype html>" in answer.read()
         process.send_signal(signal.SIGINT)
         said, errors = process.communicate(timeout=600)
-    assert (process.returncode, said.strip(), errors) == (0, "ended", "")
+    assert (process.returncode, said.strip(), errors) == (0, "stopped", "")

@@ -4,7 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
-from steelyard.papers import cost, table
+from steelyard.experiments import cost
+from steelyard.experiments import paper_table as table
 
 RUNS = """
 title = "Two rules on digits"

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from steelyard.cli.app import app
 from steelyard.core.errors import SteelyardError
-from steelyard.sim.config import read, validated
-from steelyard.sim.rundir import read_log
+from steelyard.runs.directory import read_log
+from steelyard.sim.config import read, validate_config
 from tests.waiting import PATIENCE, wait_until
 
 STEELYARD = [sys.executable, "-c", "from steelyard.cli import main; main()"]
@@ -132,7 +132,7 @@ def test_values_are_read_as_toml_or_text():
     assert config.local.betas == (0.5, 0.9)
     assert config.workers is None
     assert config.weighting == "fedadp:alpha=4"
-    assert validated(config.model_dump(mode="json"), "again") == config
+    assert validate_config(config.model_dump(mode="json"), "again") == config
     with pytest.raises(SteelyardError, match="'rounds' is a value, not a section"):
         read(None, ["rounds=3", "rounds.x=4"])
 
@@ -185,7 +185,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert f"interrupted; go on with: steelyard resume '{out}'" in errors
+    assert f"interrupted; resume with: steelyard resume '{out}'" in errors
     assert "Traceback" not in errors
 
 

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from steelyard.cli.app import app
 from steelyard.cli.sweep import Board, print_table
-from steelyard.lab import jobs as module
-from steelyard.lab.jobs import Outcome
-from steelyard.lab.tables import Cell, Table
-from steelyard.sim.history import History
-from steelyard.sim.lock import locked
+from steelyard.experiments import jobs as module
+from steelyard.experiments.jobs import Outcome
+from steelyard.experiments.tables import Cell, Table
+from steelyard.runs.history import History
+from steelyard.runs.lock import lock_directory
 from tests.cli.test_run import STEELYARD
-from tests.lab.jobs import Here, job
+from tests.experiments.jobs import Here, job
 from tests.waiting import PATIENCE, wait_until
 
 FILE = """
@@ -96,7 +96,7 @@ def test_finished_runs_are_listed_reused_and_not_overwritten_by_others(swept):
 def test_a_second_sweep_in_the_same_place_is_refused_and_changes_nothing(swept):
     file, out = swept / "small.toml", swept / "out"
     before = {path: path.read_bytes() for path in out.glob("*.*")}
-    with locked(out, "sweep"):
+    with lock_directory(out, "sweep"):
         code, output = call("sweep", file, "--out", out)
     assert code == 2
     assert "this sweep is in use by pid" in output
@@ -271,11 +271,11 @@ def test_help_teaches():
 def board(count):
     jobs = [job(seed=seed, rounds=10) for seed in range(count)]
     made = Board(jobs)
-    made.started(jobs[0])
-    made.progress(jobs[0], {"round": 1, "accuracy": 0.5, "loss": 1.0})
-    made.progress(jobs[0], {"round": 2, "accuracy": None, "loss": None})
-    made.finished(Outcome(jobs[1], None, None, "broke"))
-    made.finished(Outcome(jobs[2], None, History("h", [{"round": 1, "accuracy": 0.75}]), reused=True))
+    made.on_start(jobs[0])
+    made.on_progress(jobs[0], {"round": 1, "accuracy": 0.5, "loss": 1.0})
+    made.on_progress(jobs[0], {"round": 2, "accuracy": None, "loss": None})
+    made.on_finish(Outcome(jobs[1], None, None, "broke"))
+    made.on_finish(Outcome(jobs[2], None, History("h", [{"round": 1, "accuracy": 0.75}]), reused=True))
     console = Console(file=io.StringIO(), width=100)
     console.print(made)
     return console.file.getvalue()
@@ -302,11 +302,11 @@ def test_time_left_follows_the_pace_of_this_session(monkeypatch):
     clock = iter([100.0, 103.0])
     monkeypatch.setattr("steelyard.cli.sweep.time", SimpleNamespace(monotonic=lambda: next(clock)))
     made = Board([job(rounds=20)])
-    made.started(made.jobs[0])
-    assert made.left(made.jobs[0]) is None
-    made.progress(made.jobs[0], {"round": 8})  # resumed
-    made.progress(made.jobs[0], {"round": 10})
-    assert made.left(made.jobs[0]) == pytest.approx(15.0)
+    made.on_start(made.jobs[0])
+    assert made.seconds_left(made.jobs[0]) is None
+    made.on_progress(made.jobs[0], {"round": 8})  # resumed
+    made.on_progress(made.jobs[0], {"round": 10})
+    assert made.seconds_left(made.jobs[0]) == pytest.approx(15.0)
 
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path):

@@ -9,7 +9,8 @@ import torch
 import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import TERMS
-from steelyard.core.term import AtClient, AtServer, Terms
+from steelyard.core.term import ClientContext, ServerContext, Terms
+from steelyard.testing import TERM_CHECKS
 from tests.golden import arrays, assert_near, document, tensor
 
 C, D = 3, 11
@@ -21,7 +22,7 @@ def seen(own=(), sent=(), lr=0.1, seed=0):
     def draw(*shape):
         return torch.randn(*shape, generator=g, dtype=torch.float64)
 
-    return AtClient(
+    return ClientContext(
         start=draw(1, D),
         lr=lr,
         own={name: draw(C, D) for name in own},
@@ -60,6 +61,13 @@ def test_a_term_is_the_gradient_of_its_formula(text):
         assert_near(grad[k] - 1, point.grad, 1e-12)
 
 
+@pytest.mark.parametrize("check", TERM_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("text", FORMULAS)
+def test_every_term_keeps_the_contract(text, check):
+    (term,) = steelyard.parse_terms(text)
+    check(term)
+
+
 def test_every_term_has_a_formula_here():
     assert {text.split(":")[0] for text in FORMULAS} == {entry.name for entry in TERMS}
 
@@ -70,7 +78,7 @@ def test_fedcos_equals_the_authors_penalty(scale, case):
     data = arrays("fedcos_penalty")
     start = tensor(np.concatenate([data["x0_w"], data["x0_b"]]))
     step = tensor(np.concatenate([data["d_w"], data["d_b"]])) * float(scale)
-    at = AtClient(start[None], 0.1, {}, {"step": step}, torch.ones(1, 1))
+    at = ClientContext(start[None], 0.1, {}, {"step": step}, torch.ones(1, 1))
     grad = torch.zeros(1, 8, dtype=torch.float64)
     steelyard.fedcos(mu=0.02).add(grad, (start + tensor(data[f"scale{scale}/{case}/delta"]))[None], at)
     expected = data[f"scale{scale}/{case}/grad"]
@@ -98,7 +106,7 @@ def test_fedcos_at_the_start_pulls_along_the_step_or_not_at_all():
 def settle(term, theta, before, updates, weights, kept, old=None, new=None, work=None, lr=0.1, population=4):
     empty = {slot: torch.zeros_like(updates) for slot in term.client_slots}
     term.settle(
-        AtServer(
+        ServerContext(
             theta=theta,
             before=before,
             updates=updates,
@@ -136,7 +144,7 @@ def test_feddyn_official_adds_the_mean_over_all_clients_and_shows_the_average():
     settle(term, theta, before, updates, torch.full((2,), 0.5, dtype=torch.float64), kept, population=8)
     assert_near(kept["h"], updates.sum(dim=0) / 8, 1e-12)
     assert_near(theta, average + kept["h"], 1e-12)
-    assert_near(term.shown(theta, kept), average, 1e-12)
+    assert_near(term.params_to_evaluate(theta, kept), average, 1e-12)
 
 
 def test_scaffold_control_variates():
@@ -178,7 +186,7 @@ def test_terms_add_up():
     assert terms.proximal == 0.1
     assert steelyard.parse_terms(None) == Terms() == steelyard.parse_terms("none")
     assert steelyard.parse_terms("fedprox:mu=1e+1").proximal == 10
-    with pytest.raises(SteelyardError, match="each may occur once"):
+    with pytest.raises(SteelyardError, match="use each term once"):
         steelyard.parse_terms("fedprox+fedprox:mu=2")
 
 

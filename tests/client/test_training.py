@@ -8,11 +8,11 @@ from torch import nn
 import steelyard
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
-from steelyard.client.local import Local
+from steelyard.client.local import LocalTraining
 from steelyard.client.schedule import parse_schedule
 from steelyard.client.train import Batches, Training, batches, train
 from steelyard.core.errors import SteelyardError
-from steelyard.core.term import AtClient
+from steelyard.core.term import ClientContext
 from tests.golden import arrays, assert_near, tensor
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def run(model, inputs, targets, drawn, local, terms=(), norms=False, lr=None):
     held = {slot: torch.zeros_like(model.params) for slot in local.slots}
     lr = local.lr if lr is None else lr
     job = Training(local, lr, drawn, list(terms), held, torch.zeros(len(drawn), 1), model_free(model), norms)
-    stored = inputs.flatten(1) if isinstance(model, DenseModels) else model.stored(inputs)
+    stored = inputs.flatten(1) if isinstance(model, DenseModels) else model.prepare_inputs(inputs)
     return train(model, stored, targets, job)
 
 
@@ -48,15 +48,15 @@ def small_net(seed=0):
 
 
 OPTIMIZERS = {
-    "sgd": (Local(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-    "momentum": (Local(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "sgd": (LocalTraining(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum": (LocalTraining(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
     "nesterov": (
-        Local(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+        LocalTraining(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     ),
-    "decay": (Local(lr=0.1, weight_decay=0.1), lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1)),
+    "decay": (LocalTraining(lr=0.1, weight_decay=0.1), lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1)),
     "adam": (
-        Local(lr=0.01, optimizer="adam", betas=(0.8, 0.9), weight_decay=0.02),
+        LocalTraining(lr=0.01, optimizer="adam", betas=(0.8, 0.9), weight_decay=0.02),
         lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.9), weight_decay=0.02),
     ),
 }
@@ -66,7 +66,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_loop_is_torchs_optimizer_on_the_same_batches(name, clip):
     local, make = OPTIMIZERS[name]
-    local = Local(**{**vars(local), "clip": clip})
+    local = LocalTraining(**{**vars(local), "clip": clip})
     g = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(20, 6, generator=g).double(), torch.randint(0, 3, (20,), generator=g)
     theirs = small_net()
@@ -86,7 +86,7 @@ def test_the_loop_is_torchs_optimizer_on_the_same_batches(name, clip):
 
 def test_adam_in_float32_corrects_its_bias_as_exactly_as_torchs():
     g = torch.Generator().manual_seed(0)
-    local = Local(lr=0.01, optimizer="adam")
+    local = LocalTraining(lr=0.01, optimizer="adam")
     theirs = nn.Parameter(torch.zeros(1, 500))
     optimizer = torch.optim.Adam([theirs], lr=0.01)
     ours, held = torch.zeros(1, 500), {slot: torch.zeros(1, 500) for slot in local.slots}
@@ -111,7 +111,7 @@ NOVA = {
 def test_local_steps_and_normaliser_equal_fednovas_optimizer(name):
     data = arrays("fednova")
     options, client = NOVA[name]
-    local = Local(lr=float(data["lr"]), batch_size=1, **options)
+    local = LocalTraining(lr=float(data["lr"]), batch_size=1, **options)
     terms = steelyard.parse_terms(client)
     ends, normalizers = [], []
     for k in range(4):
@@ -120,7 +120,7 @@ def test_local_steps_and_normaliser_equal_fednovas_optimizer(name):
         module.weight.data = tensor(data["w0"])[None]
         model = flat(module, grads, lambda outputs, _: outputs.mean())
         start = model.params.clone()
-        at = AtClient(start, local.lr, {}, {}, torch.ones(1, 1))
+        at = ClientContext(start, local.lr, {}, {}, torch.ones(1, 1))
         drawn = in_order(len(grads), 1)
         run(model, grads, torch.zeros(len(grads)), [drawn], local, [(term, at) for term in terms])
         ends.append(model.params[0].clone())
@@ -139,7 +139,7 @@ def test_local_steps_and_normaliser_equal_fednovas_optimizer(name):
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.7}, {"momentum": 0.7, "nesterov": True}])
 def test_the_normaliser_counts_gradients_in_the_displacement(options):
-    local = Local(lr=0.05, batch_size=1, **options)
+    local = LocalTraining(lr=0.05, batch_size=1, **options)
     inputs = torch.ones(6, 1).double()  # every step has the gradient 1
     model = flat(nn.Linear(1, 1, bias=False).double(), inputs, lambda outputs, _: outputs.mean())
     start = model.params.clone()
@@ -153,12 +153,12 @@ def test_gradient_norms_equal_criticalfls(name):
     inputs, targets = tensor(data["X"]), torch.from_numpy(data["y"]).long()
     module = nn.Linear(5, 3).double()
     module.weight.data, module.bias.data = tensor(data["W"]), tensor(data["b"])
-    local = Local(
+    local = LocalTraining(
         lr=float(data["lr"]), momentum=0.9, weight_decay=float(data["wdecay"]), clip=10.0, norm_decay=name != "SGD"
     )
     model = flat(module, inputs)
     terms = steelyard.parse_terms("fedprox:mu=0.001" if name == "FedProx" else None)
-    at = AtClient(model.params.clone(), local.lr, {}, {}, torch.ones(1, 1))
+    at = ClientContext(model.params.clone(), local.lr, {}, {}, torch.ones(1, 1))
     drawn = [in_order(20, int(data["batch"]), int(data["epochs"]))]
     norm = run(model, inputs, targets, drawn, local, [(term, at) for term in terms], norms=True)
     assert_near(norm[0], data[f"{name}/gradnorm"], 1e-9)
@@ -180,7 +180,9 @@ def dense_module(seed=0, bias=True):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("lengths", [(20,), (20, 20), (20, 7, 1)])
 @pytest.mark.parametrize(
-    "local", [Local(lr=0.2), Local(lr=0.2, momentum=0.5), Local(lr=0.2, weight_decay=0.1)], ids=["plain", "mom", "wd"]
+    "local",
+    [LocalTraining(lr=0.2), LocalTraining(lr=0.2, momentum=0.5), LocalTraining(lr=0.2, weight_decay=0.1)],
+    ids=["plain", "mom", "wd"],
 )
 def test_the_closed_form_is_autograds(lengths, local, bias):
     g = torch.Generator().manual_seed(1)
@@ -226,37 +228,37 @@ def test_the_closed_form_is_used_only_where_it_holds():
 def test_batches_cover_every_pass_and_cut_steps():
     index = np.arange(100, 150)
     rng = np.random.default_rng
-    whole = batches(index, Local(epochs=2, batch_size=16), rng(0))
+    whole = batches(index, LocalTraining(epochs=2, batch_size=16), rng(0))
     assert whole.edges == (0, 16, 32, 48, 50, 66, 82, 98, 100)
     for half in whole.order.split(50):
         assert sorted(half.tolist()) == index.tolist()
     assert whole.order[:50].tolist() != whole.order[50:].tolist()
-    assert batches(index, Local(epochs=1, batch_size=16, drop_last=True), rng(0)).edges == (0, 16, 32, 48)
-    assert batches(index, Local(epochs=1, batch_size=64, drop_last=True), rng(0)).edges == (0, 50)
-    cut = batches(index, Local(steps=6, batch_size=16), rng(0))
+    assert batches(index, LocalTraining(epochs=1, batch_size=16, drop_last=True), rng(0)).edges == (0, 16, 32, 48)
+    assert batches(index, LocalTraining(epochs=1, batch_size=64, drop_last=True), rng(0)).edges == (0, 50)
+    cut = batches(index, LocalTraining(steps=6, batch_size=16), rng(0))
     assert cut.edges == (0, 16, 32, 48, 50, 66, 82)
     assert cut.passes == 1.5
     assert len(cut.order) == 82
-    assert batches(index, Local(batch_size=49), rng(0)).edges == (0, 49, 50)
-    assert batches(index, Local(batch_size=49), rng(0), at_least_two=True).edges == (0, 50)
-    assert batches(index[:1], Local(batch_size=49), rng(0), at_least_two=True).edges == (0, 1)
+    assert batches(index, LocalTraining(batch_size=49), rng(0)).edges == (0, 49, 50)
+    assert batches(index, LocalTraining(batch_size=49), rng(0), at_least_two=True).edges == (0, 50)
+    assert batches(index[:1], LocalTraining(batch_size=49), rng(0), at_least_two=True).edges == (0, 1)
 
 
 def test_schedules():
-    rates = [Local(lr=2.0, schedule="exponential:0.5").rate(t, 4) for t in (1, 2, 3)]
+    rates = [LocalTraining(lr=2.0, schedule="exponential:0.5").rate(t, 4) for t in (1, 2, 3)]
     assert rates == [2.0, 1.0, 0.5]
     assert [parse_schedule("step:every=2,gamma=0.1").factor(t, 9) for t in (1, 2, 3)] == [1.0, 1.0, 0.1]
     assert parse_schedule("cosine").factor(1, 10) == 1.0
     assert parse_schedule("cosine").factor(6, 10) == pytest.approx(0.5)
-    assert Local().rate(17, 20) == 0.1
+    assert LocalTraining().rate(17, 20) == 0.1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 1, "steps": 2}, "give one of them"),
-        ({"nesterov": True}, "give a momentum"),
-        ({"optimizer": "adam", "momentum": 0.9}, "adam has betas"),
+        ({"epochs": 1, "steps": 2}, "epochs=1 and steps=2"),
+        ({"nesterov": True}, "nesterov=True"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum=0.9 with optimizer=adam"),
         ({"lr": 0.0}, "lr=0.0"),
         ({"schedule": "exponentail"}, "did you mean 'exponential'"),
         ({"batch_size": 0}, "batch_size=0"),
@@ -265,7 +267,7 @@ def test_schedules():
 )
 def test_senseless_options_are_refused(options, message):
     with pytest.raises(SteelyardError, match=message):
-        Local(**options)
+        LocalTraining(**options)
 
 
 class Tied(nn.Module):
@@ -309,10 +311,10 @@ def test_a_step_without_collecting_gradients_is_the_same_step(kind, monkeypatch)
     for seed in range(3):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            long.gradient(long.batch(long.stored(inputs), index), targets[index])
+            long.gradient(long.batch(long.prepare_inputs(inputs), index), targets[index])
             long.params.add_(long.grad, alpha=-0.1)
             torch.manual_seed(seed)
-            short.descend(short.batch(short.stored(inputs), index), targets[index], 0.1)
+            short.descend(short.batch(short.prepare_inputs(inputs), index), targets[index], 0.1)
     assert torch.equal(long.params, short.params)
     first = descended(kind)[0].state_dict()
     moved = {name: not torch.equal(value, first[name]) for name, value in short.module.state_dict().items()}
@@ -327,6 +329,6 @@ def test_pooling_layers_get_their_gradients_channels_last(monkeypatch):
     assert model.channels_last
     seen = []
     module[2].register_forward_hook(lambda part, given, output: output.register_hook(seen.append) and None)
-    model.gradient(model.batch(model.stored(inputs), torch.arange(12)), torch.arange(12) % 3)
+    model.gradient(model.batch(model.prepare_inputs(inputs), torch.arange(12)), torch.arange(12) % 3)
     assert seen[0].shape == (12, 5, 3, 3)
     assert seen[0].is_contiguous(memory_format=torch.channels_last)

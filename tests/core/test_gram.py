@@ -36,7 +36,7 @@ def test_against_the_vectors_themselves(random):
     np.testing.assert_allclose(gram.sq_distances_to(weights)[0], ((updates - mean) ** 2).sum(1))
     np.testing.assert_allclose(gram.sq_distances()[0], ((updates[:, None] - updates) ** 2).sum(2), atol=1e-12)
     mix = np.random.default_rng(1).standard_normal((4, 6))
-    np.testing.assert_allclose(gram.transformed(mix).dots[0], (mix @ updates) @ (mix @ updates).T)
+    np.testing.assert_allclose(gram.transform(mix).dots[0], (mix @ updates) @ (mix @ updates).T)
 
 
 def test_a_client_that_is_the_whole_mixture_has_no_others(random):

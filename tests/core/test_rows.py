@@ -41,7 +41,7 @@ def test_products(rows):
 def test_the_gram_of_selected_updates(rows):
     updates = RNG.standard_normal((K + 1, 20))
     gram = Gram.of_rows((updates @ updates.T)[None], np.array([20.0]))
-    ours, dense = gram.transformed(rows), gram.transformed(as_matrix(rows))
+    ours, dense = gram.transform(rows), gram.transform(as_matrix(rows))
     np.testing.assert_allclose(ours.dots, dense.dots, rtol=1e-12)
     np.testing.assert_allclose(ours.theta_dots, dense.theta_dots, rtol=1e-12)
     np.testing.assert_array_equal(ours.dots, ours.dots.transpose(0, 2, 1))

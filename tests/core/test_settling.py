@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 import steelyard
 from steelyard import kernels, threads
 from steelyard.core.bounds import Bounds, clip_factors, typical_norm
-from steelyard.core.settling import Settling
-from steelyard.core.term import AtServer
+from steelyard.core.server_terms import Settling
+from steelyard.core.term import ServerContext
 
 D, K = 2 * kernels.BLOCK + 1000, 3
 
@@ -35,7 +35,7 @@ def test_stretches_give_what_the_whole_gives(term, slot, count):
     store, old, new, kept, theta = parts()
     rows = store.rows(0, D, None)
     held = {slot: kept} if term.server_slots else {}
-    term.settle(AtServer(theta, rows[-1], rows[:-1], weights, {slot: old}, {slot: new}, held, work, 0.1, 9))
+    term.settle(ServerContext(theta, rows[-1], rows[:-1], weights, {slot: old}, {slot: new}, held, work, 0.1, 9))
 
     again, old2, new2, kept2, theta2 = parts()
     asked = []

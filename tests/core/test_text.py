@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import steelyard
-from steelyard.core.text import to_text
+from steelyard.core.spec import to_text
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_text_and_objects_are_the_same(text, rule):
         ("pa3fed:detector=eq6:", "expected"),
         ("pa3fed:preset=printed", "preset='printed'"),
         ("fedavg|median", "put it first"),
-        ("fedawa_l|fedadp", "whole model after"),
+        ("fedawa_l|fedadp", "needs the whole model"),
         ("fedawa_l|ldawa:layers=module", "different layers"),
         ("per_layer(ldawa)", "already"),
         ("fedawa:layers=[1", "layers"),
         ("(" * 50, "expected"),
-        ("guard(" * 50 + "fedavg" + ")" * 50, "inside one another"),
+        ("guard(" * 50 + "fedavg" + ")" * 50, "nested more than 20"),
     ],
 )
 def test_wrong_texts_say_what_is_wrong(text, message):
@@ -126,7 +126,7 @@ def test_wrappers_take_text_and_classes_too():
     assert steelyard.gate(steelyard.eq6(), "fedadp").rule == steelyard.if_finite("fedadp").rule == adp
     assert steelyard.cap("fedadp", 0.2) == steelyard.parse_rule("fedadp|cap:max_weight=0.2")
     for wrong in (3, None, "eq6", steelyard.eq6()):
-        with pytest.raises(steelyard.SteelyardError, match="not a rule"):
+        with pytest.raises(steelyard.SteelyardError, match="detectors go inside gate"):
             steelyard.guard(wrong)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from steelyard.data import Dataset, cache, load, news
-from steelyard.data.cache import cached
+from steelyard.data.cache import load_cached
 from tests.datasets import texts
 
 TOKENS = torch.tensor([[0, 300], [5, 6], [7, 70000]])
@@ -49,62 +49,62 @@ def same(one, other):
 
 def test_made_once(folder, source):
     maker = Maker()
-    first = cached("toy", {"length": 2}, [source], maker)
-    assert same(first, cached("toy", {"length": 2}, [source], maker))
+    first = load_cached("toy", {"length": 2}, [source], maker)
+    assert same(first, load_cached("toy", {"length": 2}, [source], maker))
     assert maker.calls == 1
     assert [path.suffix for path in folder.iterdir()] == [".safetensors"]
 
 
 def test_made_again_for_other_options_files_names_and_versions(folder, source, monkeypatch):
     maker = Maker()
-    cached("toy", {"length": 2}, [source], maker)
-    cached("toy", {"length": 3}, [source], maker)
-    cached("toys", {"length": 2}, [source], maker)
+    load_cached("toy", {"length": 2}, [source], maker)
+    load_cached("toy", {"length": 3}, [source], maker)
+    load_cached("toys", {"length": 2}, [source], maker)
     source.write_bytes(b"contend")  # as many bytes
-    cached("toy", {"length": 2}, [source], maker)
+    load_cached("toy", {"length": 2}, [source], maker)
     monkeypatch.setattr(cache, "__version__", "0.0.0")
-    cached("toy", {"length": 2}, [source], maker)
+    load_cached("toy", {"length": 2}, [source], maker)
     assert maker.calls == len(list(folder.iterdir())) == 5
 
 
 def test_a_moved_source_is_the_same(folder, source):
     maker = Maker()
-    cached("toy", {}, [source], maker)
-    cached("toy", {}, [source.rename(source.with_name("moved.txt"))], maker)
+    load_cached("toy", {}, [source], maker)
+    load_cached("toy", {}, [source.rename(source.with_name("moved.txt"))], maker)
     assert maker.calls == 1
 
 
 def test_every_damaged_byte_is_noticed_and_mended(folder, source):
-    cached("toy", {}, [source], Maker())
+    load_cached("toy", {}, [source], Maker())
     (path,) = folder.iterdir()
     whole = path.read_bytes()
     for at in range(0, len(whole), 3):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
         maker = Maker()
-        assert same(cached("toy", {}, [source], maker), split()), at
+        assert same(load_cached("toy", {}, [source], maker), split()), at
         assert path.read_bytes() == whole, at
     for size in range(0, len(whole), 40):
         path.write_bytes(whole[:size])
         maker = Maker()
-        assert same(cached("toy", {}, [source], maker), split()), size
+        assert same(load_cached("toy", {}, [source], maker), split()), size
         assert maker.calls == 1
 
 
 def test_a_foreign_entry_is_not_believed(folder, source):
-    cached("toy", {}, [source], Maker())
+    load_cached("toy", {}, [source], Maker())
     (path,) = folder.iterdir()
-    cached("toy", {"other": 1}, [source], Maker(high=4))
+    load_cached("toy", {"other": 1}, [source], Maker(high=4))
     (other,) = set(folder.iterdir()) - {path}
     other.replace(path)
-    assert same(cached("toy", {}, [source], Maker()), split())
+    assert same(load_cached("toy", {}, [source], Maker()), split())
 
 
 def test_a_directory_in_its_place(folder, source):
-    cached("toy", {}, [source], Maker())
+    load_cached("toy", {}, [source], Maker())
     (path,) = folder.iterdir()
     path.unlink()
     path.mkdir()
-    assert same(cached("toy", {}, [source], Maker()), split())
+    assert same(load_cached("toy", {}, [source], Maker()), split())
     assert list(folder.iterdir()) == [path]  # nothing half done stays behind
 
 
@@ -112,7 +112,7 @@ def test_without_a_place_to_write(folder, source):
     folder.write_bytes(b"a file where the folder should be")
     maker = Maker()
     for _ in range(2):
-        assert same(cached("toy", {}, [source], maker), split())
+        assert same(load_cached("toy", {}, [source], maker), split())
     assert maker.calls == 2
     assert folder.is_file()
 
@@ -136,7 +136,7 @@ def test_a_user_without_a_home(monkeypatch, source):
         raise RuntimeError("no home")
 
     monkeypatch.setattr(cache.Path, "home", homeless)
-    assert same(cached("toy", {}, [source], Maker()), split())
+    assert same(load_cached("toy", {}, [source], Maker()), split())
 
 
 def test_news_are_tokenised_once(folder, tmp_path, monkeypatch):

@@ -8,19 +8,19 @@ import pytest
 
 from steelyard.core.errors import SteelyardError
 from steelyard.data import load
-from steelyard.data.damage import bounded, reading
+from steelyard.data.damage import read_bounded, reading
 from tests.datasets import files, test_fuzz
 
 
 def test_a_stream_has_a_limit():
-    assert bounded(io.BytesIO(b"x" * 10), 10, "file") == b"x" * 10
+    assert read_bounded(io.BytesIO(b"x" * 10), 10, "file") == b"x" * 10
     with pytest.raises(SteelyardError, match="file unpacks to more than 10 bytes"):
-        bounded(io.BytesIO(b"x" * 11), 10, "file")
+        read_bounded(io.BytesIO(b"x" * 11), 10, "file")
 
 
 def test_any_error_becomes_one_line_that_names_the_file():
     with (
-        pytest.raises(SteelyardError, match=r"^x\.bin is no complete image \(first\): fetch it again$"),
+        pytest.raises(SteelyardError, match=r"^x\.bin .*image \(first\): fetch it again$"),
         reading("x.bin", "image"),
     ):
         raise RuntimeError("first\nsecond")
@@ -44,16 +44,16 @@ SETS = {
 @pytest.mark.parametrize(
     ("place", "content", "message"),
     [
-        ("usps/usps_uint8.npz", test_fuzz.HOSTILE[".npz"][0], r"holds no array 'train_images' \(it holds other\.npy\)"),
-        ("usps/usps_uint8.npz", test_fuzz.HOSTILE[".npz"][1], "says it has 3136000000000 bytes, more than 268435456"),
+        ("usps/usps_uint8.npz", test_fuzz.HOSTILE[".npz"][0], r"array 'train_images' .*other\.npy"),
+        ("usps/usps_uint8.npz", test_fuzz.HOSTILE[".npz"][1], "3136000000000 bytes, more than 268435456"),
         ("usps/usps_uint8.npz", test_fuzz.HOSTILE[".npz"][2], "is of object, not of uint8"),
         ("usps/usps_uint8.npz", test_fuzz.HOSTILE[".npz"][3], "is of float64, not of uint8"),
         ("usps/usps.bz2", line(value="2.5"), r"has values outside \[-1, 1\]"),
         ("usps/usps.bz2", line(value="nan"), r"has values outside \[-1, 1\]"),
-        ("usps/usps.bz2", line(label=3.5), r"labels that are not whole numbers in 1\.\.10"),
-        ("usps/usps.bz2", line(label=11), r"labels that are not whole numbers in 1\.\.10"),
+        ("usps/usps.bz2", line(label=3.5), r"labels .*1\.\.10"),
+        ("usps/usps.bz2", line(label=11), r"labels .*1\.\.10"),
         ("usps/usps.bz2", line(start=0), "not numbered 1 to 256"),
-        ("usps/usps.bz2", bz2.compress(b"1 1:0 2:0\n"), "holds 5 numbers in 1 lines"),
+        ("usps/usps.bz2", bz2.compress(b"1 1:0 2:0\n"), "5 numbers in 1 lines"),
         ("svhn/train_32x32.mat", test_fuzz.matrix((2**31 - 1,) * 4), "64 numbers for dimensions"),
         ("svhn/train_32x32.mat", test_fuzz.matrix((-1, -64)), "64 numbers for dimensions"),
         ("svhn/train_32x32.mat", test_fuzz.matrix((64,), declared=2**32 - 1), "an element of 4294967295 bytes where"),
@@ -89,7 +89,7 @@ def test_labels_and_images_must_be_as_many(tmp_path):
     files.write_mnist_m_montage(tmp_path)
     labels = {f"{part}_labels": np.zeros(3, dtype=np.uint8) for part in ("train", "test")}
     np.savez(tmp_path / "mnist_m_subset" / "index.npz", **labels)
-    with pytest.raises(SteelyardError, match="holds 3 labels for 10 images"):
+    with pytest.raises(SteelyardError, match="3 labels for 10 images"):
         load("mnist-m", tmp_path)
 
 

@@ -77,8 +77,8 @@ def test_take_by_positions_and_by_slice():
         ((X.clone().index_fill_(0, torch.tensor([3]), float("nan")), Y), "NaN"),
         ((X.clone().index_fill_(0, torch.tensor([3]), float("inf")), Y), "infinity"),
         ((X.byte(), Y), "uint8: use float32 for images"),
-        ((np.array(["a"]), Y), "inputs: found array of <U1"),
-        ((X.tolist(), Y), "inputs: found list"),
+        ((np.array(["a"]), Y), "inputs: array of <U1"),
+        ((X.tolist(), Y), "inputs: list"),
         (X, "data is a Tensor: use a Dataset, a pair"),
         (Squares(0), "empty"),
         (torch.utils.data.TensorDataset(X), "item 0 of the torch data set is a tuple: use pairs"),
@@ -118,14 +118,14 @@ def test_classes_are_those_of_train_and_test():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Federation.of({}), "0 clients hold no sample"),
-        (lambda: Federation.of({1: (X[:0], Y[:0])}), "1 clients hold no sample"),
+        (lambda: Federation.of({}), "0 clients have no samples"),
+        (lambda: Federation.of({1: (X[:0], Y[:0])}), "1 clients have no samples"),
         (lambda: Federation.of({1: (X, Y), 2: (X[:, :1], Y)}), r"client 2 is float32 \[1\].*client 1 float32 \[2\]"),
-        (lambda: Federation.of({1: (X, Y)}, test=(X[:, :1], Y)), "make them alike"),
+        (lambda: Federation.of({1: (X, Y)}, test=(X[:, :1], Y)), "use the same form"),
         (lambda: Federation.of({1: (X, Y)}, test=(X[:0], Y[:0])), "use test=None"),
         (lambda: federation([[0, 12]]), r"client 0 lies in 0\.\.12: train has positions 0\.\.11"),
         (lambda: federation([[-1]]), r"-1\.\.-1"),
-        (lambda: federation([[], []]), "2 clients hold no sample"),
+        (lambda: federation([[], []]), "2 clients have no samples"),
         (lambda: Federation(Dataset(X, Y), (1, 1), (np.arange(2), np.arange(2))), "one list per distinct id"),
         (lambda: Federation(Dataset(X, Y), (1,), (np.arange(2.0),)), r"float64 \(2,\): use int64"),
         (lambda: Federation.partitioned((X, X), None, "dirichlet:0.3", 2, 0), "partition=dirichlet needs int64 labels"),
@@ -146,7 +146,7 @@ def test_partitioned():
 @pytest.mark.parametrize("index", [[[7, 2], [], [11, 0, 5]], [[1, 2], [2, 1]]], ids=["disjoint", "shared"])
 def test_arranging_keeps_every_client_as_it_was(index):
     fed = federation(index)
-    arranged = fed.arranged()
+    arranged = fed.group_by_client()
     assert len(arranged.train) == sum(map(len, index))
     assert np.concatenate(arranged.index).tolist() == list(range(len(arranged.train)))
     for old, new in zip(fed.index, arranged.index, strict=True):
@@ -157,7 +157,7 @@ def test_arranging_keeps_every_client_as_it_was(index):
 
 def test_arranging_never_grows_the_data():
     fed = federation([list(range(12)), [0]])
-    assert fed.arranged() is fed
+    assert fed.group_by_client() is fed
 
 
 def test_the_fingerprint_sees_every_change_that_matters():

@@ -130,7 +130,7 @@ def test_a_body_cut_short_is_kept_and_resumed(path):
 
 
 def test_more_than_there_should_be_is_not_received(path):
-    with serving(FILES) as server, pytest.raises(SteelyardError, match="says 700001 bytes, not 1000: it is another"):
+    with serving(FILES) as server, pytest.raises(SteelyardError, match="700001 bytes, not 1000: it is another"):
         fetch(f"{server.url}/data.bin", path, sha256=SHA, size=1000)
     assert os.listdir(path.parent) == []
 
@@ -138,7 +138,7 @@ def test_more_than_there_should_be_is_not_received(path):
 def test_a_body_of_unknown_length(path, monkeypatch):
     seen = []
     with serving(FILES, length=False) as server:
-        with pytest.raises(SteelyardError, match="more than 500000 bytes came: it is another file"):
+        with pytest.raises(SteelyardError, match="more than 500000 bytes: it is another file"):
             fetch(f"{server.url}/data.bin", path, sha256=SHA, size=500_000)
         assert part_of(path).stat().st_size <= 500_000
         part_of(path).unlink()
@@ -147,7 +147,7 @@ def test_a_body_of_unknown_length(path, monkeypatch):
         part_of(path).unlink()
         with monkeypatch.context() as patch:
             patch.setattr(download, "LIMIT", 600_000)
-            with pytest.raises(SteelyardError, match="more than 600000 bytes came"):
+            with pytest.raises(SteelyardError, match="more than 600000 bytes"):
                 fetch(f"{server.url}/data.bin", path, sha256=SHA)
         part_of(path).unlink()
         fetch(f"{server.url}/data.bin", path, sha256=SHA, progress=lambda *at: seen.append(at))
@@ -157,13 +157,13 @@ def test_a_body_of_unknown_length(path, monkeypatch):
 
 def test_another_part_than_the_one_asked_for(path):
     leave_part(path, CONTENT[:300_000])
-    with serving(FILES, shift=1) as server, pytest.raises(SteelyardError, match="sent another part"):
+    with serving(FILES, shift=1) as server, pytest.raises(SteelyardError, match="server did not send the part"):
         fetch(f"{server.url}/data.bin", path, sha256=SHA)
     assert part_of(path).read_bytes() == CONTENT[:300_000]
 
 
 def test_errors_of_the_server_and_of_the_line(path):
-    with serving({}) as server, pytest.raises(SteelyardError, match="the server says 404 Not Found"):
+    with serving({}) as server, pytest.raises(SteelyardError, match="404 Not Found"):
         fetch(f"{server.url}/data.bin", path, sha256=SHA)
     with pytest.raises(SteelyardError, match=r"the connection failed \(Connection refused\)"):
         fetch(f"{server.url}/data.bin", path, sha256=SHA)  # it is gone

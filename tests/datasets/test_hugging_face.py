@@ -107,7 +107,7 @@ def test_text_goes_through_a_vocabulary():
     vocabulary = Vocabulary.of(lines)
     data = Dataset.of(made, vocabulary=vocabulary, length=2)
     assert torch.equal(data.inputs, encode(lines, vocabulary, 2))
-    with pytest.raises(SteelyardError, match=r"column 'text' holds text: give vocabulary=steelyard\.data\.text"):
+    with pytest.raises(SteelyardError, match=r"column 'text' .*: give vocabulary=steelyard\.data\.text"):
         Dataset.of(made)
 
 
@@ -135,15 +135,15 @@ def numbers(column, y=LABELS):
         (lambda: datasets.DatasetDict({}), "DatasetDict of nothing"),
         (lambda: images().to_iterable_dataset(), "read as a stream: load it with streaming=False"),
         (lambda: images().select([]), "is empty"),
-        (lambda: images(name="photo"), r"no column of image, img, .* in photo, label: name one, .*inputs='photo'"),
-        (lambda: images(label="kind"), r"no column of label, labels, .* in img, kind: name one, .*targets='img'"),
+        (lambda: images(name="photo"), r"no column of image, img, .* in photo, label: name .*inputs='photo'"),
+        (lambda: images(label="kind"), r"no column of label, labels, .* in img, kind: name .*targets='img'"),
         (lambda: pictured(pictures("RGB", 3) + pictures("RGB", 3, (2, 2))), "images of sizes"),
-        (lambda: pictured([*pictures("RGB", 5), None]), "'img' has nothing in row 5"),
-        (lambda: pictured([None, *pictures("RGB", 5)]), "'img' has nothing in row 0"),
+        (lambda: pictured([*pictures("RGB", 5), None]), "'img' .*row 5"),
+        (lambda: pictured([None, *pictures("RGB", 5)]), "'img' .*row 0"),
         (lambda: pictured([Image.new("I;16", (2, 2))] * 6), "mode I;16"),
         (lambda: numbers([[1.0], [1.0, 2.0]] * 3), "'x' has values of shapes"),
         (lambda: numbers([[0]] * 6).cast_column("x", datasets.List(datasets.Value("uint8"))), "'x' is uint8"),
-        (lambda: numbers([[1.0]] * 6, list("abcabc")), r"'y' holds text: number it, data\.class_encode_column"),
+        (lambda: numbers([[1.0]] * 6, list("abcabc")), r"'y' .*text: number it, data\.class_encode_column"),
         (lambda: numbers([[1.0]] * 6, [0, 1, None, 1, 0, 1]), "'y' has no number in row 2"),
         (lambda: numbers([[1.0], [None]] * 3), "NaN or infinity"),
     ],

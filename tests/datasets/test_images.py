@@ -8,7 +8,7 @@ import torch
 from scipy.io import loadmat
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.text import parse, to_text
+from steelyard.core.spec import parse, to_text
 from steelyard.data import SOURCES, Federation, cifar, images, load, matlab, sources
 from tests.datasets import files
 
@@ -116,7 +116,7 @@ def test_matlab_files_are_read_as_scipy_reads_them(tmp_path):
     path = tmp_path / "train_32x32.mat"
     for name, ours in zip("Xy", matlab.read(path, "X", "y"), strict=True):
         assert (ours == loadmat(path)[name]).all()
-    with pytest.raises(SteelyardError, match=r"holds no array 'z' \(it holds \['X', 'y'\]\)"):
+    with pytest.raises(SteelyardError, match=r"no array 'z' .*\['X', 'y'\]"):
         matlab.read(path, "z")
 
 
@@ -137,7 +137,7 @@ def test_usps(tmp_path, form):
 def test_half_of_usps(tmp_path):
     files.write_usps_libsvm(tmp_path)
     (tmp_path / "usps.t.bz2").unlink()
-    with pytest.raises(SteelyardError, match=r"is here without usps\.t\.bz2"):
+    with pytest.raises(SteelyardError, match=r"usps\.t\.bz2 is missing"):
         load("usps", tmp_path)
 
 
@@ -182,7 +182,7 @@ def test_tiny_imagenet(tmp_path, write):
 def test_tiny_imagenet_with_an_image_of_no_class(tmp_path):
     files.write_tiny_folder(tmp_path)
     (tmp_path / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn02\t0\nval_1.JPEG\tn09\t")
-    with pytest.raises(SteelyardError, match=r"val_1\.JPEG is of class 'n09', not of train's"):
+    with pytest.raises(SteelyardError, match=r"val_1\.JPEG is of class 'n09'"):
         load("tiny-imagenet", tmp_path)
 
 
@@ -269,7 +269,7 @@ def test_a_missing_domain_is_named_and_can_be_left_out(tmp_path):
 
 
 def test_synth_has_no_home(tmp_path):
-    with pytest.raises(SteelyardError, match="put it there, it has no public home"):
+    with pytest.raises(SteelyardError, match="put it there"):
         load("synth", tmp_path)
     files.write_svhn(tmp_path, prefix="synth_")
     assert load("synth", tmp_path)[0].inputs.shape == (12, 3, 32, 32)

@@ -94,11 +94,11 @@ GOOD = texts.as_csv(texts.AG["train"])
         ('"²","a","b"\n'.encode(), "line 1 has class '²'"),
         (b'"' + b"9" * 5000 + b'","a","b"\n', r"line 1 has class '9{20}', not 1\.\.4"),
         (GOOD + b'"1","a\xff","b"\n', "line 5 is not UTF-8"),
-        (GOOD + b'"1","a\0","b"\n', "line 5 holds a NUL byte"),
+        (GOOD + b'"1","a\0","b"\n', "line 5 .*NUL byte"),
         (GOOD + b'"1","a"b,"c"\n', "line 5 is not csv"),
         (GOOD + b'"1","a', "line 5 is not csv"),
-        (b"", "holds no text"),
-        (b"\n\n", "holds no text"),
+        (b"", "no text"),
+        (b"\n\n", "no text"),
     ],
 )
 @pytest.mark.parametrize("end", [".csv", ".csv.xz"])
@@ -133,7 +133,7 @@ def test_missing_files(tmp_path):
         match=r"ag-news: there is no train\.csv or train_subset.* in .*; fetch it: steelyard data fetch ag-news",
     ):
         load("ag-news", tmp_path)
-    with pytest.raises(SteelyardError, match="nowhere is no directory"):
+    with pytest.raises(SteelyardError, match="nowhere is not a directory"):
         load("sogou-news", tmp_path / "nowhere")
 
 

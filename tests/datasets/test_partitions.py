@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.text import parse, to_text
+from steelyard.core.spec import parse, to_text
 from steelyard.data import PARTITIONS, partition
 from steelyard.data.partitions import IID, Dirichlet, XClass
 from tests import golden
@@ -113,9 +113,9 @@ def test_x_class_case_2_has_two_halves():
     [
         ("dirichlet:alpha=0", 4, "alpha=0: use a number in"),
         ("dirichlet:alpha=-1", 4, "alpha=-1"),
-        ("x_class:samples=200", 10, "samples=200: 1 of the 10 classes hold only 100 samples"),
-        ("x_class:classes=11,samples=10", 10, "classes=11: the labels show only 10"),
-        ("x_class:classes=[1,11,1,1,1],samples=10", 10, "classes=11: the labels show only 10"),
+        ("x_class:samples=200", 10, "samples=200: 1 of the 10 classes .*100 samples"),
+        ("x_class:classes=11,samples=10", 10, "classes=11: .*only 10"),
+        ("x_class:classes=[1,11,1,1,1],samples=10", 10, "classes=11: .*only 10"),
         ("x_class:classes=[1,2],samples=10", 10, r"classes=\[1, 2\]: 2 numbers for the 5 clients that are not IID"),
         ("x_class:classes=[1,2],iid=10,samples=10", 10, "2 numbers for the 0 clients"),
         ("x_class:classes=[1,0,1,1,1],samples=10", 10, "classes=0: use a whole number >= 1"),

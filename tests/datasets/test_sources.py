@@ -62,14 +62,14 @@ WRONG_SIZE = np.zeros((7, 8, 8), dtype=np.uint8)
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        (IMAGES, lambda raw: raw[: len(raw) // 2], "no complete gzip file"),
-        (IMAGES, lambda raw: b"<html>", "no complete gzip file"),
-        (IMAGES, lambda raw: raw[:200] + b"\0\0\0\0" + raw[204:], "no complete gzip file"),
-        (IMAGES, lambda raw: gzip.compress(gzip.decompress(raw)[:-1]), "5487 bytes of data where its header says 5488"),
-        (IMAGES, lambda raw: gzip.compress(gzip.decompress(raw) + b"x"), "holds more than 5488 bytes"),
+        (IMAGES, lambda raw: raw[: len(raw) // 2], "complete gzip file"),
+        (IMAGES, lambda raw: b"<html>", "complete gzip file"),
+        (IMAGES, lambda raw: raw[:200] + b"\0\0\0\0" + raw[204:], "complete gzip file"),
+        (IMAGES, lambda raw: gzip.compress(gzip.decompress(raw)[:-1]), "5487 bytes of data.* 5488"),
+        (IMAGES, lambda raw: gzip.compress(gzip.decompress(raw) + b"x"), "more than 5488 bytes"),
         (IMAGES, lambda raw: gzip.compress(b"\0\0\x08\x01" + gzip.decompress(raw)[4:]), "starts with 00000801"),
         (IMAGES, lambda raw: gzip.compress(b""), "starts with nothing"),
-        (IMAGES, lambda raw: gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12), "says it holds .* more than the 268435456"),
+        (IMAGES, lambda raw: gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12), "more than the 268435456"),
         (IMAGES, lambda raw: gzip.compress(files.idx(WRONG_SIZE)), r"shape \(7, 8, 8\)"),
         (LABELS, lambda raw: gzip.compress(files.idx(np.zeros(6, dtype=np.uint8))), "6 labels for 7 images"),
         (LABELS, lambda raw: gzip.compress(files.idx(np.full(7, 11, dtype=np.uint8))), "label 11"),
@@ -86,7 +86,7 @@ def test_a_bad_idx_file_is_named_with_the_cure(tmp_path, name, change, message):
 
 
 def test_missing_files_and_directories(tmp_path):
-    with pytest.raises(SteelyardError, match="nowhere is no directory"):
+    with pytest.raises(SteelyardError, match="nowhere is not a directory"):
         load("mnist", tmp_path / "nowhere")
     files.write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
@@ -151,10 +151,10 @@ def test_a_batch_is_never_run(tmp_path):
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (lambda images, labels: files.original_batch(images, labels)[:-200], "no complete batch"),
-        (lambda images, labels: files.original_batch(images, labels)[:5000], "no complete batch"),
-        (lambda images, labels: b"<html>", "no complete batch"),
-        (lambda images, labels: b"", "no complete batch"),
+        (lambda images, labels: files.original_batch(images, labels)[:-200], "complete batch"),
+        (lambda images, labels: files.original_batch(images, labels)[:5000], "complete batch"),
+        (lambda images, labels: b"<html>", "complete batch"),
+        (lambda images, labels: b"", "complete batch"),
         (lambda images, labels: files.original_batch(images[1:], labels), "9216 bytes of images and 4 labels"),
         (lambda images, labels: files.original_batch(images, labels[:0]), "12288 bytes of images and 0 labels"),
         (lambda images, labels: files.original_batch(images, labels + 10), r"has labels in 1\d\.\.1\d, not 0\.\.9"),
@@ -171,11 +171,11 @@ def test_a_bad_batch_is_named_with_the_cure(tmp_path, batch, message):
 
 def test_bad_binary_batches(tmp_path, monkeypatch):
     files.write_cifar_binary(tmp_path)
-    with pytest.raises(SteelyardError, match=r"data_batch_1\.bin has 12292 bytes where CIFAR-10's have 30730000"):
+    with pytest.raises(SteelyardError, match=r"data_batch_1\.bin has 12292 bytes.* 30730000"):
         load("cifar10", tmp_path)
     monkeypatch.setattr(cifar, "BATCH", 4)
     (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
-    with pytest.raises(SteelyardError, match=r"there is no .*data_batch_3\.bin: unpack the archive again"):
+    with pytest.raises(SteelyardError, match=r"data_batch_3\.bin .*: unpack the archive again"):
         load("cifar10", tmp_path)
 
 

@@ -111,9 +111,11 @@ def test_a_small_file_that_unpacks_to_a_large_one(name, tmp_path, monkeypatch):
         texts.put(tmp_path / file, b"\n" * (8 << 20))
         assert (tmp_path / file).stat().st_size < 1 << 12
     unpacked = []
-    plain = lines._unpacked
-    monkeypatch.setattr(lines, "_unpacked", lambda path: (unpacked.append(part) or part for part in plain(path)))
-    with pytest.raises(SteelyardError, match=f"holds more than {1 << 18} bytes"):
+    plain = lines._decompress_chunks
+    monkeypatch.setattr(
+        lines, "_decompress_chunks", lambda path: (unpacked.append(part) or part for part in plain(path))
+    )
+    with pytest.raises(SteelyardError, match=f"more than {1 << 18} bytes"):
         load(name, tmp_path)
     assert sum(map(len, unpacked)) <= (1 << 18) + (1 << 16)  # it stops there
 
@@ -144,21 +146,21 @@ def test_a_header_that_asks_for_gigabytes(tmp_path):
     texts.write_thucnews(tmp_path)
     (tmp_path / "dev.txt").unlink()
     (tmp_path / "dev.txt.xz").write_bytes(bytes(whole))
-    with pytest.raises(SteelyardError, match=r"no complete xz file \(Memory usage limit"):
+    with pytest.raises(SteelyardError, match=r"complete xz file \(Memory usage limit"):
         load("thucnews", tmp_path)
 
 
 def test_two_xz_files_in_one(tmp_path):
     path = news(tmp_path, ".xz")
     path.write_bytes(path.read_bytes() * 2)
-    with pytest.raises(SteelyardError, match="something follows its end"):
+    with pytest.raises(SteelyardError, match="after its end"):
         load("ag-news", tmp_path)
 
 
 def test_leafs_file_has_its_own_limit(tmp_path, monkeypatch):
     monkeypatch.setattr("steelyard.data.shakespeare.JSON", 1000)
     leaf(tmp_path, "")
-    with pytest.raises(SteelyardError, match="holds more than 1000 bytes"):
+    with pytest.raises(SteelyardError, match="more than 1000 bytes"):
         load("shakespeare:length=10", tmp_path)
 
 

@@ -15,7 +15,7 @@ from steelyard.diagnostics import (
     heterogeneity_coherence,
     series,
 )
-from steelyard.sim.history import History
+from steelyard.runs.history import History
 
 WEIGHTS = [5, 1, 2, 8, 4]
 

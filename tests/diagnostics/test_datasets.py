@@ -138,7 +138,7 @@ def test_client_vectors_tell_of_client_data_and_models_do_not():
             "client 1 has no",
         ),
         (lambda: data_distances({0: (torch.ones(2, 1), labels(2))}, cost="earth"), "cost='earth'"),
-        (lambda: data_distances({0: (torch.ones(2, 1), torch.ones(2))}, cost="labels"), "no classes"),
+        (lambda: data_distances({0: (torch.ones(2, 1), torch.ones(2))}, cost="labels"), "not classes"),
         (lambda: data_distances({0: (torch.ones(2, 1), labels(2))}, samples=0), "samples=0"),
         (lambda: matrix_correlation(np.ones((2, 2)), np.ones((2, 2))), "at least 3"),
         (lambda: matrix_correlation(np.ones((3, 3)), np.ones((4, 4))), r"\[3, 3\] and \[4, 4\]"),

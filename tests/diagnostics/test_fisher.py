@@ -136,7 +136,7 @@ def test_equation_3():
         (lambda: fisher_trace(nn.Linear(6, 3), torch.ones(0, 6)), "at least one sample"),
         (lambda: fisher_trace(nn.Linear(6, 3), torch.ones(2, 6), n=0), "n=0"),
         (lambda: fisher_trace(nn.Conv1d(1, 2, 1), torch.ones(2, 1, 6)), r"shape \[1, 2, 6\]"),
-        (lambda: fisher_trace(nn.Linear(6, 3).requires_grad_(False), torch.ones(2, 6)), "learns no parameter"),
+        (lambda: fisher_trace(nn.Linear(6, 3).requires_grad_(False), torch.ones(2, 6)), "no learned parameters"),
         (lambda: empirical_fisher_trace(nn.Linear(6, 3), torch.ones(2, 6), torch.ones(2)), "float32"),
         (
             lambda: empirical_fisher_trace(nn.Linear(6, 3), torch.ones(2, 6), torch.ones(3).long()),

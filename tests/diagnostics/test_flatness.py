@@ -109,7 +109,7 @@ def test_a_loss_that_is_linear_in_its_parameters_is_flat():
     assert not surface.curvature(torch.ones(3)).any()
 
 
-@pytest.mark.parametrize(("scale", "message"), [(float("nan"), "no finite curvature"), (0.0, "does not bend")])
+@pytest.mark.parametrize(("scale", "message"), [(float("nan"), "curvature .*not finite"), (0.0, "curvature .* 0")])
 def test_a_loss_without_curvature_is_an_error_that_says_so(scale, message):
     with pytest.raises(SteelyardError, match=message):
         hessian_spectrum(network(), INPUTS, TARGETS, loss=lambda output, _: scale * output.square().mean())
@@ -122,7 +122,7 @@ def test_eigenvalues_that_do_not_converge(monkeypatch):
         raise linalg.ArpackNoConvergence("no convergence", np.zeros(0), np.zeros((0, 0)))
 
     monkeypatch.setattr(linalg, "eigsh", stuck)
-    with pytest.raises(SteelyardError, match=r"tolerance=0.0001: use a greater one"):
+    with pytest.raises(SteelyardError, match=r"tolerance=0.0001: use a larger one"):
         hessian_spectrum(network(), INPUTS, TARGETS)
 
 
@@ -155,7 +155,7 @@ def test_without_scipy_the_error_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: hessian_spectrum(network(), INPUTS, TARGETS, k=27), "fewer than 27"),
+        (lambda: hessian_spectrum(network(), INPUTS, TARGETS, k=27), "k less than 27"),
         (lambda: hessian_spectrum(network(), INPUTS, TARGETS, k=0), "k=0"),
         (lambda: hessian_spectrum(network(), INPUTS, TARGETS[:3]), "700 inputs and 3 targets"),
         (lambda: losses_along(network(), INPUTS, TARGETS, np.ones(3), [1]), r"shape \[3\]: give \[27\]"),

@@ -90,7 +90,7 @@ def test_a_surface_keeps_the_networks_own_statistics_for_vectors():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: weight_landscape(lambda _: 0.0, CLIENTS[:2]), "clients are 2"),
+        (lambda: weight_landscape(lambda _: 0.0, CLIENTS[:2]), "2 clients"),
         (lambda: weight_landscape(lambda _: 0.0, [CLIENTS[0], CLIENTS[1], CLIENTS[2, :2]]), "number 2 is refused"),
         (lambda: weight_landscape(lambda _: 0.0, CLIENTS, sizes=[1, 2]), "each of the 3 clients"),
         (lambda: simplex_grid(1), "points=1"),

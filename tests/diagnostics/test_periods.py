@@ -7,8 +7,8 @@ import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.diagnostics.periods import Periods, critical_periods, detect, loss_deviation, stability
 from steelyard.diagnostics.recorded import series
-from steelyard.lab import scores
-from steelyard.sim.history import History
+from steelyard.experiments import scores
+from steelyard.runs.history import History
 from tests.sim.runs import clients, simulate
 
 

@@ -7,9 +7,9 @@ import pytest
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.core.report import GEOMETRY
+from steelyard.core.round_report import GEOMETRY
 from steelyard.diagnostics.recorded import MEANING, by_client, client_names, curves, names, series
-from steelyard.sim.history import History
+from steelyard.runs.history import History
 from tests.sim.runs import clients, simulate
 
 
@@ -87,12 +87,12 @@ def test_an_unknown_name_lists_what_there_is(run):
         series(run, "coherense")
     with pytest.raises(SteelyardError, match=r"'weight': not on record .* it has weights, .*norms"):
         by_client(run, "weight")
-    with pytest.raises(SteelyardError, match="it takes a rule that keeps curves: fedlaw:trace=true"):
+    with pytest.raises(SteelyardError, match="it needs a rule that keeps curves: fedlaw:trace=true"):
         curves(run)
     plain = simulate(rounds=1)
-    with pytest.raises(SteelyardError, match=r"'fgn': not on record in fedavg: it takes metrics=\('grad_norm'"):
+    with pytest.raises(SteelyardError, match=r"'fgn': not on record in fedavg: it needs metrics=\('grad_norm'"):
         series(plain, "fgn")
-    with pytest.raises(SteelyardError, match="it takes a rule that shrinks"):
+    with pytest.raises(SteelyardError, match="it needs a rule that shrinks"):
         series(plain, "shrinking_ratio")
 
 

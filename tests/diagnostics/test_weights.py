@@ -30,7 +30,7 @@ def test_effective_clients():
     weights = np.array([[0.25, 0.25, 0.25, 0.25], [1.0, 0, 0, 0], [0.5, 0.5, np.nan, np.nan], [2, 2, 0, 0]])
     assert effective_clients(weights) == pytest.approx([4, 1, 2, 2])
     for nothing in ([0, 0], [[1, 1], [np.nan, 0]]):
-        with pytest.raises(SteelyardError, match="a round has none but 0: leave it out"):
+        with pytest.raises(SteelyardError, match="all weights are 0"):
             effective_clients(nothing)
     history = simulate("fedadp", rounds=2)
     table = np.array([list(record["weights"].values()) for record in history])
@@ -52,7 +52,7 @@ def test_heterogeneity_is_one_over_the_variance_of_shares():
     assert heterogeneity(10 * COUNTS) == pytest.approx(expected)  # sizes do not matter
     assert heterogeneity(COUNTS)[2] == heterogeneity(COUNTS).max()  # the most balanced
     assert heterogeneity([[2, 2], [1, 3]], floor=0.01).tolist() == [100.0, 16.0]
-    with pytest.raises(SteelyardError, match=r"classes of client 0 are balanced, .* give floor"):
+    with pytest.raises(SteelyardError, match=r"classes of client 0 are balanced, .*floor="):
         heterogeneity([[2, 2], [1, 3]])
     with pytest.raises(SteelyardError, match="client 1 has no sample"):
         heterogeneity([[2, 1], [0, 0]])
@@ -114,7 +114,7 @@ def test_a_run_that_does_not_say_what_clients_hold(run):
     with pytest.raises(SteelyardError, match="has no counts"):
         run_correlations(path)
     (path / "clients.json").unlink()
-    with pytest.raises(SteelyardError, match="does not say what clients hold"):
+    with pytest.raises(SteelyardError, match="no record of its clients"):
         run_similarity(path)
     with pytest.raises(SteelyardError, match="a run in memory"):
         run_correlations(simulate(rounds=1))

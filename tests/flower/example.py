@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.sim.checkpoint import verified
+from steelyard.runs.checkpoint import verified
 
 APP = Path(__file__).parent.parent.parent / "examples" / "flower"
 

@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from steelyard.flower import Steelyard, to_record, to_state_dict
-from steelyard.sim.rundir import read_log
+from steelyard.runs.directory import read_log
 from steelyard.sim.simulator import RunStopped
 from tests.flower.grid import LocalGrid
 
@@ -105,7 +105,8 @@ def test_nobody_answers(tmp_path):
     assert not stock(silent=(0, 1, 2)).arrays  # saved, it would be an empty checkpoint
     model, records = ours(tmp_path, silent=(0, 1, 2), rounds=2)
     assert torch.equal(model["w"], START["w"])
-    assert [record["void"] for record in records] == ["no valid client is left, the base model stays as it was"] * 2
+    assert len(records) == 2
+    assert all(record["void"].startswith("no valid client") for record in records)
     assert records[0]["late"] == [986, 993, 1000]
     with pytest.raises(RunStopped, match=r"2 rounds in a row were void.*did not answer within 0.2 s"):
         ours(tmp_path / "again", silent=(0, 1, 2), rounds=4, patience=2)

@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.flower import Asked, Steelyard, asked, client, partitioned, reporting, to_record
-from steelyard.sim.rundir import read_log
+from steelyard.flower import Steelyard, TrainInstructions, client, partitioned, read_instructions, reporting, to_record
+from steelyard.runs.directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 
@@ -90,7 +90,7 @@ def test_an_optimizer_that_a_term_cannot_bear_is_named(local, tmp_path):
     with pytest.raises(Exception, match="void"):
         runs.start(made, LocalGrid(runs.app(local=local), runs.COUNT), rounds=1)
     failed = read_log(tmp_path)[0]["failed"]
-    assert "a mean gradient only under SGD whose velocity starts at zero" in next(iter(failed.values()))
+    assert "a mean gradient only for SGD whose velocity starts at zero" in next(iter(failed.values()))
 
 
 def test_evaluation_is_on_the_test_data():
@@ -114,7 +114,7 @@ def own(report, confirm=False, name=None, **options):
         said = report if name is None else {**report, name: context.node_config["partition-id"] + 10}
         reply = RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord(said)})
         if confirm:
-            reply["steelyard"] = ConfigRecord({"client": asked(message).client})
+            reply["steelyard"] = ConfigRecord({"client": read_instructions(message).client})
         return Message(reply, reply_to=message)
 
     return app
@@ -190,13 +190,13 @@ def test_what_is_asked():
 
     @app.train()
     def train(message, context):
-        seen.append(asked(message))
+        seen.append(read_instructions(message))
         return Message(RecordDict({}), reply_to=message)
 
     made = runs.strategy(steelyard.Algorithm("fedavg", client="fedcos:mu=0.02"), patience=9)
     runs.start(made, LocalGrid(app, runs.COUNT), rounds=1)
     want = seen[0]
-    assert isinstance(want, Asked)
+    assert isinstance(want, TrainInstructions)
     assert (want.round, want.rounds, want.seed, want.client) == (1, 1, 3, "fedcos")
     assert want.metrics == ("num_examples",)
     assert torch.equal(want.vectors["step"], torch.zeros(75))

@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord
 
 import steelyard
 from steelyard.flower.records import RecordSource
-from steelyard.flower.server import Replies, Server
+from steelyard.flower.server import FlowerServer, Replies
 
 
 def aggregate(server, number, *clients):
@@ -20,7 +20,7 @@ def source(tensor):
 
 def test_a_void_round_leaves_the_direction_as_it_was():
     """The pass that finds NaN has written part of the new step by then: it would be sent to all clients."""
-    server = Server(steelyard.Algorithm("fedavg", client="fedcos"), None, 0, diagnose=False)
+    server = FlowerServer(steelyard.Algorithm("fedavg", client="fedcos"), None, 0, diagnose=False)
     aggregate(server, 1, torch.full((5,), 1.0), torch.full((5,), 2.0))
     assert server.sent["step"].tolist() == [1.5] * 5
     bad = torch.tensor([3.0, float("nan"), 3.0, 3.0, 3.0])
@@ -30,7 +30,7 @@ def test_a_void_round_leaves_the_direction_as_it_was():
 
 def test_a_quarantined_client_does_not_spoil_the_others_cosines():
     """The round is tried again without it, and the direction is still the one that was sent."""
-    server = Server(steelyard.Algorithm("fedavg", client="fedcos"), None, 0, diagnose=True)
+    server = FlowerServer(steelyard.Algorithm("fedavg", client="fedcos"), None, 0, diagnose=True)
     aggregate(server, 1, torch.tensor([1.0, 0, 0, 0, 0]), torch.tensor([1.0, 0, 0, 0, 0]))
     made = aggregate(
         server,

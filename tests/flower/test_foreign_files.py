@@ -2,8 +2,8 @@
 
 import pytest
 
-from steelyard.sim.checkpoint import verified
-from steelyard.sim.rundir import read_log
+from steelyard.runs.checkpoint import verified
+from steelyard.runs.directory import read_log
 from tests.flower import runs
 
 FOREIGN = (

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import steelyard
-from steelyard.flower import asked, to_record, to_state_dict
+from steelyard.flower import read_instructions, to_record, to_state_dict
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 
@@ -32,7 +32,7 @@ EXAMPLES = int(os.environ.get("STEELYARD_FUZZ", "40"))
 def answer(message, context):
     """A client that does not train: its model is the global one, moved by its number."""
     number = context.node_config["partition-id"]
-    ours = {"partition-id": number, "client": asked(message).client}
+    ours = {"partition-id": number, "client": read_instructions(message).client}
     if message.metadata.message_type.startswith("evaluate"):
         metrics = {"num-examples": 10 + number, "accuracy": 0.5 + 0.01 * number, "loss": 1.0 + number}
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)

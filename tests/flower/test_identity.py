@@ -3,8 +3,8 @@
 import pytest
 
 import steelyard
-from steelyard.sim.checkpoint import verified
-from steelyard.sim.rundir import read_log
+from steelyard.runs.checkpoint import verified
+from steelyard.runs.directory import read_log
 from tests.flower import runs
 from tests.flower.example import Models
 from tests.sim.runs import clients

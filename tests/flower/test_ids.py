@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord
 
 from steelyard.core.escape import escape_text
 from steelyard.flower import to_record
-from steelyard.sim.rundir import read_log
+from steelyard.runs.directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 

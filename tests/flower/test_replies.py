@@ -11,10 +11,10 @@ import steelyard
 from steelyard import SteelyardError
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
-from steelyard.core.weighting import Card, Weighting
+from steelyard.core.weighting import Info, Weighting
 from steelyard.flower import client, to_record, to_state_dict
-from steelyard.flower.server import Server
-from steelyard.sim.rundir import read_log
+from steelyard.flower.server import FlowerServer
+from steelyard.runs.directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 
@@ -242,7 +242,7 @@ def test_a_rule_of_ones_own_may_need_a_metric_of_ones_own(tmp_path):
         name = "by_heat"
         needs = Needs.of("heat")
         modifies = False
-        card = Card("weighs by heat", "", "no")
+        info = Info("weighs by heat", "", "no")
 
         def apply(self, prior, view, state):
             return Mixture.convex(view.metric("heat")[None, :]), state
@@ -377,13 +377,13 @@ def test_a_metric_that_was_reported_before_voids_a_round(tmp_path):
 
 @pytest.mark.parametrize("share", [0.4, 1.0])
 def test_the_population_is_who_is_connected(share, monkeypatch, tmp_path):
-    seen, real = [], Server.aggregate
+    seen, real = [], FlowerServer.aggregate
 
     def aggregate(self, number, model, replies, population):
         seen.append(population)
         return real(self, number, model, replies, population)
 
-    monkeypatch.setattr(Server, "aggregate", aggregate)
+    monkeypatch.setattr(FlowerServer, "aggregate", aggregate)
     for base in (0, 5000):  # a resumed run has other node ids
         grid = LocalGrid(runs.app(), runs.COUNT)
         grid.ids = {node + base: number for node, number in grid.ids.items()}

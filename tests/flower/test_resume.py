@@ -14,12 +14,12 @@ import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import TERMS
 from steelyard.core.term import ClientTerm
-from steelyard.core.weighting import Card
+from steelyard.core.weighting import Info
+from steelyard.experiments.run_groups import read_runs
 from steelyard.flower import Steelyard
-from steelyard.lab.runs import read_runs
-from steelyard.report.gather import find, gather
+from steelyard.report.build import find, gather
 from steelyard.report.page import html
-from steelyard.sim.rundir import read_clients, read_log
+from steelyard.runs.directory import read_clients, read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 
@@ -63,7 +63,7 @@ class Drift(ClientTerm):
     """A term of one's own that sends another model than it shows, and keeps nothing at clients."""
 
     name = "drift"
-    card = Card("drift", "")
+    info = Info("drift", "")
     server_slots = ("v",)
     moves_model = True
 

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.flower.courier import Courier, Spool, budget, content_bytes
 from steelyard.flower.records import num_bytes, to_record
+from steelyard.flower.streaming_grid import Spool, StreamingGrid, budget, content_bytes
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 
@@ -168,7 +168,7 @@ def full(*args):
 
 
 def test_a_full_disk_is_named_with_the_cure(tmp_path, monkeypatch):
-    monkeypatch.setattr("steelyard.flower.courier.save_file", full)
+    monkeypatch.setattr("steelyard.flower.streaming_grid.save_file", full)
     with pytest.raises(SteelyardError, match=r"steelyard-spool-.*No space left.*: make room, or set TMPDIR to where"):
         runs.start(runs.strategy("fedavg", memory=1), rounds=1)
     with pytest.raises(SteelyardError, match=r"run/spool: .*No space left.*: make room, or raise memory="):
@@ -209,7 +209,7 @@ def test_waiting_for_many_nodes_takes_few_calls():
     grid, calls = LocalGrid(runs.app(), runs.COUNT), []
     grid.push_messages = lambda messages: [str(number) for number in range(40)]
     grid.pull_messages = lambda names: calls.append(len(names)) or []
-    courier = Courier(grid, 1.0, lambda reply, is_training: None, lambda: 0)
+    courier = StreamingGrid(grid, 1.0, lambda reply, is_training: None, lambda: 0)
     assert courier.send_and_receive([None], timeout=1.0) == []
     assert len(calls) <= 3 * 40
 

@@ -12,10 +12,10 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 import steelyard
 import steelyard.flower
 from steelyard.core.errors import SteelyardError
-from steelyard.flower.identity import Names
+from steelyard.flower.identity import ClientIds
 from steelyard.flower.messages import cohort
-from steelyard.flower.named import strategies
-from steelyard.sim.rundir import read_log
+from steelyard.flower.strategies import strategies
+from steelyard.runs.directory import read_log
 from tests.flower import runs
 from tests.sim.runs import clients
 
@@ -149,7 +149,9 @@ def test_partial_participation_is_drawn_from_the_seed(tmp_path):
 def test_a_cohort_is_drawn_by_clients_ids_not_by_nodes():
     drawn = set()
     for nodes in permutations((5, 7, 9, 11)):
-        names = Names("partition-id", dict(zip(nodes, range(4), strict=True)))  # node ids are another draw in every run
+        names = ClientIds(
+            "partition-id", dict(zip(nodes, range(4), strict=True))
+        )  # node ids are another draw in every run
         for listed in (nodes, nodes[::-1]):
             drawn.add(tuple(names.of(node) for node in cohort(list(listed), 2, names, seed=3, number=4)))
     assert len(drawn) == 1

@@ -7,8 +7,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from typer.testing import CliRunner
 
+from steelyard.cli._console import Console, escape
 from steelyard.cli.app import app as command
-from steelyard.cli.say import Console, escape
 from steelyard.flower import to_record
 from tests.flower import runs
 from tests.flower.grid import LocalGrid

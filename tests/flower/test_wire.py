@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.flower import to_state_dict
-from steelyard.sim.rundir import read_log
+from steelyard.runs.directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.text import parse, to_text
+from steelyard.core.spec import parse, to_text
 from steelyard.models import MODELS, build
 from steelyard.models.cnn import SimpleCNN
 from steelyard.models.linear import MLP
@@ -83,7 +83,7 @@ def test_the_cnn_of_pfl_has_as_many_parameters_as_its_layers_add_up_to():
     layers = [3 * 32 * 9 + 32, 32 * 64 * 9 + 64, 14 * 14 * 64 * 128 + 128, 128 * 10 + 10]
     model = build("pfl_cnn", COLOUR, 10, seed=0)
     assert sum(p.numel() for p in model.parameters()) == sum(layers) == 1_626_442
-    with pytest.raises(SteelyardError, match="pfl_cnn needs images of 6x6 at least"):
+    with pytest.raises(SteelyardError, match="pfl_cnn needs images of at least 6x6"):
         build("pfl_cnn", (3, 5, 9), 10, seed=0)
 
 
@@ -237,7 +237,7 @@ def test_text_form(part):
 )
 def test_the_smallest_image_that_works(spec, low):
     assert build(spec, (1, low, low), 2, seed=0)(torch.zeros(2, 1, low, low)).shape == (2, 2)
-    with pytest.raises(SteelyardError, match=f"needs images of {low}x{low} at least"):
+    with pytest.raises(SteelyardError, match=f"needs images of at least {low}x{low}"):
         build(spec, (1, low, low - 1), 2, seed=0)
 
 

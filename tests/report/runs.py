@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from steelyard.report.gather import gather
+from steelyard.report.build import gather
 from steelyard.report.page import write
-from steelyard.sim.rundir import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
+from steelyard.runs.directory import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
 
 HOSTILE = [
     "<script>window.harmed = 1</script>",

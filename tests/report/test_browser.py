@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from steelyard.report.gather import gather
+from steelyard.report.build import gather
 from steelyard.report.page import html, write
 from tests.report.conftest import draw_all
 from tests.report.runs import HOSTILE, comparison, falling, write_large_page, write_run

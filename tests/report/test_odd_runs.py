@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from steelyard.cli.app import app
 from steelyard.core.errors import SteelyardError
 from steelyard.diagnostics import recorded
-from steelyard.sim.history import History
-from steelyard.sim.rundir import read_clients, read_cohorts, read_config, read_log
-from steelyard.sim.runfiles import parse_json
+from steelyard.runs.directory import read_clients, read_cohorts, read_config, read_log
+from steelyard.runs.files import parse_json
+from steelyard.runs.history import History
 
 FILES = ("config.json", "rounds.jsonl", "clients.json", "cohorts.json", "environment.json")
 DEEP = "[" * 200 + "]" * 200

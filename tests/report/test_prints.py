@@ -5,11 +5,11 @@ import csv
 import pytest
 
 from steelyard.core.errors import SteelyardError
-from steelyard.report.gather import find, gather
+from steelyard.report.build import find, gather
 from tests.report.runs import HOSTILE, comparison, write_run
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
-from steelyard.report.prints import _columns, drawing, save
+from steelyard.report.matplotlib_figures import _count_columns, draw_figure, save
 
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
@@ -29,7 +29,7 @@ def test_a_figure_is_written_and_again_is_the_same_file(report, tmp_path, suffix
 
 def test_every_figure_is_drawn_with_what_it_holds(report):
     for figure in report.figures:
-        axes = drawing(figure).get_axes()
+        axes = draw_figure(figure).get_axes()
         if figure.heats:
             assert sum(len(one.images) for one in axes) == len(figure.heats), figure.name
         elif figure.lines:
@@ -41,7 +41,7 @@ def test_every_figure_is_drawn_with_what_it_holds(report):
 
 
 def test_lines_are_told_apart_in_grey(report):
-    lines = drawing(find(report, "accuracy")).get_axes()[0].lines
+    lines = draw_figure(find(report, "accuracy")).get_axes()[0].lines
     assert len({line.get_marker() for line in lines}) == len(lines)
     assert len({str(line._unscaled_dash_pattern) for line in lines}) == len(lines)
 
@@ -67,10 +67,10 @@ def test_the_numbers_as_csv(report, tmp_path):
 
 
 def test_a_legend_is_as_broad_as_fits():
-    assert _columns(["a", "b", "c"]) == 3
-    assert _columns(["x" * 60, "y" * 60]) == 1
-    assert _columns(["fedadp", "fedavg", "fedawa:steps=10", "uniform", "x" * 48]) == 3
-    assert _columns(["a", "x" * 40, "b", "y" * 40]) == 2
+    assert _count_columns(["a", "b", "c"]) == 3
+    assert _count_columns(["x" * 60, "y" * 60]) == 1
+    assert _count_columns(["fedadp", "fedavg", "fedawa:steps=10", "uniform", "x" * 48]) == 3
+    assert _count_columns(["a", "x" * 40, "b", "y" * 40]) == 2
 
 
 def test_a_wrong_path_is_answered(report, tmp_path):

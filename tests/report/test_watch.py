@@ -11,7 +11,7 @@ import pytest
 
 from steelyard.core.errors import SteelyardError
 from steelyard.report.watch import Watch
-from steelyard.sim.rundir import ROUNDS
+from steelyard.runs.directory import ROUNDS
 from tests.report.runs import record, write_run
 
 
@@ -125,7 +125,7 @@ def test_the_page_follows_a_run_to_its_end_and_survives_the_server(tmp_path, ope
         assert page.locator("#configuration details[open]").count() == 1  # and what the reader opened is open
         assert page.locator("#figure-accuracy details[open]").count() == 1
         screenshot(page, "watch")
-    page.get_by_text("The server has ended").wait_for(timeout=60_000)
+    page.get_by_text("The server has stopped").wait_for(timeout=60_000)
     assert page.locator("#figure-accuracy tbody tr").count() == 8
     page.wait_for_timeout(500)  # the browser may still write to its console
     assert all("ERR_CONNECTION_REFUSED" in text for text in opened.complaints)  # the browser's own note on its console

@@ -128,9 +128,9 @@ def test_what_an_optimizer_keeps_stays_finite_and_it_goes_on(server, rule, size)
 @pytest.mark.parametrize("server", ["yogi", "adagrad"])
 def test_a_client_whose_update_cannot_be_squared_is_quarantined(server):
     poisoned = run_rounds(server, 1e21, first=2)
-    assert list(poisoned[1].report["quarantined"].values()) == [
-        f"its update is too large for the server optimizer {server}: beyond 1.8e+19 its square overflows"
-    ]
+    (reason,) = poisoned[1].report["quarantined"].values()
+    assert reason.startswith(f"its update is too large for the server optimizer {server}")
+    assert "1.8e+19" in reason
     assert min((b.params - a.params).norm().item() for a, b in pairwise(poisoned)) > 1e-3
 
 

@@ -142,7 +142,7 @@ def test_the_users_model_and_random_numbers_are_left_alone():
 
 def test_another_model_is_refused():
     inputs, targets = samples()
-    with pytest.raises(SteelyardError, match=r"probe.model has '0.weight'.*use one model"):
+    with pytest.raises(SteelyardError, match=r"probe.model has '0.weight'"):
         steelyard.aggregate(
             "fedlaw",
             net().state_dict(),
@@ -150,7 +150,7 @@ def test_another_model_is_refused():
             metrics=SIZES,
             probe=steelyard.Probe(nn.Sequential(nn.Linear(5, 3)), inputs, targets),
         )
-    with pytest.raises(SteelyardError, match=r"probe.model has 57 parameters and the clients' vectors 9"):
+    with pytest.raises(SteelyardError, match=r"probe.model has 57 parameters, but the clients' vectors have 9"):
         steelyard.aggregate(
             "fedlaw",
             torch.zeros(9),

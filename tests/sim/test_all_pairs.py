@@ -16,10 +16,12 @@ import steelyard.algorithm  # registers every part
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.data import load
 from steelyard.models import build
+from steelyard.rules.detectors import DETECTORS
 
 # What a part is made of where its defaults do not make it, or keep it from acting in the first two rounds.
 ARGUMENTS = {
     "always": "gate(always,fedadp)",
+    "angle_gap": "gate(angle_gap,fedadp)",
     "cap": "cap:max_weight=0.5",
     "criticalfl_window": "gate(criticalfl_window,fedadp)",
     "eq6": "gate(eq6,fedadp)",
@@ -38,13 +40,14 @@ ARGUMENTS = {
     "shrink": "shrink:gamma=0.9",
 }
 
-DRIFT = "its corrections cancel out only if the new model is the clients' average"
+DRIFT = "cancel only if the new model is the clients' average"
 MOVERS = ("feddyn", *(entry.name for registry in (OPTIMIZERS, REFINERS) for entry in registry))
 START = "clients have to start from the global model"
 REFUSED = {frozenset({"vrlsgd", other}): DRIFT for other in MOVERS} | {frozenset({"feddyn", "fedmut"}): START}
 
 KINDS = {"client": TERMS, "weighting": RULES, "server": OPTIMIZERS, "broadcast": BROADCASTS, "refine": REFINERS}
 PARTS = [(kind, entry.name) for kind, registry in KINDS.items() for entry in registry]
+PARTS += [("weighting", entry.name) for entry in DETECTORS]  # inside gate, see ARGUMENTS
 PAIRS = [
     (one, two) for one, two in combinations(PARTS, 2) if one[0] != two[0] or one[0] == "client"
 ]  # two terms add up; two rules, optimizers or broadcasts are no pair

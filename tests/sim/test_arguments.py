@@ -37,7 +37,7 @@ from tests.sim.runs import clients, same, simulate
         ({"checkpoint_pace": 0}, "checkpoint_pace=0: use a number in .0.0, 1.0"),
         ({"keep": 0}, "keep=0: use a whole number >= 1"),
         ({"keep": -1}, "keep=-1: use a whole number >= 1"),
-        ({"local": 5}, "local=5: use a Local, or its options as a dict"),
+        ({"local": 5}, "local=5: use a LocalTraining, or its options as a dict"),
         ({"cohorts": [["a"], ["b"]] * 2}, r"round 1 has \['a'\]: use distinct whole numbers below 6"),
         ({"cohorts": [[1], [0.5]] * 2}, r"round 2 has \[0.5\]: use distinct whole numbers below 6"),
         ({"cohorts": [1, 2, 3, 4]}, "round 1 has 1: use distinct whole numbers below 6"),

@@ -6,7 +6,7 @@ from torch import nn
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.sim.checkpoint import verified
+from steelyard.runs.checkpoint import verified
 from steelyard.sim.executors import TaskError
 from steelyard.sim.simulator import RunStopped
 from tests.sim.runs import ALGORITHMS, clients, net, same, simulate

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from steelyard.sim import snapshot as snapshots
-from steelyard.sim import writer as writers
-from steelyard.sim.checkpoint import Checkpoints
-from steelyard.sim.snapshot import Snapshot
-from steelyard.sim.writer import Writer
+from steelyard.runs import checkpoint_writer
+from steelyard.runs import snapshot as snapshots
+from steelyard.runs.checkpoint import Checkpoints
+from steelyard.runs.checkpoint_writer import Writer
+from steelyard.runs.snapshot import Snapshot
 
 
 def test_a_resume_reads_the_newest_checkpoint_and_no_other(tmp_path, monkeypatch):
@@ -33,13 +33,13 @@ def test_writing_takes_no_more_than_its_share_of_the_time(pace, tmp_path, monkey
             nonlocal now
             now += 1.0
 
-    monkeypatch.setattr(writers.time, "monotonic", lambda: now)
+    monkeypatch.setattr(checkpoint_writer.time, "monotonic", lambda: now)
     writer = Writer(Slow(tmp_path), 0, pace)
     saved = 0
     try:
         for number in range(1, 501):
             now += 10.0
-            if writer.wanted():
+            if writer.is_due():
                 writer.offer(Snapshot(number, {}, {}, "id"))
                 writer.flush()
                 saved += 1

@@ -114,12 +114,12 @@ def test_float64_models_take_float_targets_and_proxy_data():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_models_are_refused_with_the_cure(dtype, kind):
-    with pytest.raises(SteelyardError, match=rf"is {dtype}: clients train in float32 or float64: use model.float\(\)"):
+    with pytest.raises(SteelyardError, match=rf"is {dtype}, .* use model.float\(\)"):
         simulate(model=net(kind).to(dtype), **given(kind))
 
 
 def test_models_of_two_dtypes_are_refused():
     model = net()
     model[2].double()
-    with pytest.raises(SteelyardError, match=r"is torch.float64 beside '0.bias' in torch.float32: train in one dtype"):
+    with pytest.raises(SteelyardError, match=r"is torch.float64, but '0.bias' is torch.float32"):
         simulate(model=model)

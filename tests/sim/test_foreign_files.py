@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from steelyard.core.errors import SteelyardError
-from steelyard.sim.checkpoint import CheckpointError, Checkpoints
-from steelyard.sim.lock import lock
-from steelyard.sim.rundir import FILES, RunDirectory
-from steelyard.sim.snapshot import Snapshot
+from steelyard.runs.checkpoint import CheckpointError, Checkpoints
+from steelyard.runs.directory import FILES, RunDirectory
+from steelyard.runs.lock import lock
+from steelyard.runs.snapshot import Snapshot
 from tests.sim.runs import OPTIONS, Stop, simulate
 
 FOREIGN = {

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.sim.checkpoint import Checkpoints
-from steelyard.sim.rundir import RunDirectory
-from steelyard.sim.server import Server
+from steelyard.runs.checkpoint import Checkpoints
+from steelyard.runs.directory import RunDirectory
+from steelyard.sim.server import SimulationServer
 from tests.sim.runs import ALGORITHMS
 from tests.sim.test_resume import files
 
@@ -119,9 +119,9 @@ def at_call(home, name, count, after):
 
 
 MOMENTS = {
-    "before aggregation": at_call(Server, "aggregate", 5, False),
-    "between the sum and what clients keep": at_call(Server, "_settle", 5, False),
-    "after aggregation": at_call(Server, "aggregate", 5, True),
+    "before aggregation": at_call(SimulationServer, "aggregate", 5, False),
+    "between the sum and what clients keep": at_call(SimulationServer, "_settle", 5, False),
+    "after aggregation": at_call(SimulationServer, "aggregate", 5, True),
     "before the log": at_call(RunDirectory, "append", 6, False),
     "between log and checkpoint": at_call(RunDirectory, "append", 6, True),
     "while a checkpoint is written": at_call(Checkpoints, "_publish", 3, False),

@@ -7,7 +7,7 @@ import pytest
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.sim.loggers import Logger, MLflow, TensorBoard, WandB, described, numbers
+from steelyard.sim.loggers import Logger, MLflow, TensorBoard, WandB, flatten_config, numbers
 from tests.sim.runs import clients, same, simulate
 
 OPTIONS = {"test": clients(1, seed=9)["client-0"], "rounds": 4}
@@ -277,7 +277,7 @@ def test_the_configuration_is_plain():
 
     class Look(steelyard.Callback):
         def start(self, simulation):
-            seen.update(described(simulation))
+            seen.update(flatten_config(simulation))
 
     simulate(steelyard.Algorithm("fedawa", client="fedprox", server="momentum"), rounds=1, callbacks=[Look()])
     assert (seen["weighting"], seen["client"], seen["server"]) == ("fedawa", "fedprox", "momentum")

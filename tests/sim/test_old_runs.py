@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import steelyard
 from steelyard.cli.app import app
-from steelyard.sim.rundir import read_log
+from steelyard.runs.directory import read_log
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "old_runs.tar.xz"
 PYTHON_RUN = {

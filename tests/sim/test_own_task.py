@@ -13,10 +13,10 @@ import steelyard
 from steelyard import Callback, History, simulate
 from steelyard.client.losses import bce, mse
 from steelyard.core.errors import SteelyardError
+from steelyard.runs.monitor import Monitor, is_lower_better
 from steelyard.sim.config import read
 from steelyard.sim.executors import TaskError
 from steelyard.sim.loggers import numbers
-from steelyard.sim.monitor import Monitor, is_lower_better
 from tests.sim.runs import same
 
 DRAW = torch.Generator().manual_seed(0)
@@ -178,8 +178,8 @@ def test_a_loss_is_a_key_of_a_configuration():
     history = simulate(**config.arguments() | {"rounds": 1, "executor": "serial", "local": {"lr": 0.01}})
     assert history.accuracy == []
     assert history.monitor == Monitor("loss", "min", 1.5)
-    assert {"loss", "monitor", "mode"} & set(read(None).stored()) == set()  # older runs have no such keys
-    assert read(None, ["loss=bce"]).stored()["loss"] == "bce"
+    assert {"loss", "monitor", "mode"} & set(read(None).to_stored()) == set()  # older runs have no such keys
+    assert read(None, ["loss=bce"]).to_stored()["loss"] == "bce"
     with pytest.raises(SteelyardError, match=r"loss = 'mae'.*'cross_entropy', 'mse' or 'bce'"):
         read(None, ["loss=mae"])
     with pytest.raises(SteelyardError, match=r"target = 1\.5: target=1\.5: use an accuracy in \(0, 1\]"):

@@ -15,10 +15,10 @@ import torch
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.sim import checkpoint
-from steelyard.sim.checkpoint import CheckpointError, Checkpoints, Snapshot
-from steelyard.sim.lock import LOCK, lock, locked
-from steelyard.sim.rundir import RunDirectory, read_log
+from steelyard.runs import checkpoint
+from steelyard.runs.checkpoint import CheckpointError, Checkpoints, Snapshot
+from steelyard.runs.directory import RunDirectory, read_log
+from steelyard.runs.lock import LOCK, lock, lock_directory
 from tests.sim.runs import OPTIONS, Stop, clients, files, net, same, simulate
 
 
@@ -78,11 +78,14 @@ def test_a_line_that_is_taken_in_part_is_written_to_its_end(tmp_path, monkeypatc
 
 
 def test_a_directory_locked_for_nothing_is_gone(tmp_path):
-    with locked(tmp_path / "a" / "new", "sweep"):
+    with lock_directory(tmp_path / "a" / "new", "sweep"):
         assert (tmp_path / "a" / "new" / LOCK).exists()
     assert not (tmp_path / "a" / "new").exists()
     (tmp_path / "mine").mkdir()
-    with locked(tmp_path / "mine", "sweep"), pytest.raises(SteelyardError, match=rf"in use by pid {os.getpid()}"):
+    with (
+        lock_directory(tmp_path / "mine", "sweep"),
+        pytest.raises(SteelyardError, match=rf"in use by pid {os.getpid()}"),
+    ):
         lock(tmp_path / "mine", "sweep")
     assert (tmp_path / "mine").exists()
     (tmp_path / "file").touch()

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.rng import number, stream
 from steelyard.sim.participation import Participation
-from steelyard.sim.streams import number, stream
 
 
 def test_streams_are_functions_of_their_key_and_nothing_else():
@@ -47,12 +47,12 @@ def test_a_deadline_cuts_off_the_slow():
     asked = Participation(spread=1.0, deadline=1.5)
     ids = [f"c{k}" for k in range(200)]
     work = [10.0] * 200
-    dropped, late, duration = asked.absent(0, 1, range(200), ids, work)
+    dropped, late, duration = asked.draw_absent(0, 1, range(200), ids, work)
     assert dropped == []
     assert 20 < len(late) < 150
-    assert asked.absent(0, 1, range(200), ids, work) == (dropped, late, duration)
-    assert asked.absent(0, 2, range(200), ids, work)[1] != late
-    again = set(asked.absent(0, 2, range(200), ids, work)[1])
+    assert asked.draw_absent(0, 1, range(200), ids, work) == (dropped, late, duration)
+    assert asked.draw_absent(0, 2, range(200), ids, work)[1] != late
+    again = set(asked.draw_absent(0, 2, range(200), ids, work)[1])
     assert len(again & set(late)) > len(late) / 2  # the slow stay slow
-    assert Participation().absent(0, 1, range(3), ids, work[:3]) == ([], [], 10.0)
-    assert Participation(dropout=1.0).absent(0, 1, range(3), ids, work[:3]) == ([0, 1, 2], [], 0.0)
+    assert Participation().draw_absent(0, 1, range(3), ids, work[:3]) == ([], [], 10.0)
+    assert Participation(dropout=1.0).draw_absent(0, 1, range(3), ids, work[:3]) == ([0, 1, 2], [], 0.0)

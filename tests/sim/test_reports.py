@@ -16,7 +16,7 @@ def test_official_feddyn_is_evaluated_without_the_correction():
     class Spy(steelyard.Callback):
         def end(self, simulation):
             got["theta"], got["h"] = simulation.buffers.theta.clone(), simulation.buffers.sent["feddyn.h"].clone()
-            got["shown"] = simulation.server.shown().clone()
+            got["shown"] = simulation.server.params_to_evaluate().clone()
 
     simulate(steelyard.Algorithm("uniform", client="feddyn"), callbacks=[Spy()])
     assert got["h"].norm() > 0

@@ -11,9 +11,9 @@ import torch
 import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.data import Dataset, Federation
-from steelyard.sim import checkpoint
-from steelyard.sim.checkpoint import Checkpoints, Snapshot, verified
-from steelyard.sim.rundir import read_clients, read_log
+from steelyard.runs import checkpoint
+from steelyard.runs.checkpoint import Checkpoints, Snapshot, verified
+from steelyard.runs.directory import read_clients, read_log
 from tests.sim.runs import ALGORITHMS, OPTIONS, Stop, files, net, options, same, simulate
 
 

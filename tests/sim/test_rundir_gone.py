@@ -9,7 +9,7 @@ import pytest
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.sim import rundir
+from steelyard.runs import directory as rundir
 from tests.sim.runs import simulate
 
 

@@ -9,9 +9,9 @@ import torch
 from steelyard.core import state as states
 from steelyard.core.errors import SteelyardError
 from steelyard.core.state import save_state
-from steelyard.sim.checkpoint import Checkpoints
-from steelyard.sim.rundir import read_log
-from steelyard.sim.snapshot import Snapshot, verified
+from steelyard.runs.checkpoint import Checkpoints
+from steelyard.runs.directory import read_log
+from steelyard.runs.snapshot import Snapshot, verified
 from tests.sim.runs import OPTIONS, Stop, simulate
 
 DIVERGING = OPTIONS | {"rounds": 8, "local": {"lr": 3.0, "batch_size": 4}, "checkpoint_pace": 1.0}
@@ -125,7 +125,7 @@ def test_a_state_is_on_disk_before_it_has_its_name_and_its_name_after(tmp_path, 
 def test_a_checkpoint_is_hidden_before_it_is_removed(tmp_path, monkeypatch):
     """A process that is killed while it removes an old checkpoint leaves no half of one."""
     removed = []
-    monkeypatch.setattr("steelyard.sim.checkpoint.shutil.rmtree", lambda path, **_: removed.append(Path(path).name))
+    monkeypatch.setattr("steelyard.runs.checkpoint.shutil.rmtree", lambda path, **_: removed.append(Path(path).name))
     store = Checkpoints(tmp_path, keep=1)
     for number in (1, 2, 2):
         store.save(Snapshot(number, {"w": torch.zeros(2)}, {}, "run"))

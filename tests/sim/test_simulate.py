@@ -6,7 +6,7 @@ from torch import nn
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.sim.rundir import read_config
+from steelyard.runs.directory import read_config
 from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
 
 

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 import steelyard
-from steelyard.sim.told import told
+from steelyard.sim.told import report_metrics
 from tests.sim.runs import clients, simulate
 
 
 def test_fgn_of_both_kinds():
     table = {"grad_norm": {"a": 1.0, "b": 4.0, "gone": 9.0}, "num_examples": {"a": 3, "b": 1, "gone": 9}}
-    record = told(table, ["a", "b"])
+    record = report_metrics(table, ["a", "b"])
     assert record == {"reported": {"grad_norm": {"a": 1.0, "b": 4.0}}, "fgn": 1.75, "fgn_mean": 2.5}
-    assert "fgn" not in told({"grad_norm": table["grad_norm"]}, ["a", "b"])
-    assert told({"num_examples": table["num_examples"]}, ["a", "b"]) == {}
+    assert "fgn" not in report_metrics({"grad_norm": table["grad_norm"]}, ["a", "b"])
+    assert report_metrics({"num_examples": table["num_examples"]}, ["a", "b"]) == {}
 
 
 def test_numbers_are_short():
-    assert told({"loss": {0: 1 / 3}}, [0]) == {"reported": {"loss": {0: 0.333333}}}
+    assert report_metrics({"loss": {0: 1 / 3}}, [0]) == {"reported": {"loss": {0: 0.333333}}}
 
 
 def test_a_run_records_what_was_asked_for():

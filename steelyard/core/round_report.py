@@ -1,0 +1,155 @@
+"""The report of a round; it takes no extra pass over the updates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from steelyard.core.gram import Array, Gram
+from steelyard.core.layout import Layers
+from steelyard.core.mixture import Mixture
+from steelyard.core.store import UpdateStore
+
+GEOMETRY = {
+    "param_norm": "|theta|: norm of the model the round started from",
+    "update_norm": "|sum_k w_k d_k|: norm of the aggregated step, before the server optimizer",
+    "coherence": "local gradient coherence (FedLAW, Def. 5.1)",
+    "moved": "mean |d_k|: how far local models moved (FedCos, Fig. 12a)",
+    "spread": "mean |theta_i - theta_j| over pairs of clients (FedCos, Fig. 12b)",
+    "mean_cosine": "mean cos(d_i, d_j) over pairs of clients (FedCos, Fig. 3)",
+    "weighted_cosine": "sum_k psi_k cos(d_k, d), psi_k the share of client k, d as for divergence (FedAdp, Theorem 1)",
+    "divergence": "mean |d_k - d|, d the mean by size, or plain where the rule does not know sizes (FedAdp, Fig. 7)",
+    "shrinking": "|(1 - gamma) theta|: norm of the pseudo-gradient of weight shrinking (FedLAW, Eq. 4)",
+    "shrinking_ratio": "r = update_norm / shrinking, times the lr of server=sgd (FedLAW, Fig. 3)",
+}
+"""What a record says of the updates as a whole, all of it read off the Gram."""
+
+_SHRINKING = ("shrinking", "shrinking_ratio")  # only where a rule scales the global model
+
+
+class Report(dict[str, Any]):
+    """The report of a round: plain data by name.
+
+    Always: `round`, `clients`, `effective_clients` (1 / sum of squared shares), `quarantined`
+    (reasons by client id), `void` (the reason, or None) and `layers` (names).
+
+    With a Gram: `norms` and `cosines` (of each update to the aggregated one) and the numbers in
+    `GEOMETRY`; in a run with FedCos, from round 2 on, `direction_cosines` (of each update to the
+    direction that clients received).
+
+    Also the notes of the rule: `angles`, `alpha`, `gamma`, `clipped`, ...
+    """
+
+    def __missing__(self, key: str) -> Any:
+        if key in ("norms", "cosines", *GEOMETRY) and key not in _SHRINKING:
+            raise KeyError(f"{key!r}: this rule computes no Gram; use aggregate(..., diagnose=True)")
+        raise KeyError(key)
+
+
+def describe(
+    store: UpdateStore,
+    mixture: Mixture,
+    weights: Array,
+    layers: Layers,
+    gram: Gram | None,
+    number: int,
+    sizes: Array | None = None,
+    global_lr: float = 1.0,
+) -> Report:
+    """Return the report of a round.
+
+    Args:
+        store: the updates.
+        mixture: the result of the rule.
+        weights: the clients' weights, `[g, K]`.
+        layers: the layers of the mixture.
+        gram: the Gram of the updates, if it was computed.
+        number: number of the round.
+        sizes: the clients' numbers of examples, if the rule needs them.
+        global_lr: the server's learning rate on the aggregated step.
+    """
+    overall = np.abs(weights).mean(axis=0)
+    share = overall / overall.sum() if overall.sum() > 0 else overall
+    report = Report(
+        round=number,
+        clients=list(store.ids),
+        effective_clients=float(1 / (share**2).sum()) if share.any() else 0.0,
+        quarantined={**store.quarantined, **mixture.notes.get("set_aside", {})},
+        void=mixture.void,
+        layers=list(layers.names),
+    )
+    if gram is not None:
+        report.update(_geometry(store, gram, weights, share))
+        report.update(_diversity(gram.merge_layers(), sizes, weights.mean(axis=0)))
+        report.update(_shrinking(gram, mixture.base, global_lr * report["update_norm"]))
+    report.update({name: value for name, value in mixture.notes.items() if name != "set_aside"})
+    return report
+
+
+def _geometry(store: UpdateStore, gram: Gram, weights: Array, share: Array) -> dict[str, Any]:
+    """Return norms and cosines of the updates and of the aggregated step."""
+    model_gram = gram.merge_layers()
+    square = (weights * gram.apply(weights)).sum()  # |aggregated step|^2, over all layers
+    dots = gram.apply(weights).sum(axis=0)  # <d_k, aggregated step>
+    length = np.sqrt(max(float(square), 0.0))
+    norms = model_gram.norms[0]
+    lengths = norms * length
+    cosines = np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0)
+    return {
+        "norms": dict(zip(store.ids, norms.tolist(), strict=True)),
+        "cosines": dict(zip(store.ids, np.clip(cosines, -1, 1).tolist(), strict=True)),
+        "param_norm": float(np.sqrt(model_gram.theta_sq[0])),
+        "update_norm": float(length),
+        "coherence": coherence(model_gram, share),
+    }
+
+
+def _diversity(gram: Gram, sizes: Array | None, weights: Array) -> dict[str, Any]:
+    """Return how much clients differ; values over pairs are None for a single client.
+
+    Args:
+        gram: the Gram of the whole model.
+        sizes: the clients' numbers of examples, if known.
+        weights: the clients' weights, `[K]`.
+    """
+    # The coefficients of the mean update: by size if sizes are known.
+    norms = gram.norms
+    count = norms.shape[1]
+    mean = np.full(count, 1 / count)
+    if sizes is not None and sizes.any():
+        mean = sizes / sizes.sum()
+
+    # The sum of cosines over all pairs, without those of a client to itself.
+    pairs = count * (count - 1)
+    inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)  # [1, K]
+    cosines = (inverse * gram.apply(inverse)).sum() - np.count_nonzero(inverse)
+
+    total = np.abs(weights).sum()
+    share = weights / total if total > 0 else weights
+    return {
+        "moved": float(norms.mean()),
+        "spread": float(np.sqrt(gram.sq_distances()).sum() / pairs) if pairs else None,
+        "mean_cosine": float(cosines / pairs) if pairs else None,
+        "weighted_cosine": float((share * gram.cosines_to(mean[None])[0]).sum()),
+        "divergence": float(np.sqrt(gram.sq_distances_to(mean[None])).mean()),
+    }
+
+
+def _shrinking(gram: Gram, base: Array, update_norm: float) -> dict[str, float]:
+    """Return norm and ratio of FedLAW's Eq. (4), over all layers; empty if `base` is 1."""
+    square = float(((1 - base) ** 2 * gram.theta_sq).sum())
+    if square == 0.0:
+        return {}
+    return {"shrinking": math.sqrt(square), "shrinking_ratio": update_norm / math.sqrt(square)}
+
+
+def coherence(gram: Gram, share: Array) -> float:
+    """Return the local gradient coherence of a cohort (FedLAW, Def. 5.1).
+
+    It is `(1/m) sum_{i != j} lambda_i lambda_j cos(d_i, d_j)`.
+    """
+    cosines = gram.cosines()[0]
+    pairs = np.outer(share, share) * cosines
+    return float((pairs.sum() - np.trace(pairs)) / len(share))

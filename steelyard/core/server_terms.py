@@ -1,0 +1,179 @@
+"""Runs the server part of client terms after the aggregation, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from steelyard import kernels
+from steelyard.core.bounds import Bounds
+from steelyard.core.client_state import State
+from steelyard.core.rows import Array
+from steelyard.core.store import UpdateStore
+from steelyard.core.term import ClientTerm, ServerContext, Vectors
+
+Own = Callable[[ClientTerm, slice], tuple[Vectors, Vectors]]
+File = Callable[[ClientTerm, slice, Vectors], None]
+
+
+@dataclass(frozen=True)
+class Settling:
+    """The end of a round, as client terms see it.
+
+    Attributes:
+        store: the updates, and the global model that the round started from.
+        theta: the new global model `[d]`; terms may change it.
+        weights: coefficients of the updates in the sum, `[K]`.
+        own: returns a term's vectors of the cohort before and after training, `[K, n]` each, for
+            a slice of n coordinates.
+        file: stores the vectors after training again, for a term that changes them.
+        kept: the server's vectors of all terms, by `term.key(slot)`.
+        work: local steps of each client, `[K]`, as in `ServerContext`.
+        lr: the learning rate of the round.
+        population: number of all clients.
+        bounds: the bounds of a guard, if there is one: terms see updates, and changes of clients'
+            vectors, clipped to them.
+        usual: what `run` returned in the previous round, by `term.key(slot)`.
+    """
+
+    store: UpdateStore
+    theta: torch.Tensor
+    weights: torch.Tensor
+    own: Own
+    file: File | None
+    kept: Vectors
+    work: torch.Tensor
+    lr: float
+    population: int
+    bounds: Bounds | None = None
+    usual: Mapping[str, float] = field(default_factory=dict)
+
+    def run(self, terms: Iterable[ClientTerm]) -> dict[str, float]:
+        """Run `settle` of each term: it updates the server's vectors and possibly the model.
+
+        The updates are read chunk by chunk; `[K, d]` is never in memory.
+
+        Returns:
+            With a guard, the usual norms of clients' vectors, for `usual` of the next round.
+        """
+        usual = dict(self.usual)
+        acting = [term for term in terms if type(term).settle is not ClientTerm.settle]
+        if not acting:
+            return usual
+
+        # Updates and vectors that a guard clipped for the sum are clipped for terms, too.
+        update_factors: torch.Tensor | None = None
+        vector_factors: dict[str, torch.Tensor] = {}
+        weights = self.weights
+        if self.bounds is not None:
+            update_factors = _as_column(self.bounds.factors)
+            vector_factors = self._limit_vectors(acting, self.bounds, usual)
+        if update_factors is not None:
+            # The weights are coefficients on the updates before clipping: take the factors out.
+            positive = torch.where(update_factors > 0, update_factors, 1.0)[:, 0]
+            weights = (weights.double() / positive).to(weights.dtype)
+
+        def settle(piece: kernels.Piece, rows: torch.Tensor) -> None:
+            part = slice(piece.start, piece.stop)
+            updates = rows[:-1]
+            if update_factors is not None:
+                updates = (updates.double() * update_factors).to(updates.dtype)
+            for term in acting:
+                old, new = self.own(term, part)
+                clipped = {}
+                for slot in new:
+                    factors = vector_factors.get(term.key(slot))
+                    clipped[slot] = _scale_change(old[slot], new[slot], factors)
+                vectors = {slot: self.kept[term.key(slot)][part] for slot in term.server_slots}
+                at = ServerContext(
+                    theta=self.theta[part],
+                    before=rows[-1],
+                    updates=updates,
+                    weights=weights,
+                    old=old,
+                    new=clipped,
+                    kept=vectors,
+                    work=self.work,
+                    lr=self.lr,
+                    population=self.population,
+                )
+                term.settle(at)
+                if term.writes_slots and self.file is not None:
+                    self.file(term, part, clipped)
+
+        # Run the pass; afterwards, limit the server's own vectors.
+        kernels.combine(self.store, len(self.store.ids) + 1, [(0, self.store.layout.dim)], settle)
+        if self.bounds is not None:
+            self._limit_server_vectors(acting, self.bounds.clip, usual)
+        return usual
+
+    def _limit_vectors(
+        self, terms: Iterable[ClientTerm], bounds: Bounds, usual: dict[str, float]
+    ) -> dict[str, torch.Tensor]:
+        """Return factors `[K, 1]` for the changes of clients' vectors, by `term.key(slot)`.
+
+        Slots in which no change is too long are left out. Updates `usual` in place.
+        """
+        factors_by_key: dict[str, torch.Tensor] = {}
+        dim = self.store.layout.dim
+        for term in terms:
+            if not term.told_slots:
+                continue
+            # Squared norms of the changes, block by block.
+            squares = {}
+            for slot in term.told_slots:
+                squares[slot] = torch.zeros(len(self.store.ids), dtype=torch.float64)
+            for start in range(0, dim, kernels.BLOCK):
+                old, new = self.own(term, slice(start, min(start + kernels.BLOCK, dim)))
+                for slot, square in squares.items():
+                    square += (new[slot].double() - old[slot]).square().sum(dim=1)
+            # Factors for the changes that are too long.
+            for slot, square in squares.items():
+                key = term.key(slot)
+                norms = square.sqrt().numpy()
+                factors, usual[key] = bounds.limit_vectors(norms, usual.get(key, 0.0))
+                column = _as_column(factors)
+                if column is not None:
+                    factors_by_key[key] = column
+        return factors_by_key
+
+    def _limit_server_vectors(self, terms: Iterable[ClientTerm], clip: float, usual: Mapping[str, float]) -> None:
+        """Limit the norm of server vectors that are means of clients' vectors.
+
+        The limit is `clip` times the usual norm of the clients' vectors. Without it, the clipped
+        changes of one client would add up from round to round.
+        """
+        for term in terms:
+            for slot in term.told_slots:
+                limit = clip * usual[term.key(slot)]
+                if slot not in term.server_slots or limit == 0:
+                    continue
+                vector = self.kept[term.key(slot)]
+                length = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+                if length > limit:
+                    vector.mul_(limit / length)
+
+
+def usual_lengths(state: State) -> Mapping[str, float]:
+    """Return the norms that `Settling.run` returned in the previous round, from the state."""
+    lengths: Mapping[str, float] = state.get("vector_norms", {})
+    return lengths
+
+
+def with_usual_lengths(state: State, lengths: Mapping[str, float]) -> State:
+    """Return the state with these norms added, if there are any."""
+    return {**state, "vector_norms": dict(lengths)} if lengths else state
+
+
+def _as_column(factors: Array) -> torch.Tensor | None:
+    """Return the factors as `[K, 1]`; None if all of them are 1."""
+    return None if (factors == 1.0).all() else torch.from_numpy(factors)[:, None]
+
+
+def _scale_change(old: torch.Tensor, new: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+    """Return `old + factors * (new - old)`, for vectors `[K, n]`."""
+    if factors is None:
+        return new
+    return (old + (new.double() - old) * factors).to(new.dtype)

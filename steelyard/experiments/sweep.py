@@ -1,0 +1,233 @@
+"""Reads a sweep: `sweep.toml` with a base configuration and axes becomes a list of jobs.
+
+[base]    settings of all runs, with the keys of `steelyard run`
+[grid]    axes: lists of values by key; all combinations are run
+[[case]]  labelled sets of settings: one more axis, combined with the grid
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steelyard.core.errors import SteelyardError, nearest_name
+from steelyard.experiments.jobs import Job, flatten_keys
+from steelyard.experiments.run_groups import format_setting, is_bare, is_of_algorithm
+from steelyard.runs.monitor import check_target
+from steelyard.sim.config import Config, check_values, read_toml, validate_config
+
+_KEYS = ("name", "out", "target", "base", "grid", "case")
+_MAX_RUNS = 10_000  # more are probably a mistake in the file
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The jobs of a sweep.
+
+    Attributes:
+        name: the name of the sweep.
+        out: the directory that contains the runs; None if the file has no `out`.
+        target: the accuracy to reach, for the score `rounds`.
+        axes: the keys that differ between runs, the seed last.
+        seeds: the number of runs in each cell of a table.
+        jobs: the jobs, one per combination.
+        notes: what the user should know.
+    """
+
+    name: str
+    out: Path | None
+    target: float | None
+    axes: tuple[str, ...]
+    seeds: int
+    jobs: tuple[Job, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_sweep(path: str | Path) -> Sweep:
+    """Return the sweep of a TOML file."""
+    path = Path(path)
+    return plan({"name": path.stem, **read_toml(path)}, str(path))
+
+
+def plan(raw: Mapping[str, Any], source: str = "sweep") -> Sweep:
+    """Return the sweep of the contents of a file.
+
+    Args:
+        raw: the contents.
+        source: the name of the file, for messages.
+
+    Raises:
+        SteelyardError: for the first mistake, with its key and what to do.
+    """
+    # Read the axes: the grid, the cases and the seeds.
+    check_values(raw, source)
+    _check_keys(raw, source)
+    base = raw.get("base", {})
+    grid = _parse_grid(raw.get("grid", {}), source)
+    seeds = grid.pop("seed", [])
+    cases = _parse_cases(raw.get("case", []), source)
+    case_keys = {key for settings in cases.values() for key in settings}
+    grid_keys = {*grid, "seed"} if seeds else {*grid}
+    for key in case_keys & grid_keys:
+        raise SteelyardError(f"{source}: {key!r} is in [grid] and in a [[case]]: keep it in one of them")
+    total = max(1, len(seeds)) * max(1, len(cases)) * math.prod(map(len, grid.values()))
+    if total > _MAX_RUNS:
+        raise SteelyardError(f"{source}: {total} runs: use fewer values in [grid] (at most {_MAX_RUNS} runs)")
+
+    # Combine them. Runs of a case that changes the data must not be compared with those of another
+    # case: such a case is a setting.
+    case_axis = "case" if all(map(is_of_algorithm, case_keys)) else "setting"
+    case_items: list[tuple[str | None, dict[str, Any]]] = [*cases.items()] or [(None, {})]
+    configs = []
+    all_labels = []
+    for *values, (case, case_settings), seed in itertools.product(*grid.values(), case_items, seeds or [None]):
+        grid_settings = dict(zip(grid, values, strict=True))
+        settings = grid_settings | case_settings
+        if seed is not None:
+            settings["seed"] = seed
+        config = _make_config(base, settings, source)
+        labels = {} if case is None else {case_axis: case}
+        labels |= {key: format_setting(value) for key, value in grid_settings.items()}
+        labels["seed"] = str(config.seed)
+        configs.append(config)
+        all_labels.append(labels)
+
+    # Check the target and the number of seeds.
+    _check_target(raw.get("target"), configs, source)
+    notes = []
+    if len({config.seed for config in configs}) == 1:
+        notes.append(
+            f"one seed ({configs[0].seed}) says nothing about noise: use several, such as seed = [1, 2, 3] in [grid]"
+        )
+
+    # Make the jobs.
+    names = _make_names(all_labels)
+    jobs = tuple(map(Job, names, configs, all_labels))
+    out = raw.get("out")
+    return Sweep(
+        name=raw.get("name", "sweep"),
+        out=None if out is None else Path(out),
+        target=raw.get("target", jobs[0].config.target),
+        axes=tuple(jobs[0].labels),
+        seeds=len(seeds) or 1,
+        jobs=jobs,
+        notes=tuple(notes),
+    )
+
+
+def _check_keys(raw: Mapping[str, Any], source: str) -> None:
+    """Raise an error for an unknown key, or for a value of the wrong type."""
+    for key in raw:
+        if key not in _KEYS:
+            if key in Config.model_fields:
+                raise SteelyardError(f"{source}: unknown key {key!r}: keys of a run go below [base]")
+            near = nearest_name(key, _KEYS)
+            hint = f"did you mean {near!r}?" if near else f"known: {', '.join(_KEYS)}"
+            raise SteelyardError(f"{source}: unknown key {key!r}: {hint}")
+    kinds: dict[str, tuple[type, str]] = {
+        "name": (str, "text"),
+        "out": (str, "text"),
+        "base": (Mapping, "a section [base]"),
+        "grid": (Mapping, "a section [grid]"),
+        "case": (Sequence, "sections [[case]]"),
+    }
+    for key, (kind, description) in kinds.items():
+        if key not in raw:
+            continue
+        value = raw[key]
+        is_text = isinstance(value, str)  # a text is a sequence, too
+        if not isinstance(value, kind) or (is_text and kind is not str):
+            raise SteelyardError(f"{source}: {key} = {value!r}: use {description}")
+
+
+def _check_target(target: Any, configs: Sequence[Config], source: str) -> None:
+    """Raise an error for a target that is impossible for the metric that the runs monitor."""
+    metrics = {config.monitor if config.loss == "cross_entropy" else "loss" for config in configs}
+    try:
+        check_target(target, "accuracy" if "accuracy" in metrics else "loss")
+    except SteelyardError as error:
+        raise SteelyardError(f"{source}: {str(error).replace('=', ' = ', 1)}") from None
+
+
+def _parse_grid(grid: Mapping[str, Any], source: str) -> dict[str, list[Any]]:
+    """Return the values of each axis by key.
+
+    A key such as `data.partition` may be written with or without quotes.
+    """
+    axes = flatten_keys(grid)
+    for key, values in axes.items():
+        if not isinstance(values, (list, tuple)) or not values:
+            raise SteelyardError(f"{source}: grid.{key} = {values!r}: use a list of values")
+        for value, count in Counter(map(format_setting, values)).items():
+            if count > 1:
+                raise SteelyardError(f"{source}: grid.{key}: {value!r} is given twice")
+    return {key: list(values) for key, values in axes.items()}
+
+
+def _parse_cases(raw: Sequence[Any], source: str) -> dict[str, dict[str, Any]]:
+    """Return the settings of each case by its label."""
+    cases: dict[str, dict[str, Any]] = {}
+    for number, case in enumerate(raw, 1):
+        name = case.get("label") if isinstance(case, Mapping) else None
+        if not isinstance(name, str) or not name.strip():
+            raise SteelyardError(f'{source}: case {number} has no label: give it one, such as label = "FedCos"')
+        if name in cases:
+            raise SteelyardError(f"{source}: case {number}: the label {name!r} is taken: give it another")
+        cases[name] = flatten_keys({key: value for key, value in case.items() if key != "label"})
+    return cases
+
+
+def _make_config(base: Mapping[str, Any], settings: Mapping[str, Any], source: str) -> Config:
+    """Return the base configuration with settings such as `data.partition` changed."""
+    raw = copy.deepcopy(dict(base))
+    for key, value in settings.items():
+        *section_names, name = key.split(".")
+        section = raw
+        for section_name in section_names:
+            section = section.setdefault(section_name, {})
+            if not isinstance(section, dict):
+                raise SteelyardError(f"{source}: {key!r}: {section_name!r} is a value, not a section")
+        section[name] = value
+    return validate_config(raw, source)
+
+
+def _make_names(all_labels: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the names of jobs, which are directories: the values of the axes, then the seed.
+
+    A short hash is appended if two names would be the same, or if a name is too long.
+    """
+    # The values that each name stands for. Some file systems ignore upper and lower case.
+    stems = []
+    texts = []
+    texts_by_stem: dict[str, set[str]] = {}
+    for labels in all_labels:
+        pairs = [(axis, value) for axis, value in labels.items() if axis != "seed"]
+        stem = "-".join(_to_file_name(axis, value) for axis, value in pairs)
+        exact_text = "\n".join(f"{axis}={value}" for axis, value in pairs)
+        stems.append(stem)
+        texts.append(exact_text)
+        texts_by_stem.setdefault(stem.lower(), set()).add(exact_text)
+
+    # Make them unique.
+    names = []
+    for stem, exact_text, labels in zip(stems, texts, all_labels, strict=True):
+        name = stem
+        if len(texts_by_stem[stem.lower()]) > 1 or len(stem) > 100:
+            name = f"{stem[:100]}-{hashlib.sha256(exact_text.encode()).hexdigest()[:6]}"
+        names.append(f"{name}/seed-{labels['seed']}" if name else f"seed-{labels['seed']}")
+    return names
+
+
+def _to_file_name(axis: str, value: str) -> str:
+    """Return a value as part of a file name; a number with its key."""
+    name = f"{axis.rpartition('.')[2]}-{value}" if is_bare(value) else value
+    characters = [c if c.isascii() and (c.isalnum() or c in "._+") else "-" for c in name]
+    parts = "".join(characters).split("-")
+    return "-".join(filter(None, parts)).strip(".-") or axis

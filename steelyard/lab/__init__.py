@@ -1,1 +1,0 @@
-"""The laboratory: many runs, and what may be said of them."""

@@ -1,0 +1,56 @@
+"""The rules, one file per paper, and the combinators that join them.
+
+Importing this package registers every rule under its name in spec strings.
+"""
+
+from steelyard.rules import (
+    angle_gap,
+    bulyan,
+    centered_clipping,
+    chain,
+    coordinate,
+    detectors,
+    fedadp,
+    fedavg,
+    fedawa,
+    feddisco,
+    fedlaw,
+    fedlaw_swa,
+    fednova,
+    gate,
+    geometric_median,
+    guard,
+    if_finite,
+    krum,
+    ldawa,
+    modifiers,
+    nnm,
+    pa3fed,
+    per_layer,
+)
+
+__all__ = [
+    "angle_gap",
+    "bulyan",
+    "centered_clipping",
+    "chain",
+    "coordinate",
+    "detectors",
+    "fedadp",
+    "fedavg",
+    "fedawa",
+    "feddisco",
+    "fedlaw",
+    "fedlaw_swa",
+    "fednova",
+    "gate",
+    "geometric_median",
+    "guard",
+    "if_finite",
+    "krum",
+    "ldawa",
+    "modifiers",
+    "nnm",
+    "pa3fed",
+    "per_layer",
+]

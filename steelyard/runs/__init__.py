@@ -1,0 +1,1 @@
+"""Run directories: what a run leaves on disk, for the simulator, Flower, reports and experiments."""

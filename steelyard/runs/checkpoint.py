@@ -1,0 +1,278 @@
+"""Checkpoints: complete or not there at all, verified before they are believed.
+
+    checkpoints/round-000012/model.safetensors   the global model, for anyone to load
+                             state.safetensors   everything else a run needs to go on
+                             manifest.json       round, identity of the run, size and SHA-256 of the files
+    checkpoints/best-000010/                     the best model so far, without the state
+    checkpoints/last, checkpoints/best           links to these
+
+A checkpoint is written to a hidden directory, synced, and renamed. The truth is the newest directory whose manifest
+verifies; the links are for people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from steelyard.core.errors import SteelyardError
+from steelyard.core.state import save_state, sync
+from steelyard.runs.held_directory import HeldDirectory, is_present
+from steelyard.runs.snapshot import (
+    LINKS,
+    MANIFEST,
+    MODEL,
+    NAMES,
+    SCHEMA,
+    STATE,
+    Snapshot,
+    is_of_run,
+    round_of,
+    seal,
+    verified,
+    written_by_us,
+)
+
+
+class CheckpointError(SteelyardError):
+    """A checkpoint could not be written; the ones before it are intact."""
+
+
+class Checkpoints:
+    """The directory of a run's checkpoints.
+
+    It may hold files of others: only names that this class makes are read, renamed or removed, and a directory is
+    removed only if its manifest says that it belongs to the same run.
+    """
+
+    def __init__(self, path: Path, keep: int = 2) -> None:
+        self.path, self.keep = path, keep
+        self.held: HeldDirectory | None = None  # the directory, once it is in use
+
+    def open(self) -> None:
+        """Creates the directory, or checks that it is still the one that was used before."""
+        if self.held is None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.held = HeldDirectory(self.path)
+        elif not self.held.is_in_place():
+            raise CheckpointError(
+                f"{self.path}: the directory was removed or replaced during the run: the run stops, and rounds since "
+                "its last checkpoint are lost. Bring the directory back and resume, or start afresh"
+            )
+
+    def close(self) -> None:
+        """Release the directory."""
+        if self.held is not None:
+            self.held.close()
+            self.held = None
+
+    def save(self, snapshot: Snapshot, log: int | None = None) -> None:
+        """Writes a checkpoint, points a link to it and removes those nobody needs; syncs the handle `log` first."""
+        name = snapshot.name
+        try:
+            self.open()
+            hidden = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}."))
+            try:
+                self.open()  # it may have been replaced by a link to another place just before
+                self._fill(hidden, snapshot)
+                if log is not None:
+                    os.fsync(log)  # the rounds up to here are on record before the checkpoint that says so
+                self._publish(hidden, name)
+            finally:
+                shutil.rmtree(hidden, ignore_errors=True)
+            self._link("best" if snapshot.state is None else "last", name)
+            self._prune(snapshot.identity)
+        except (OSError, SafetensorError) as error:
+            self.open()  # where the directory itself is gone, that is the error to tell of
+            raise CheckpointError(
+                f"checkpoint of round {snapshot.round} in {self.path}: {getattr(error, 'strerror', None) or error}; "
+                "earlier checkpoints are intact: make room, then resume"
+            ) from error
+
+    def _fill(self, directory: Path, snapshot: Snapshot) -> None:
+        tied = {id(tensor): tensor for tensor in snapshot.model.values()}
+        shared = len(tied) < len(snapshot.model)  # the format refuses shared memory: store copies
+        model = {n: t.clone() if shared else t for n, t in snapshot.model.items()}
+        # One entry only: safetensors writes several in an order that differs from run to run.
+        save_file(model, directory / MODEL, metadata={"format": "pt"})
+        if snapshot.state is not None:
+            save_state(directory / STATE, snapshot.state)
+        files = {}
+        for name in [MODEL] if snapshot.state is None else [MODEL, STATE]:
+            data = (directory / name).read_bytes()
+            files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+        manifest = {"schema": SCHEMA, "round": snapshot.round, "run": snapshot.identity, "files": files}
+        if snapshot.log is not None:
+            manifest["log"] = snapshot.log
+        manifest["sha256"] = seal(manifest)
+        (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        for name in [*files, MANIFEST]:
+            sync(directory / name)
+        sync(directory)
+
+    def _publish(self, hidden: Path, name: str) -> None:
+        final = self.path / name
+        if is_present(final):  # a resumed run passes through rounds it has been in before
+            if not written_by_us(final):
+                raise CheckpointError(f"{final}: is in the way and is not a checkpoint of this run: move it away")
+            self._remove(final)
+        os.chmod(hidden, 0o755)
+        os.rename(hidden, final)
+        sync(self.path)
+
+    def _link(self, link: str, name: str) -> None:
+        final, hidden = self.path / link, self.path / f".{link}.new"
+        if is_present(final) and not written_by_us(final):
+            raise CheckpointError(f"{final}: is in the way and is not a link to a checkpoint: move it away")
+        if written_by_us(hidden):
+            hidden.unlink()
+        if final.is_dir() and not final.is_symlink():
+            shutil.rmtree(final)  # a copied run has a directory in place of the link
+        hidden.symlink_to(name)
+        os.replace(hidden, final)
+
+    def _prune(self, identity: str) -> None:
+        """Removes this run's older checkpoints, and all its best models but the one that the link names."""
+        best = self.path / "best"
+        best_name = os.readlink(best) if best.is_symlink() else None
+        rounds = [path for path in self._list_directories("round") if is_of_run(path, identity)]
+        models = [
+            path for path in self._list_directories("best") if path.name != best_name and is_of_run(path, identity)
+        ]
+        for path in [*rounds[self.keep :], *models]:
+            self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Removes a checkpoint; one that is killed on the way leaves a hidden directory, not half a checkpoint."""
+        hidden = tempfile.mkdtemp(dir=self.path, prefix=f".{path.name}.")
+        os.rename(path, hidden)  # replaces the empty directory
+        shutil.rmtree(hidden)
+
+    def _list_directories(self, kind: str) -> list[Path]:
+        """The directories called `round-` or `best-` and a number, newest first."""
+        candidates = [
+            path for path in self._entries() if NAMES.fullmatch(path.name) and path.name.startswith(f"{kind}-")
+        ]
+        real = [path for path in candidates if path.is_dir() and not path.is_symlink()]
+        return sorted(real, key=round_of, reverse=True)
+
+    def _entries(self) -> list[Path]:
+        return sorted(self.path.iterdir()) if self.path.is_dir() else []
+
+    def in_the_way(self, is_own: bool, is_ours: bool) -> list[Path]:
+        """What a new run here would overwrite, or might mistake for its own.
+
+        Args:
+            is_own: whether the directory is the run's own, to have nothing else in it; else it is one that the user
+                chose, where only names that the run will use are in the way.
+            is_ours: whether an earlier run of ours had this directory as its own.
+        """
+        if is_present(self.path) and not self.path.is_dir():
+            return [self.path]
+        if not is_own:
+            return [path for path in self._entries() if NAMES.fullmatch(path.name) or path.name in LINKS]
+        return [path for path in self._entries() if not (is_ours and written_by_us(path))]
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether there is a checkpoint in it."""
+        return any(NAMES.fullmatch(path.name) for path in self._entries())
+
+    def clear(self) -> None:
+        """Removes what runs of ours wrote, and the directory if nothing else is in it."""
+        for path in self._entries():
+            if written_by_us(path):
+                path.unlink() if path.is_symlink() else shutil.rmtree(path)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+    def newest(self, identity: str | None) -> tuple[Snapshot | None, list[str]]:
+        """The newest checkpoint that verifies, and why newer ones do not.
+
+        Damaged ones are set aside under another name, half-written ones removed.
+        """
+        problems = []
+        for leftover in self._entries():
+            if leftover.name.startswith(".") and written_by_us(leftover):
+                leftover.unlink() if leftover.is_symlink() else shutil.rmtree(leftover)
+        for path in self._list_directories("round"):
+            if not written_by_us(path) and not (path / MANIFEST).is_file():
+                continue  # a directory of somebody else
+            try:
+                snapshot = verified(path)
+            except (OSError, SteelyardError) as error:
+                problems.append(f"{path.name}: {error}")
+                self._set_aside(path)
+                continue
+            if identity is not None and snapshot.identity != identity:
+                raise SteelyardError(
+                    f"{path}: belongs to another run (configuration, data or model differ): "
+                    "resume with the configuration in the run's config.json"
+                )
+            return snapshot, problems
+        return None, problems
+
+    def verify_best(self, snapshot: Snapshot, number: int | None) -> str | None:
+        """Verifies the best model of a run that goes on from a checkpoint; returns what is wrong with it.
+
+        A damaged one is set aside, and written anew if the checkpoint of the same round is still there.
+
+        Args:
+            snapshot: the checkpoint.
+            number: the best round up to the checkpoint; None if that is not known.
+        """
+        # Without a round to look for, the link says which model is the best.
+        link = self.path / "best"
+        if number is None and not link.is_symlink():
+            return None
+        name = os.readlink(link) if number is None else f"best-{number:06d}"
+        problem = self._problem_of(name, snapshot.identity)
+        if problem is None:
+            return None
+        # Better rounds after the checkpoint replaced the model, and will be gone through again.
+        later = [path.name for path in self._list_directories("best") if round_of(path) > snapshot.round]
+        if is_present(self.path / name) is False and any(
+            self._problem_of(later_name, snapshot.identity) is None for later_name in later
+        ):
+            return None
+        # Set the damaged model aside; the link may not lead to it, nor to nothing.
+        if written_by_us(self.path / name):
+            self._set_aside(self.path / name)
+        if written_by_us(link) and os.readlink(link) == name:
+            link.unlink()
+        # The checkpoint of the same round holds the same model.
+        try:
+            twin = verified(self.path / name.replace("best", "round"))
+            self.save(Snapshot(twin.round, twin.model, None, twin.identity))
+        except (OSError, SteelyardError):
+            return f"{name}: {problem}: the best model is lost, unless a later round is better"
+        return f"{name}: {problem}: written anew from the checkpoint of that round"
+
+    def _problem_of(self, name: str, identity: str) -> str | None:
+        """Why a best model cannot be used; None if it can."""
+        try:
+            snapshot = verified(self.path / name)
+        except FileNotFoundError:
+            return "it is missing"
+        except (OSError, SteelyardError) as error:
+            return str(error)
+        return None if snapshot.identity == identity else "it belongs to another run"
+
+    def _set_aside(self, path: Path) -> None:
+        """Renames a damaged checkpoint, unless it holds files of others."""
+        if not written_by_us(path):
+            return
+        aside = path.with_name(f"damaged-{path.name}")
+        count = 1
+        while is_present(aside):
+            count += 1
+            aside = path.with_name(f"damaged-{path.name}-{count}")
+        os.rename(path, aside)

@@ -1,0 +1,266 @@
+"""The files of a run directory, read and checked.
+
+Whatever a file holds, reading it ends with plain data of the expected types or with a `SteelyardError` that names the
+file: wrong types, numbers beyond any float, deep nesting. What is checked is what other code relies on; keys that
+nobody relies on may hold anything.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from steelyard.core.errors import SteelyardError
+
+CONFIG, ENVIRONMENT, COHORTS, ROUNDS = "config.json", "environment.json", "cohorts.json", "rounds.jsonl"
+CLIENTS = "clients.json"
+FILES = (CONFIG, ROUNDS, COHORTS, CLIENTS, ENVIRONMENT)  # removed in this order: the last one tells whose they are
+_RESOLVED = {"algorithm", "seed", "rounds", "data", "model"}  # what a configuration says of any run
+_DEEPEST = 32  # levels of nesting
+_LARGEST = 1 << 1000  # of whole numbers: beyond it, they do not become a float
+_COUNT = 1 << 53  # of anything that is counted
+
+Check = Callable[[Any], bool]
+
+
+# What values may be
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _COUNT
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) or type(value) is int
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _list_of(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def _dict_of(check: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
+def _is_table(value: Any) -> bool:
+    """Rows of numbers, all of one length."""
+    return _list_of(_list_of(_is_number))(value) and len({len(row) for row in value}) <= 1
+
+
+_RECORD: dict[str, Check] = {
+    "accuracy": _or_none(_is_number),
+    "loss": _or_none(_is_number),
+    "weights": _dict_of(_or_none(_is_number)),
+    "layer_weights": _dict_of(_list_of(_or_none(_is_number))),
+    "quarantined": _dict_of(_is_text),
+    "void": _or_none(_is_text),
+    "dropped": _list_of(_is_id),
+    "late": _list_of(_is_id),
+    "timings": _dict_of(_is_number),
+    "client_accuracy": _dict_of(_or_none(_is_number)),
+    "reported": _dict_of(_dict_of(_or_none(_is_number))),
+}  # where a round has these keys
+_ABOUT: dict[str, Check] = {
+    "algorithm": _dict_of(_or_none(_is_text)),
+    "seed": lambda value: type(value) is int,
+    "rounds": _is_count,
+    "data": lambda value: (
+        isinstance(value, dict)
+        and _or_none(_is_text)(value.get("name"))
+        and _is_count(value.get("clients"))
+        and _or_none(_is_text)(value.get("fingerprint"))
+    ),
+    "model": lambda value: isinstance(value, dict) and _is_count(value.get("parameters")),
+    "local": lambda value: isinstance(value, dict),
+    "participation": lambda value: isinstance(value, dict),
+    "proxy": lambda value: isinstance(value, dict),
+}  # where the resolved configuration has these keys
+_ASKED: dict[str, Check] = {
+    "target": _or_none(_is_number),
+    "data": lambda value: isinstance(value, dict),
+    "seed": lambda value: type(value) is int,
+}  # where the configuration of the command line has these keys
+_CLIENTS: dict[str, Check] = {
+    "ids": _list_of(_is_id),
+    "sizes": _list_of(_is_number),
+    "counts": _is_table,
+    "groups": _is_table,
+}
+
+
+def _wrong_key(value: Mapping[str, Any], checks: Mapping[str, Check]) -> str | None:
+    """The first key whose value is not what it should be."""
+    return next((name for name, check in checks.items() if name in value and not check(value[name])), None)
+
+
+def parse_json(data: bytes) -> Any:
+    """JSON as plain data; raises ValueError for all that is not, or that nobody can compute with."""
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    # Level by level: a recursion could go too deep.
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+            elif isinstance(item, int) and abs(item) >= _LARGEST:
+                raise ValueError(f"a number of {item.bit_length()} bits")
+        if not inner:
+            return value
+        level = inner
+    raise ValueError("nested too deeply")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of a file; raises OSError for all that is not one, such as a pipe that nobody writes to."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a file")
+    return path.read_bytes()
+
+
+def _read(path: Path, cure: str) -> Any:
+    """A file of JSON; errors name it."""
+    try:
+        return parse_json(read_bytes(path))
+    except ValueError as error:
+        raise SteelyardError(f"{path}: not JSON: {error}: {cure}") from None
+    except OSError as error:
+        raise SteelyardError(f"{path}: cannot be read: {error.strerror or error}: {cure}") from None
+
+
+def is_file_of_run(directory: Path, name: str) -> bool:
+    """Whether a file of a run directory is there, and is what a run writes under this name."""
+    path = directory / name
+    if path.is_symlink() or not path.is_file():
+        return False
+    if name == ROUNDS:
+        lines = path.read_bytes().splitlines()
+        return not lines or any(_is_record(line) for line in lines)
+    try:
+        value = parse_json(path.read_bytes())
+    except (ValueError, OSError):
+        return False
+    if name == COHORTS:
+        return _list_of(_list_of(_is_id))(value)
+    keys = {CONFIG: {"resolved"}, ENVIRONMENT: {"steelyard", "promise"}, CLIENTS: {"ids", "sizes"}}[name]
+    if not isinstance(value, dict) or not value.keys() >= keys:
+        return False
+    return name != CONFIG or (isinstance(value["resolved"], dict) and value["resolved"].keys() >= _RESOLVED)
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        record = parse_json(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and _is_count(record.get("round"))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What `begin` wrote into a run directory."""
+    if not (path / CONFIG).exists():
+        raise SteelyardError(f"{path}: holds no run (no {CONFIG})")
+    cure = "leave this directory out, or remove it"
+    config = _read(path / CONFIG, cure)
+    resolved = config.get("resolved") if isinstance(config, dict) else None
+    if not isinstance(resolved, dict) or not resolved.keys() >= _RESOLVED:
+        raise SteelyardError(f"{path / CONFIG}: does not say what was run: {cure}")
+    requested = config.get("config", {})
+    if not isinstance(requested, dict):
+        raise SteelyardError(f"{path / CONFIG}: config is not a table of options: {cure}")
+    for section, value, checks in (("resolved", resolved, _ABOUT), ("config", requested, _ASKED)):
+        wrong = _wrong_key(value, checks)
+        if wrong is not None:
+            raise SteelyardError(f"{path / CONFIG}: {section}.{wrong} is {_brief(value[wrong])}: {cure}")
+    try:
+        json.dumps(config, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise SteelyardError(f"{path / CONFIG}: holds text that is not Unicode: {cure}") from None
+    checked: dict[str, Any] = config
+    return checked
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def read_clients(path: Path) -> dict[str, Any] | None:
+    """Who holds what in a run; None for a run from before this was written down."""
+    if not (path / CLIENTS).exists():
+        return None
+    cure = "resume the run to write it anew"
+    clients = _read(path / CLIENTS, cure)
+    if not isinstance(clients, dict) or not isinstance(clients.get("ids"), list):
+        raise SteelyardError(f"{path / CLIENTS}: names no clients: {cure}")
+    wrong = _wrong_key(clients, _CLIENTS)
+    if wrong is None:
+        count = len(clients["ids"])
+        wrong = next((name for name in _CLIENTS if name in clients and len(clients[name]) != count), None)
+    if wrong is not None:
+        raise SteelyardError(f"{path / CLIENTS}: {wrong} is {_brief(clients[wrong])}: {cure}")
+    return clients
+
+
+def read_cohorts(path: Path) -> list[Any] | None:
+    """Whom each round asked; None if that cannot be read."""
+    try:
+        cohorts = parse_json(read_bytes(path / COHORTS))
+    except (OSError, ValueError):
+        return None
+    return cohorts if _list_of(_list_of(_is_id))(cohorts) else None
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The rounds on record; a half line at the end, of a run that was killed, is left out."""
+    try:
+        data = read_bytes(path / ROUNDS) if (path / ROUNDS).exists() else b""
+    except OSError as error:
+        raise SteelyardError(f"{path / ROUNDS}: cannot be read: {error.strerror or error}") from None
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        problem = _append_record(line, records)
+        if problem is not None:
+            raise SteelyardError(
+                f"{path / ROUNDS}, line {number}: {problem}: leave this directory out, or resume the run if its last "
+                "checkpoint is from before"
+            )
+    return records
+
+
+def _append_record(line: bytes, records: list[dict[str, Any]]) -> str | None:
+    """Adds the record in a line to those before it; returns what is wrong with it, if anything."""
+    try:
+        record = parse_json(line)
+    except ValueError as error:
+        return f"not JSON: {error}"
+    if not isinstance(record, dict) or not _is_count(record.get("round")):
+        return "not the record of a round"
+    if records and record["round"] <= records[-1]["round"]:
+        return f"round {record['round']} after round {records[-1]['round']}"
+    wrong = _wrong_key(record, _RECORD)
+    if wrong is not None:
+        return f"{wrong} is {_brief(record[wrong])}"
+    records.append(record)
+    return None

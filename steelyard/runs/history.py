@@ -1,0 +1,136 @@
+"""What a run leaves in memory: its records, its model, and ways to look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from steelyard.core.errors import SteelyardError
+from steelyard.runs.directory import CONFIG, read_config, read_log
+from steelyard.runs.monitor import Monitor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, repr=False)
+class History:
+    """The records of a run, one dict per round, and the final model.
+
+    Attributes:
+        name: the algorithm as text.
+        records: what `rounds.jsonl` holds: `round`, `accuracy`, `loss`, `weights` (by client id), `coherence`, ...
+        params: the final global model, a state dict; empty if it was read from a directory.
+        path: the run directory, if there is one.
+        monitor: the metric that `best` and `rounds_to` refer to.
+
+    Examples:
+        >>> history = History("fedavg", [{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": 0.75}])
+        >>> history.accuracy
+        [0.5, 0.75]
+        >>> history.rounds_to(0.7)
+        2
+    """
+
+    name: str
+    records: list[dict[str, Any]]
+    params: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    path: Path | None = None
+    monitor: Monitor = field(default_factory=Monitor)
+
+    @staticmethod
+    def read(path: str | Path) -> History:
+        """The history of a run directory, finished or not."""
+        path = Path(path)
+        records = read_log(path)
+        if not records:
+            raise SteelyardError(f"{path}: holds no rounds")
+        monitor = Monitor.read(read_config(path)) if (path / CONFIG).exists() else Monitor()
+        return History(path.name, records, {}, path, monitor)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __repr__(self) -> str:
+        """A few lines: the last round, and where everything is; `records` holds it all."""
+        last = self.records[-1] if self.records else {}
+        measured = [f"{key}={last[key]:.4f}" for key in ("accuracy", "loss") if isinstance(last.get(key), float)]
+        lines = [f"History({self.name!r}, {len(self)} rounds{''.join(f', {text}' for text in measured)})"]
+        if self.path is not None:
+            lines.append(f"  path: {self.path}")
+        if self.params:
+            lines.append(f"  params: {len(self.params)} tensors")
+        return "\n".join(lines)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.records)
+
+    def column(self, name: str) -> list[Any]:
+        """One value for each round that has it."""
+        return [record[name] for record in self.records if record.get(name) is not None]
+
+    @property
+    def accuracy(self) -> list[float]:
+        """The accuracies on the test set, in the order of rounds; empty if none was measured."""
+        return self.column("accuracy")
+
+    @property
+    def final_accuracy(self) -> float | None:
+        """The last accuracy on the test set, or None if none was measured."""
+        curve = self.accuracy
+        return curve[-1] if curve else None
+
+    @property
+    def monitored(self) -> list[float]:
+        """The values of the monitored metric in the order of rounds: accuracies, unless `monitor=` named another."""
+        return self.column(self.monitor.metric)
+
+    @property
+    def best(self) -> float | None:
+        """The best value of the monitored metric: the highest accuracy, unless `monitor=` named another metric."""
+        return self.monitor.best(self.monitored)
+
+    def rounds_to(self, target: float) -> int | None:
+        """Return the first round whose monitored metric is as good as the target; None if no round's is."""
+        rounds = (record["round"] for record in self.records if self.monitor.has_reached(record, target))
+        return next(rounds, None)
+
+    def comparable(self) -> list[dict[str, Any]]:
+        """The records without what differs from run to run: timings."""
+        return [{name: value for name, value in r.items() if name != "timings"} for r in self.records]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per round; weights as columns `weight.<client>`, timings as `seconds.<stage>`.
+
+        FedCos's cosines are `direction_cosine.<client>`.
+        """
+        try:
+            import pandas as pd
+        except ModuleNotFoundError:
+            raise SteelyardError("to_pandas() needs pandas: pip install pandas") from None
+        return pd.DataFrame([_flatten_record(record) for record in self.records]).set_index("round")
+
+    def _repr_html_(self) -> str:
+        own = () if self.monitor.metric in ("accuracy", "loss") else (self.monitor.metric,)
+        columns = ("round", *own, "accuracy", "loss", "coherence", "effective_clients")
+        head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+        rows = self.records if len(self.records) <= 12 else [*self.records[:3], *self.records[-9:]]
+        body = "".join("<tr>" + "".join(f"<td>{_cell(r.get(name))}</td>" for name in columns) + "</tr>" for r in rows)
+        return f"<b>{escape(self.name)}</b>, {len(self)} rounds<table><tr>{head}</tr>{body}</table>"
+
+
+def _flatten_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in record.items() if not isinstance(value, (dict, list))}
+    plain |= {f"weight.{client}": weight for client, weight in record.get("weights", {}).items()}
+    plain |= {f"direction_cosine.{client}": cosine for client, cosine in record.get("direction_cosines", {}).items()}
+    plain |= {f"seconds.{stage}": time for stage, time in record.get("timings", {}).items()}
+    return plain | {name: len(record.get(name, ())) for name in ("quarantined", "dropped", "late")}
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else escape(str(value))

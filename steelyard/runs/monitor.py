@@ -1,0 +1,125 @@
+"""The metric that a run's `target` and its best model refer to, and which way it gets better."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from steelyard.core.checks import LARGEST
+from steelyard.core.errors import SteelyardError, shorten
+
+MODES = ("auto", "max", "min")
+
+_LOWER_IS_BETTER = {
+    *("loss", "error", "err", "mae", "mse", "rmse", "msle", "rmsle", "mape", "smape", "nll", "bce"),
+    *("perplexity", "ppl", "brier", "ece", "wer", "cer", "eer", "distance", "divergence", "deviation"),
+}
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """The metric that decides which model is best, and when the run may end.
+
+    Attributes:
+        metric: its name in the record of a round: `accuracy`, `loss`, or one of `test_metrics`.
+        mode: `max` if more is better, else `min`.
+        target: the value that ends the run; None to run all rounds.
+    """
+
+    metric: str = "accuracy"
+    mode: str = "max"
+    target: float | None = None
+
+    @classmethod
+    def of(cls, metric: str = "accuracy", mode: str = "auto", target: float | None = None) -> Monitor:
+        """Check the options of a run; `mode="auto"` is `min` for losses and errors, `max` for all else."""
+        if not isinstance(metric, str) or not metric:
+            raise SteelyardError(f"monitor={metric!r}: give the name of a metric, such as 'accuracy' or 'loss'")
+        if mode not in MODES:
+            raise SteelyardError(f"mode={mode!r}: use auto, max or min")
+        check_target(target, metric)
+        if mode == "auto":
+            mode = "min" if is_lower_better(metric) else "max"
+        return cls(metric, mode, target)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Monitor:
+        """Return what `config.json` of a run says; runs from before it said so have a target on the accuracy."""
+        monitor = config.get("monitor")
+        if isinstance(monitor, Mapping) and isinstance(monitor.get("metric"), str) and monitor.get("mode") in MODES[1:]:
+            return cls(monitor["metric"], monitor["mode"], read_number(monitor.get("target")))
+        requested = config.get("config")
+        return cls(target=read_number(requested.get("target")) if isinstance(requested, Mapping) else None)
+
+    def progress(self) -> dict[str, Any]:
+        """Return what a checkpoint says of it; nothing for the highest accuracy, as before there were others."""
+        return {} if (self.metric, self.mode) == ("accuracy", "max") else {"monitor": [self.metric, self.mode]}
+
+    def check_resumed(self, path: Path, progress: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> None:
+        """Refuse to go on with another metric than the one by which the run in a directory keeps its best model."""
+        if progress["best"] is None:
+            return
+        usual = ["accuracy", "max"] if any(r.get("accuracy") is not None for r in records) else ["loss", "min"]
+        metric, mode = progress.get("monitor", usual)
+        if (metric, mode) != (self.metric, self.mode):
+            raise SteelyardError(
+                f"{path}: the run in it keeps its best model by monitor={metric!r}, mode={mode!r}: give the same, or "
+                "choose another directory (out, --out)"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for `config.json`."""
+        return asdict(self)
+
+    def score(self, value: float) -> float:
+        """Return a value with the sign that makes more better."""
+        return value if self.mode == "max" else -value
+
+    def score_of(self, record: Mapping[str, Any]) -> float | None:
+        """Return the score of a round; None if it has no such number on record."""
+        value = read_number(record.get(self.metric))
+        return None if value is None else self.score(value)
+
+    def best(self, values: Iterable[float]) -> float | None:
+        """Return the best of some values; None if there is none."""
+        return max(values, key=self.score, default=None)
+
+    def has_reached(self, record: Mapping[str, Any], target: float | None) -> bool:
+        """Return whether the model of a round is as good as the target; never, if there is no target."""
+        score = self.score_of(record)
+        return target is not None and score is not None and score >= self.score(target)
+
+    def is_done(self, records: Iterable[Mapping[str, Any]]) -> bool:
+        """Return whether a round on record has reached the run's own target."""
+        return any(self.has_reached(record, self.target) for record in records)
+
+
+def check_target(target: float | None, metric: str = "accuracy") -> None:
+    """Refuse a target that no round can have, or that every round has."""
+    if target is None:
+        return
+    number = read_number(target)
+    if metric == "accuracy" and (number is None or not 0 < number <= 1):
+        text = f"{target:g}" if isinstance(target, float) else shorten(target)
+        raise SteelyardError(f"target={text}: use an accuracy in (0, 1], such as 0.9")
+    if number is None:
+        raise SteelyardError(f"target={shorten(target)}: use a number")
+
+
+def is_lower_better(metric: str) -> bool:
+    """Return whether the name of a metric says that less is better: `loss`, `mae`, `val_error`."""
+    words = re.split(r"[^a-z0-9]+", metric.lower())
+    return any(word in _LOWER_IS_BETTER or word.endswith(("loss", "error")) for word in words)
+
+
+def read_number(value: Any) -> float | None:
+    """Return a finite number that is not a truth value, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,81 @@
+"""A round as one line of JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+from steelyard.core.client_state import ClientId
+from steelyard.core.gram import Array
+
+Record = dict[str, Any]
+
+
+def make_record(report: Mapping[str, Any], weights: Mapping[ClientId, float], by_layer: Array) -> Record:
+    """A report as one line of JSON: text keys, and null where a number is not one."""
+    record: Record = {"round": report["round"], "weights": weights}
+    if by_layer.shape[0] > 1:
+        record["layer_weights"] = dict(zip(report["layers"], by_layer.tolist(), strict=True))
+    record |= {name: value for name, value in report.items() if name not in ("round", "layers", "clients")}
+    cleaned: Record = _clean(record)
+    return cleaned
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, float):
+        return finite_or_none(value)
+    if isinstance(value, Mapping):
+        return {str(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(item) for item in value]
+    return value
+
+
+def make_written(record: Record) -> tuple[Record, dict[str, str]]:
+    """Bring a record that callbacks have added to into a form that JSON can hold, in place.
+
+    Numbers and arrays of numpy and torch become numbers and lists, numbers that are not finite null, keys text.
+
+    Returns:
+        What is to be written, and by name why the other values cannot be.
+    """
+    plain_record: Record = {}
+    problems: dict[str, str] = {}
+    for name, value in record.items():
+        try:
+            record[name] = plain_record[str(name)] = _make_json_safe(value)
+        except (TypeError, RecursionError) as error:
+            problems[str(name)] = str(error)
+    return plain_record, problems
+
+
+def _make_json_safe(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, torch.Tensor):
+        value = value.detach().cpu().tolist()
+    if isinstance(value, float):
+        return finite_or_none(float(value))
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str | PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _make_json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_make_json_safe(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [_make_json_safe(item) for item in sorted(value, key=repr)]
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
+def finite_or_none(value: float) -> float | None:
+    """The number, or null where it is not one: JSON has no NaN."""
+    return value if math.isfinite(value) else None
