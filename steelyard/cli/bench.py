@@ -98,11 +98,14 @@ def bench(
             return
         planned = [] if page_only else chosen.jobs(read_seeds(seeds) if seeds is not None else chosen.seeds)
 
+        if (add or page_only) and not PUBLISHED.exists():
+            raise SteelyardError("no results are published yet: run the benchmark without --add and --page-only")
+        published = read_results(PUBLISHED) if add or page_only else []
+
         # Run it, and put the results beside those that are published, if they are of the same benchmark.
         outcomes = run_with_board(planned, out, "benchmark", parallel, overwrite, quiet, console) if planned else []
         results = make_results(chosen, outcomes)
-        if add or page_only:
-            results = combine_results(read_results(PUBLISHED), results)
+        results = combine_results(published, results)
         described = chosen if tune else whole.with_rules([r for r in chosen.rules if r not in whole.rules])
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / RESULTS, format_results(results))
