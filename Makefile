@@ -6,6 +6,10 @@ INSTALL := pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/$(INSTALL) -c constraints.txt
 # pip builds packages in environments of their own, which read this variable and not -c.
 export PIP_CONSTRAINT := constraints.txt
+# Developers may keep big data sets beside the repository; tests that need them skip where there are none.
+ifneq ($(wildcard ../shared/data),)
+export STEELYARD_DATA ?= $(abspath ../shared/data)
+endif
 
 .PHONY: setup constraints demo test-fast test test-slow test-flower bench bench-peers lint format docs dist clean
 

@@ -32,7 +32,7 @@ import torch
 
 import steelyard
 from steelyard.data import corrupt
-from steelyard.data.corruption import corrupted
+from steelyard.data.corruption import find_corrupted_clients
 
 CLIENTS = 20
 ROUNDS = 20
@@ -222,7 +222,7 @@ def _largest_hidden_step(others):
 
 def choose_attackers(federation, count, seed):
     """Who attacks: as many clients as asked for, those whose data `corrupt` would change."""
-    ids = corrupted(federation, count / CLIENTS, seed=seed) if count else ()
+    ids = find_corrupted_clients(federation, count / CLIENTS, seed=seed) if count else ()
     return tuple(federation.ids.index(client) for client in ids)
 
 

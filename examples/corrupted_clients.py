@@ -13,7 +13,7 @@ from pathlib import Path
 
 import steelyard
 from steelyard.data import corrupt, load
-from steelyard.data.corruption import corrupted
+from steelyard.data.corruption import find_corrupted_clients
 
 LOCAL = {
     "epochs": 3,
@@ -37,7 +37,7 @@ def main():
     for share in (0.25, 0.5, 0.75):
         clean = steelyard.Federation.partitioned(train, test, "dirichlet:100", 20, arguments.seed)
         federation = corrupt(clean, share, "swap", seed=arguments.seed)
-        bad = corrupted(clean, share, seed=arguments.seed)
+        bad = find_corrupted_clients(clean, share, seed=arguments.seed)
         for rule in ("fedavg", "law:lr=0.005", "fedlaw:lr=0.005"):
             history = steelyard.simulate(
                 rule,

@@ -84,32 +84,38 @@ def bench(
         from steelyard.runs.directory import write_text
 
         # Choose what is to be run.
-        whole = read_benchmark(file).change(changes or [])
-        is_published = file is None and not [change for change in changes or [] if not change.startswith("data.dir=")]
-        if (add or page_only) and not is_published:
+        benchmark = read_benchmark(file).change(changes or [])
+        other_changes = [change for change in changes or [] if not change.startswith("data.dir=")]
+        uses_published = bool(add) or page_only
+        if uses_published and (file is not None or other_changes):
             raise SteelyardError("--add and --page-only use the published results, which --set and --file do not fit")
-        chosen = whole.select(_names(rules), _names(settings))
+        selection = benchmark.select(_names(rules), _names(settings))
         if add:
-            chosen = chosen.with_rules([parse_rule_text(text) for text in add], alone=True)
+            selection = selection.with_rules([parse_rule_text(text) for text in add], alone=True)
         if tune:
-            chosen = chosen.candidates()
+            selection = selection.candidates()
         if listing:
-            _print_benchmark(chosen, console)
+            _print_benchmark(selection, console)
             return
-        planned = [] if page_only else chosen.jobs(read_seeds(seeds) if seeds is not None else chosen.seeds)
+        jobs = []
+        if not page_only:
+            jobs = selection.jobs(selection.seeds if seeds is None else read_seeds(seeds))
 
-        if (add or page_only) and not PUBLISHED.exists():
+        # Read the published results, if they are to stand beside the new ones.
+        if uses_published and not PUBLISHED.exists():
             raise SteelyardError("no results are published yet: run the benchmark without --add and --page-only")
-        published = read_results(PUBLISHED) if add or page_only else []
+        published = read_results(PUBLISHED) if uses_published else []
 
-        # Run it, and put the results beside those that are published, if they are of the same benchmark.
-        outcomes = run_with_board(planned, out, "benchmark", parallel, overwrite, quiet, console) if planned else []
-        results = make_results(chosen, outcomes)
-        results = combine_results(published, results)
-        described = chosen if tune else whole.with_rules([r for r in chosen.rules if r not in whole.rules])
+        # Run the benchmark, and write results and pages.
+        outcomes = run_with_board(jobs, out, "benchmark", parallel, overwrite, quiet, console) if jobs else []
+        results = combine_results(published, make_results(selection, outcomes))
+        if tune:
+            benchmark = selection
+        elif add:
+            benchmark = benchmark.with_rules(selection.rules)
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / RESULTS, format_results(results))
-        _write_pages(described, results, out, quiet, console)
+        _write_pages(benchmark, results, out, quiet, console)
     except KeyboardInterrupt:
         fail("interrupted; finished runs are kept: start the same command again to go on", 130)
     except (SteelyardError, OSError) as error:
@@ -159,13 +165,13 @@ def _print_analysis(benchmark: Benchmark, analysis: Analysis, console: Console) 
 
     table = Shown(title="Points against the reference (mean of the last 10 rounds)", title_justify="left")
     table.add_column("rule")
-    chosen = [setting for setting in benchmark.settings if setting.name in analysis.scores]
-    for setting in chosen:
+    settings = [setting for setting in benchmark.settings if setting.name in analysis.scores]
+    for setting in settings:
         table.add_column(escape(setting.label), justify="right")
     for rule in analysis.rules:
         cells = [
             format_difference(analysis.scores[setting.name]["last10"].get(rule.name), rule.name == benchmark.reference)
-            for setting in chosen
+            for setting in settings
         ]
         table.add_row(escape(rule.label), *cells)
     show(table, console)

@@ -109,7 +109,7 @@ class FlatModel:
             return part.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2)
         return part.view(leaf.shape)
 
-    def turned(self, vector: torch.Tensor) -> torch.Tensor:
+    def to_internal_order(self, vector: torch.Tensor) -> torch.Tensor:
         """Return a vector in the usual order in the order of `params`."""
         if not self.channels_last:
             return vector

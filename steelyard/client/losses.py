@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from steelyard import threads
-from steelyard.core.errors import SteelyardError, unknown
+from steelyard.core.errors import SteelyardError, describe_unknown_name
 
 if TYPE_CHECKING:
     from steelyard.client.flat import FlatModel
@@ -51,7 +51,7 @@ def resolve_loss(loss: str | Loss) -> Loss:
     """Return the loss of this name, or the function itself."""
     if isinstance(loss, str):
         if loss not in LOSSES:
-            raise SteelyardError(unknown("loss", loss, list(LOSSES)))
+            raise SteelyardError(describe_unknown_name("loss", loss, list(LOSSES)))
         return LOSSES[loss]
     function: Any = loss
     if not callable(function):

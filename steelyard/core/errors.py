@@ -63,7 +63,7 @@ class NonFiniteLoss(SteelyardError):
     """The proxy loss is NaN or infinite at a mixture that a rule evaluated."""
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+def describe_unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     """Return the message for an unknown name: it suggests the nearest known name, or all of them."""
     names = list(known)
     nearest = nearest_name(str(name), names)

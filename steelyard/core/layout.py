@@ -187,7 +187,7 @@ class Layout:
             if leaf.size and leaf.start < stop and leaf.stop > start
         ]
 
-    def completed(self, leaves: Mapping[str, T]) -> Mapping[str, T]:
+    def add_tied_leaves(self, leaves: Mapping[str, T]) -> Mapping[str, T]:
         """Return the leaves with missing tied weights added under their first name.
 
         A file may hold a tied weight under its second name only.

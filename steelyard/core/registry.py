@@ -18,7 +18,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from steelyard.core.errors import SteelyardError, unknown
+from steelyard.core.errors import SteelyardError, describe_unknown_name
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.refiner import Refiner
 from steelyard.core.term import Broadcast, ClientTerm
@@ -221,7 +221,7 @@ class Registry:
             if name in other._entries:
                 cure = other.usage or f"use {', '.join(sorted(self._entries))}"
                 raise SteelyardError(f"{name!r} is a {other.kind}, not a {self.kind}: {cure}")
-        raise SteelyardError(unknown(self.kind, name, sorted(self._entries)))
+        raise SteelyardError(describe_unknown_name(self.kind, name, sorted(self._entries)))
 
 
 RULES = Registry("rule", Weighting, "steelyard.rules", "steelyard.rules")

@@ -174,9 +174,9 @@ class _Parser:
         if not has_no_name:
             self.take("=")
         is_part = name in entry.slots and self.peek(1) in (":", "(")
-        options[name] = self.nested(entry, name, depth + 1) if is_part else self.value(0)
+        options[name] = self.parse_nested(entry, name, depth + 1) if is_part else self.value(0)
 
-    def nested(self, entry: Entry, option: str, depth: int) -> Any:
+    def parse_nested(self, entry: Entry, option: str, depth: int) -> Any:
         """Parse the part that is the value of an option of `entry`."""
         self.check_depth(depth)
         return self.part(depth, entry.slots[option], entry.options)

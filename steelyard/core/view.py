@@ -128,7 +128,7 @@ class View:
         """Return the view for a part of the rule that declared these needs."""
         return replace(self, needs=needs)
 
-    def layered(self, layers: Granularity) -> View:
+    def split_layers(self, layers: Granularity) -> View:
         """Return the view with one entry per layer."""
         return replace(self, layers=layers)
 

@@ -68,7 +68,7 @@ def corrupt(
     return replace(own, train=replace(own.train, inputs=inputs, targets=targets, classes=classes))
 
 
-def corrupted(federation: Federation, share: float, seed: int = 0) -> tuple[ClientId, ...]:
+def find_corrupted_clients(federation: Federation, share: float, seed: int = 0) -> tuple[ClientId, ...]:
     """Return the ids of the clients that `corrupt` corrupts."""
     return tuple(federation.ids[client] for client in _choose_clients(federation, share, seed))
 

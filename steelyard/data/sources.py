@@ -25,8 +25,6 @@ Split = tuple[Dataset, Dataset]
 
 VARIABLE = "STEELYARD_DATA"
 
-_BESIDE_THE_REPOSITORY = Path(__file__).parents[3] / "shared" / "data"
-
 
 class Size(NamedTuple):
     """The size of a data set as published: samples to train and test on, shape of one, classes."""
@@ -96,14 +94,9 @@ def load(source: str | Source, directory: str | os.PathLike[str] | None = None) 
 
 
 def data_directory(directory: str | os.PathLike[str] | None) -> Path | None:
-    """Return the data directory: `directory`, `$STEELYARD_DATA`, or the one beside the repository.
-
-    The last one is for development. Return None if there is none of them.
-    """
+    """Return the data directory: `directory`, or else `$STEELYARD_DATA`; None if neither is given."""
     path = directory if directory is not None else os.environ.get(VARIABLE)
-    if path:
-        return Path(path)
-    return _BESIDE_THE_REPOSITORY if _BESIDE_THE_REPOSITORY.is_dir() else None
+    return Path(path) if path else None
 
 
 def find(name: str, directory: Path | None, *paths: str) -> Path:

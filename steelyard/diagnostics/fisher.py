@@ -120,7 +120,7 @@ def _prepare(model: nn.Module, inputs: torch.Tensor) -> tuple[nn.Module, Squared
     def one_by_one(samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return torch.stack([squared_norm(sample, label) for sample, label in zip(samples, labels, strict=True)])
 
-    def vectorised(samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def compute_with_vmap(samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel(SDPBackend.MATH):  # the only attention kernel that vmap supports
             squares: torch.Tensor = vmap(squared_norm)(samples, labels)
         return squares
@@ -129,10 +129,10 @@ def _prepare(model: nn.Module, inputs: torch.Tensor) -> tuple[nn.Module, Squared
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "There is a performance drop")
-            vectorised(inputs[:2], torch.zeros(len(inputs[:2]), dtype=torch.int64, device=inputs.device))
+            compute_with_vmap(inputs[:2], torch.zeros(len(inputs[:2]), dtype=torch.int64, device=inputs.device))
     except (RuntimeError, UserWarning):
         return own, one_by_one
-    return own, vectorised
+    return own, compute_with_vmap
 
 
 def _logits(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:

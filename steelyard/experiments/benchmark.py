@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard._version import __version__
-from steelyard.core.errors import SteelyardError, unknown
+from steelyard.core.errors import SteelyardError, describe_unknown_name
 from steelyard.experiments.jobs import Job, Outcome
 from steelyard.experiments.scores import METRICS
 from steelyard.experiments.tables import csv_lines
@@ -110,7 +110,7 @@ class Benchmark:
         ):
             for name in names:
                 if name not in known:
-                    raise SteelyardError(unknown(kind, name, known))
+                    raise SteelyardError(describe_unknown_name(kind, name, known))
         return replace(
             self,
             rules=tuple(rule for rule in self.rules if not rules or rule.name in rules),
@@ -210,7 +210,7 @@ def _parse(raw: Mapping[str, Any]) -> Benchmark:
     )
     names = [rule.name for rule in rules]
     if raw["reference"] not in names:
-        raise SteelyardError(f"reference: {unknown('rule', raw['reference'], names)}")
+        raise SteelyardError(f"reference: {describe_unknown_name('rule', raw['reference'], names)}")
     for name in (*names, *(setting.name for setting in settings)):
         _check_name(name)
     seeds = tuple(raw["seeds"])

@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from steelyard.core.errors import SteelyardError, unknown
+from steelyard.core.errors import SteelyardError, describe_unknown_name
 from steelyard.core.spec import parse
 from steelyard.models import MODELS
 from steelyard.sim.config import Config, merge_sections, set_key, validate_config
@@ -175,7 +175,7 @@ def tables() -> Iterator[Table]:
 def read(name: str) -> Table:
     """Return a table by name."""
     if name not in names():
-        raise SteelyardError(unknown("table", name, names()))
+        raise SteelyardError(describe_unknown_name("table", name, names()))
     text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     return parse_table(name, tomllib.loads(text))
 
@@ -191,7 +191,7 @@ def parse_table(name: str, raw: Mapping[str, Any]) -> Table:
     base = raw["base"]
     metric: str = raw["metric"]
     if metric not in METRICS:
-        raise SteelyardError(unknown("metric", metric, list(METRICS)))
+        raise SteelyardError(describe_unknown_name("metric", metric, list(METRICS)))
 
     # One cell per row and column.
     cells = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard._version import __version__
-from steelyard.core.errors import SteelyardError, unknown
+from steelyard.core.errors import SteelyardError, describe_unknown_name
 from steelyard.experiments.run_groups import Run, find_differences
 from steelyard.experiments.scores import best, last, rounds_to, seconds
 from steelyard.experiments.statistics import mean
@@ -79,7 +79,7 @@ def find(report: Report, name: str) -> Figure:
     for figure in report.figures:
         if figure.name == name:
             return figure
-    raise SteelyardError(unknown("figure", name, [figure.name for figure in report.figures]))
+    raise SteelyardError(describe_unknown_name("figure", name, [figure.name for figure in report.figures]))
 
 
 def _user_metrics(config: dict[str, Any]) -> list[str]:

@@ -82,7 +82,7 @@ class Chain(Weighting):
             # A layered rule may return the prior unchanged, as in its warm-up or in a closed gate.
             layers = rule.needs.per_layer
             if layers is not None and prior.layers is None:
-                prior = prior.in_layers(layers, view.layered(layers).layer_count)
+                prior = prior.in_layers(layers, view.split_layers(layers).layer_count)
             if rule_state:
                 after[key] = rule_state
         return prior, after

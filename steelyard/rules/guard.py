@@ -207,7 +207,7 @@ class Guard(Weighting):
         layers = mixture.layers
         if layers is None and len(mixture.weights) > 1:
             layers = view.layers
-        gram = view.whole_gram if layers is None else view.layered(layers).gram
+        gram = view.whole_gram if layers is None else view.split_layers(layers).gram
         length = float(np.sqrt(gram.mixture_sq_norm(mixture.weights).sum()))
         limit = self.clip * typical
         return limit / length if length > limit * (1 + 1e-9) else 1.0

@@ -64,7 +64,7 @@ class LDAWA(Weighting):
         """Return the prior in the first rounds, and scaled layers afterwards."""
         if view.round <= self.warmup:
             return prior, state
-        gram = view.layered(self.layers).gram
+        gram = view.split_layers(self.layers).gram
         has_cosine = (gram.model_sq_norms > 0) & (gram.theta_sq > 0)[:, None]
         delta = np.where(has_cosine, gram.model_cosines(), 1.0)
         weights = delta / len(view.ids)

@@ -65,7 +65,7 @@ class PerLayer(Weighting):
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Apply the rule to a view whose Gram has one block per layer."""
         name = self.rule.name
-        layered = view.layered(self.layers).restrict(self.rule.needs)
+        layered = view.split_layers(self.layers).restrict(self.rule.needs)
         before: dict[str, Any] = state.get(name, {})
         mixture, rule_state = self.rule.apply(prior, layered, before)
         after = {name: rule_state} if rule_state else {}

@@ -10,7 +10,7 @@ import torch
 from steelyard.client.flat import count_right
 from steelyard.client.losses import Loss, check_targets
 from steelyard.core.client_state import ClientId
-from steelyard.core.errors import SteelyardError, unknown
+from steelyard.core.errors import SteelyardError, describe_unknown_name
 from steelyard.data import Federation
 from steelyard.runs.monitor import Monitor
 from steelyard.runs.record import Record, finite_or_none
@@ -47,7 +47,9 @@ def choose_monitor(monitor: Monitor, has_accuracy: bool, own: Collection[str], h
     """
     metric_names = ("accuracy", "loss", *own)
     if monitor.metric not in metric_names and not has_callbacks:
-        raise SteelyardError(f"{unknown('metric', monitor.metric, metric_names)} (monitor={monitor.metric!r})")
+        raise SteelyardError(
+            f"{describe_unknown_name('metric', monitor.metric, metric_names)} (monitor={monitor.metric!r})"
+        )
     if monitor.metric != "accuracy" or has_accuracy:
         return monitor
     if monitor.target is not None:

@@ -115,7 +115,7 @@ class _Group:
     def _turned(self, rows: torch.Tensor) -> torch.Tensor:
         """Vectors as the model holds its own; only a network that trains alone has an order of its own."""
         model = self.work.model
-        return torch.stack([model.turned(row) for row in rows]) if model.channels_last else rows
+        return torch.stack([model.to_internal_order(row) for row in rows]) if model.channels_last else rows
 
     def _usual(self, row: torch.Tensor) -> torch.Tensor:
         """The other way."""
@@ -141,7 +141,7 @@ class _Group:
             server_vectors |= {name: buffers.sent[name] for name in term.needs.broadcast}
             own = {name: self._turned(rows.to(starts.device)) for name, rows in own.items()}
             server_vectors = {
-                name: work.model.turned(vector.to(starts.device)) for name, vector in server_vectors.items()
+                name: work.model.to_internal_order(vector.to(starts.device)) for name, vector in server_vectors.items()
             }
             contexts.append(
                 (term, ClientContext(starts, self.lr, own, server_vectors, relative.unsqueeze(1).to(starts.device)))

@@ -18,7 +18,7 @@ from steelyard.client.flat import FlatModel, Loss
 from steelyard.client.local import LocalTraining
 from steelyard.client.losses import resolve_loss, try_network
 from steelyard.core import checks
-from steelyard.core.errors import SteelyardError, unknown
+from steelyard.core.errors import SteelyardError, describe_unknown_name
 from steelyard.data import Federation
 from steelyard.data.proxy import Proxy
 from steelyard.metrics import MEANING
@@ -188,7 +188,7 @@ def _options(option: str, kind: type[Any], value: Any) -> Any:
     option_names = [field.name for field in dataclasses.fields(kind)]
     for name in value or {}:
         if name not in option_names:
-            raise SteelyardError(f"{option}: {unknown('option', name, option_names)}")
+            raise SteelyardError(f"{option}: {describe_unknown_name('option', name, option_names)}")
     return kind(**(value or {}))
 
 

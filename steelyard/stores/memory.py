@@ -61,7 +61,7 @@ class MemoryStore:
         for client in sorted(clients, key=sort_key):
             if client not in quarantined:
                 tensors = _leaves(clients[client])
-                leaves[client] = layout.completed(tensors) if isinstance(tensors, Mapping) else tensors
+                leaves[client] = layout.add_tied_leaves(tensors) if isinstance(tensors, Mapping) else tensors
                 reason = _find_mismatch(layout, leaves[client])
                 if reason is not None:
                     quarantined[client] = reason

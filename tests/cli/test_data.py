@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from steelyard.cli.app import app
 from steelyard.core.errors import SteelyardError
-from steelyard.data import SOURCES, images, load, sources
+from steelyard.data import SOURCES, images, load
 from steelyard.data.catalog import HOMES, File
 from steelyard.sim.config import read
 from tests.datasets import files
@@ -17,7 +17,6 @@ from tests.datasets.server import serving
 
 @pytest.fixture(autouse=True)
 def _no_data_around(monkeypatch, tmp_path):
-    monkeypatch.setattr(sources, "_BESIDE_THE_REPOSITORY", tmp_path / "nowhere")
     monkeypatch.setattr(images, "DEBIAN", tmp_path / "nowhere")
     monkeypatch.delenv("STEELYARD_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")

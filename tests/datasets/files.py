@@ -17,11 +17,10 @@ from scipy.io import savemat
 
 def real(*marks):
     """The directory with the real data sets, if it holds one of these; else the test is skipped."""
-    beside = Path(__file__).parents[3] / "shared" / "data"
-    for directory in (os.environ.get("STEELYARD_DATA"), beside):
-        if directory and any((Path(directory) / mark).exists() for mark in marks):
-            return Path(directory)
-    return pytest.skip(f"no {' or '.join(marks)} in $STEELYARD_DATA or ../shared/data")
+    directory = os.environ.get("STEELYARD_DATA")
+    if directory and any((Path(directory) / mark).exists() for mark in marks):
+        return Path(directory)
+    return pytest.skip(f"no {' or '.join(marks)} in $STEELYARD_DATA")
 
 
 def idx(array):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from steelyard.core.errors import SteelyardError
 from steelyard.data import Dataset, Federation
-from steelyard.data.corruption import corrupt, corrupted
+from steelyard.data.corruption import corrupt, find_corrupted_clients
 
 CLASSES = 4
 
@@ -36,7 +36,7 @@ def samples(made, client):
 def test_only_the_chosen_change(kind, shared, share):
     before, kept = federation(shared=shared), federation(shared=shared)
     after = corrupt(before, share, kind, seed=3)
-    chosen = corrupted(before, share, seed=3)
+    chosen = find_corrupted_clients(before, share, seed=3)
     assert len(chosen) == 8 * share
     for client in before.ids:
         (x, y), (x_after, y_after) = samples(before, client), samples(after, client)
@@ -88,14 +88,14 @@ def test_clients_without_samples_are_not_chosen_and_classes_are_those_of_train_a
     test = Dataset(torch.zeros(1, 1), torch.tensor([4]), 5)
     lists = (np.arange(2), np.zeros(0, dtype=np.int64), np.arange(2, 4))
     made = Federation(data, ("a", "b", "c"), lists, test)
-    assert corrupted(made, 1.0) == ("a", "c")
+    assert find_corrupted_clients(made, 1.0) == ("a", "c")
     assert corrupt(made, 1.0, "flip").train.targets.tolist() == [4, 3, 4, 3]
 
 
 def test_nothing_to_do():
     before = federation()
     assert corrupt(before, 0.0) is before
-    assert corrupted(before, 0.0) == ()
+    assert find_corrupted_clients(before, 0.0) == ()
 
 
 @settings(max_examples=30, deadline=None)
@@ -103,17 +103,17 @@ def test_nothing_to_do():
 def test_a_function_of_the_seed_that_grows_with_the_share(low, high, seed, kind):
     low, high = sorted((low, high))
     made = federation()
-    assert set(corrupted(made, low, seed)) <= set(corrupted(made, high, seed))
+    assert set(find_corrupted_clients(made, low, seed)) <= set(find_corrupted_clients(made, high, seed))
     first, again = (corrupt(made, low, kind, seed=seed) for _ in range(2))
     assert first.fingerprint() == again.fingerprint()
     some = corrupt(made, high, kind, seed=seed)
-    for client in corrupted(made, low, seed):  # how it is corrupted does not depend on the others
+    for client in find_corrupted_clients(made, low, seed):  # how it is corrupted does not depend on the others
         assert all(torch.equal(a, b) for a, b in zip(samples(first, client), samples(some, client), strict=True))
 
 
 def test_the_seed_decides():
     made = federation(20)
-    assert len({corrupted(made, 0.5, seed) for seed in range(5)}) == 5
+    assert len({find_corrupted_clients(made, 0.5, seed) for seed in range(5)}) == 5
 
 
 def test_refused():

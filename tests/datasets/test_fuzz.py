@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from steelyard.core.errors import SteelyardError
-from steelyard.data import cifar, images, load, sources
+from steelyard.data import cifar, images, load
 from tests.datasets import files
 
 WRITERS = {
@@ -87,7 +87,7 @@ class Case:
 
 @pytest.fixture(params=WRITERS)
 def case(request, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_BESIDE_THE_REPOSITORY", tmp_path / "nowhere")
+    monkeypatch.delenv("STEELYARD_DATA", raising=False)
     monkeypatch.setattr(images, "DEBIAN", tmp_path / "nowhere")
     monkeypatch.setattr(cifar, "BATCH", 4)
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from scipy.io import loadmat
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.spec import parse, to_text
-from steelyard.data import SOURCES, Federation, cifar, images, load, matlab, sources
+from steelyard.data import SOURCES, Federation, cifar, images, load, matlab
 from tests.datasets import files
 
 MEANS, DEVIATIONS = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
@@ -17,7 +17,7 @@ MEANS, DEVIATIONS = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
 
 @pytest.fixture(autouse=True)
 def _no_data_around(monkeypatch, tmp_path):
-    monkeypatch.setattr(sources, "_BESIDE_THE_REPOSITORY", tmp_path / "nowhere")
+    monkeypatch.delenv("STEELYARD_DATA", raising=False)
     monkeypatch.setattr(images, "DEBIAN", tmp_path / "nowhere")
 
 

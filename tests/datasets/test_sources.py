@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from steelyard.core.errors import SteelyardError
-from steelyard.data import Federation, cifar, images, load, sources
+from steelyard.data import Federation, cifar, images, load
 from tests.datasets import files
 
 
 @pytest.fixture(autouse=True)
 def _no_data_around(monkeypatch, tmp_path):
-    monkeypatch.setattr(sources, "_BESIDE_THE_REPOSITORY", tmp_path / "nowhere")
+    monkeypatch.delenv("STEELYARD_DATA", raising=False)
     monkeypatch.setattr(images, "DEBIAN", tmp_path / "nowhere")
 
 

@@ -42,7 +42,7 @@ ARGUMENTS = {
 
 DRIFT = "cancel only if the new model is the clients' average"
 MOVERS = ("feddyn", *(entry.name for registry in (OPTIMIZERS, REFINERS) for entry in registry))
-START = "clients have to start from the global model"
+START = "only correct if clients start from the global model"
 REFUSED = {frozenset({"vrlsgd", other}): DRIFT for other in MOVERS} | {frozenset({"feddyn", "fedmut"}): START}
 
 KINDS = {"client": TERMS, "weighting": RULES, "server": OPTIMIZERS, "broadcast": BROADCASTS, "refine": REFINERS}
