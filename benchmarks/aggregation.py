@@ -1,7 +1,8 @@
 """What a rule costs beyond FedAvg's weighted sum, in one run on the same tensors: `make bench`.
 
-Updates are in the store before the clock starts. Every round of measurement makes each call once, in turn; a ratio is
-the median over rounds of the ratio of neighbouring calls, because the machine is shared and its speed drifts.
+Updates are in the store before the clock starts. Every round of measurement makes each call once,
+in turn; a ratio is the median over rounds of the ratio of neighbouring calls, because the machine
+is shared and its speed drifts.
 """
 
 import argparse
@@ -26,21 +27,35 @@ RULES = {
     "FedAWA-L": "fedawa_l:steps=10",
 }
 CASES: dict[str, tuple[int, Callable[[], Shapes], dict[str, float]]] = {
-    "K=20, d=11,000,000": (20, eleven_million, {"FedAdp": 4, "L-DAWA": 4, "FedAWA": 4, "FedAWA-L": 4}),
-    "K=20, d=272,474 in 65 tensors": (20, resnet20, {"FedAdp": 8, "L-DAWA": 8, "FedAWA": 10, "FedAWA-L": 15}),
-    "K=100, d=1,663,370": (100, mcmahan_cnn, {"FedAdp": 10, "L-DAWA": 10, "FedAWA": 10, "FedAWA-L": 10}),
+    "K=20, d=11,000,000": (
+        20,
+        eleven_million,
+        {"FedAdp": 4, "L-DAWA": 4, "FedAWA": 4, "FedAWA-L": 4},
+    ),
+    "K=20, d=272,474 in 65 tensors": (
+        20,
+        resnet20,
+        {"FedAdp": 8, "L-DAWA": 8, "FedAWA": 10, "FedAWA-L": 15},
+    ),
+    "K=100, d=1,663,370": (
+        100,
+        mcmahan_cnn,
+        {"FedAdp": 10, "L-DAWA": 10, "FedAWA": 10, "FedAWA-L": 10},
+    ),
 }
 
 
 MANY, GUARD_BAR = 10_000, 3.0  # clients, and what the guard may cost of the rule inside it
 
 
-def take_turns(calls: dict[str, Callable[[], Any]], rounds: int, uncounted: int = 0) -> dict[str, list[float]]:
+def take_turns(
+    calls: dict[str, Callable[[], Any]], rounds: int, uncounted: int = 0
+) -> dict[str, list[float]]:
     """Seconds of `rounds` calls of each, called in turn, each time starting with another one.
 
-    What came before matters: torch's own threads spin for a while after a plain read, and the next call pays for it.
-    So may the first call after another library's: with `uncounted` calls before each counted one, everyone finds
-    caches and allocator as it left them itself.
+    What came before matters: torch's own threads spin for a while after a plain read, and the next
+    call pays for it. So may the first call after another library's: with `uncounted` calls before
+    each counted one, everyone finds caches and allocator as it left them itself.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
@@ -80,11 +95,14 @@ def measure(name: str, rounds: int, flower: bool) -> dict[str, Any]:
     store = steelyard.MemoryStore.of(base, clients)
     metrics = {"num_examples": sizes}
     calls: dict[str, Callable[[], Any]] = {
-        rule: lambda text=text: steelyard.aggregate(text, base, store, metrics=metrics) for rule, text in RULES.items()
+        rule: lambda text=text: steelyard.aggregate(text, base, store, metrics=metrics)
+        for rule, text in RULES.items()
     }
     calls["plain read"] = lambda: store.matrix.sum()
     times = take_turns(calls, rounds)
-    if flower:  # apart, against FedAvg again: what it leaves behind must not slow down the other rules
+    if (
+        flower
+    ):  # apart, against FedAvg again: what it leaves behind must not slow down the other rules
         rivals = {"Flower": flower_call(list(clients.values()), sizes), "FedAvg": calls["FedAvg"]}
         beside = take_turns(rivals, rounds, uncounted=1)
         times["Flower"] = beside["Flower"]
@@ -115,7 +133,12 @@ def measure_guard(rounds: int) -> dict[str, Any]:
     pairs = zip(times["guard(fedavg)"], times["fedavg"], strict=True)
     ratio = statistics.median(guarded / plain for guarded, plain in pairs)
     milliseconds = {name: 1e3 * statistics.median(values) for name, values in times.items()}
-    return {"case": f"guard, K={MANY:,}", "milliseconds": milliseconds, "ratio": ratio, "bar": GUARD_BAR}
+    return {
+        "case": f"guard, K={MANY:,}",
+        "milliseconds": milliseconds,
+        "ratio": ratio,
+        "bar": GUARD_BAR,
+    }
 
 
 def main() -> None:
@@ -134,15 +157,22 @@ def main() -> None:
             bar = result["bars"].get(rule)
             verdict = "" if bar is None else f"bar {bar:g}x  {'ok' if ratio <= bar else 'MISSED'}"
             print(
-                f"  {rule:12s} {milliseconds:9.2f} ms  {'' if ratio is None else f'{ratio:6.2f}x FedAvg':14s} {verdict}"
+                f"  {rule:12s} {milliseconds:9.2f} ms  "
+                f"{'' if ratio is None else f'{ratio:6.2f}x FedAvg':14s} {verdict}"
             )
         speed = result["ratios"]["FedAvg / plain read (speed)"]
         print(f"  FedAvg runs at {speed:.0%} of the speed of a plain read (bar 70%)")
         if "Flower / FedAvg" in result["ratios"]:
-            print(f"  Flower's aggregate_arrayrecords takes {result['ratios']['Flower / FedAvg']:.1f}x FedAvg (bar 8x)")
+            print(
+                f"  Flower's aggregate_arrayrecords takes "
+                f"{result['ratios']['Flower / FedAvg']:.1f}x FedAvg (bar 8x)"
+            )
     guard = measure_guard(arguments.rounds)
     verdict = "ok" if guard["ratio"] <= guard["bar"] else "MISSED"
-    print(f"\n{guard['case']}: {guard['ratio']:.2f}x the rule inside (bar {guard['bar']:g}x)  {verdict}")
+    print(
+        f"\n{guard['case']}: {guard['ratio']:.2f}x the rule inside (bar {guard['bar']:g}x)  "
+        f"{verdict}"
+    )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     machine = {
         "processor": platform.processor(),
@@ -150,7 +180,10 @@ def main() -> None:
         "torch": torch.__version__,
     }
     arguments.out.write_text(
-        json.dumps({"machine": machine, "threads": arguments.threads, "results": results, "guard": guard}, indent=1)
+        json.dumps(
+            {"machine": machine, "threads": arguments.threads, "results": results, "guard": guard},
+            indent=1,
+        )
     )
     print(f"\nwritten to {arguments.out}")
 

@@ -1,8 +1,9 @@
 """Aggregation on Flower's server: 50 replies of 11 million parameters, ours beside Flower's own FedAvg: `make bench`.
 
-The same replies, in one process, in turn. A ratio is the median over rounds of the ratio of neighbouring calls. Memory
-is what a call adds to the process beyond the replies it is given. With a budget, replies come in one by one through a
-grid, as they do from SuperNodes: each is made when it is pulled, and what the process holds at most is measured.
+The same replies, in one process, in turn. A ratio is the median over rounds of the ratio of
+neighbouring calls. Memory is what a call adds to the process beyond the replies it is given. With a
+budget, replies come in one by one through a grid, as they do from SuperNodes: each is made when it
+is pulled, and what the process holds at most is measured.
 """
 
 import argparse
@@ -56,14 +57,21 @@ class Nodes:
         node = message.metadata.dst_node_id
         noise = torch.Generator().manual_seed(node)
         noisy = {
-            name: tensor + 0.01 * torch.randn(tensor.shape, generator=noise) for name, tensor in self.model.items()
+            name: tensor + 0.01 * torch.randn(tensor.shape, generator=noise)
+            for name, tensor in self.model.items()
         }
-        content = RecordDict({"arrays": to_record(noisy), "metrics": MetricRecord({"num-examples": 100 + node})})
+        content = RecordDict(
+            {"arrays": to_record(noisy), "metrics": MetricRecord({"num-examples": 100 + node})}
+        )
         terms = message.content.config_records["steelyard"]["client"]
         content["steelyard"] = ConfigRecord({"partition-id": node, "client": terms})
-        if "steelyard.sent" in message.content:  # a client term's vectors: the client tells how its own has changed
+        if (
+            "steelyard.sent" in message.content
+        ):  # a client term's vectors: the client tells how its own has changed
             total = sum(tensor.numel() for tensor in self.model.values())
-            content[TOLD] = to_record({"scaffold.control": 0.01 * torch.randn(total, generator=noise)})
+            content[TOLD] = to_record(
+                {"scaffold.control": 0.01 * torch.randn(total, generator=noise)}
+            )
         return Message(content, reply_to=message)
 
 
@@ -107,7 +115,9 @@ def in_hand(clients: int, rounds: int) -> dict[str, Any]:
     return {
         name: {
             "seconds": statistics.median(taken),
-            "times faster": statistics.median(theirs / own for theirs, own in zip(stock, taken, strict=True)),
+            "times faster": statistics.median(
+                theirs / own for theirs, own in zip(stock, taken, strict=True)
+            ),
             "memory": memory[name],
         }
         for name, taken in times.items()
@@ -137,15 +147,32 @@ def main() -> None:
         return spooled(chosen.clients, chosen.spooled)
     found = in_hand(chosen.clients, chosen.rounds)
     for name, one in found.items():
-        print(f"{name:18s} {one['seconds']:7.3f} s   {one['times faster']:5.1f}x   {one['memory'] / 1e9:5.2f} GB more")
+        print(
+            f"{name:18s} {one['seconds']:7.3f} s   {one['times faster']:5.1f}x   "
+            f"{one['memory'] / 1e9:5.2f} GB more"
+        )
     held = {}
     for term in ("", "scaffold"):
-        command = [sys.executable, "-m", "benchmarks.flower", "--clients", str(chosen.clients), "--spooled", term]
-        held[term or "fedawa"] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.flower",
+            "--clients",
+            str(chosen.clients),
+            "--spooled",
+            term,
+        ]
+        held[term or "fedawa"] = float(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
     for name, most in held.items():
         print(f"with a budget of {BUDGET}, {name}: {most / 1e9:.2f} GB at most, replies included")
     ours = found["ours, unguarded"]
-    print(f"bars: {BAR:g}x (unguarded: the same work) {'holds' if ours['times faster'] >= BAR else 'MISSED'}, ", end="")
+    print(
+        f"bars: {BAR:g}x (unguarded: the same work) "
+        f"{'holds' if ours['times faster'] >= BAR else 'MISSED'}, ",
+        end="",
+    )
     print(f"{MEMORY / 1e9:g} GB {'holds' if ours['memory'] <= MEMORY else 'MISSED'}, ", end="")
     print(f"budget {'holds' if max(held.values()) <= 1e9 else 'MISSED'}")
     chosen.out.parent.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,12 @@ def eleven_million() -> Shapes:
     for stage, width in enumerate([64, 128, 256, 512], 1):
         for block in range(2):
             for part in "ab":
-                shapes[f"layer{stage}.{block}.{part}.weight"] = (width, into if part == "a" else width, 3, 3)
+                shapes[f"layer{stage}.{block}.{part}.weight"] = (
+                    width,
+                    into if part == "a" else width,
+                    3,
+                    3,
+                )
                 shapes[f"layer{stage}.{block}.{part}.bn.weight"] = (width,)
                 shapes[f"layer{stage}.{block}.{part}.bn.bias"] = (width,)
                 into = width
@@ -58,8 +63,14 @@ def eleven_million() -> Shapes:
     return shapes
 
 
-def random_model(shapes: Shapes, seed: int, around: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+def random_model(
+    shapes: Shapes, seed: int, around: dict[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
     """Standard normal parameters, or small steps around another model."""
     generator = torch.Generator().manual_seed(seed)
     model = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    return model if around is None else {name: around[name] + 0.01 * value for name, value in model.items()}
+    return (
+        model
+        if around is None
+        else {name: around[name] + 0.01 * value for name, value in model.items()}
+    )

@@ -2,9 +2,9 @@
 
     python -m benchmarks.probe
 
-K = 20 clients, ResNet20, batch 128, one torch thread on both sides, turn by turn. Bars: 1.25 times the time of the bare
-passes; memory of a call under K + 4 models beyond what the
-caller holds, measured on a dense network of 12 million parameters, where activations are nothing.
+K = 20 clients, ResNet20, batch 128, one torch thread on both sides, turn by turn. Bars: 1.25 times
+the time of the bare passes; memory of a call under K + 4 models beyond what the caller holds,
+measured on a dense network of 12 million parameters, where activations are nothing.
 """
 
 import json
@@ -78,9 +78,14 @@ def main():
     print(f"median {ratio:.3f}, bar 1.25: {'holds' if ratio <= 1.25 else 'MISSED'}")
     models = memory()
     limit = CLIENTS + 4
-    print(f"memory of the call: {models:.2f} models, bar {limit}: {'holds' if models < limit else 'MISSED'}")
+    print(
+        f"memory of the call: {models:.2f} models, bar {limit}: "
+        f"{'holds' if models < limit else 'MISSED'}"
+    )
     Path("out").mkdir(exist_ok=True)
-    Path("out/probe.json").write_text(json.dumps({"ratios": ratios, "times": times, "models": models}, indent=1))
+    Path("out/probe.json").write_text(
+        json.dumps({"ratios": ratios, "times": times, "models": models}, indent=1)
+    )
 
 
 def memory():
@@ -89,7 +94,8 @@ def memory():
     base = network.state_dict()
     generator = torch.Generator().manual_seed(0)
     clients = [
-        {n: v + 1e-3 * torch.randn(v.shape, generator=generator) for n, v in base.items()} for _ in range(CLIENTS)
+        {n: v + 1e-3 * torch.randn(v.shape, generator=generator) for n, v in base.items()}
+        for _ in range(CLIENTS)
     ]
     probe = steelyard.Probe(network, torch.randn(8, 500), torch.randint(0, 500, (8,)), 8)
     metrics = {"num_examples": list(range(1, CLIENTS + 1))}

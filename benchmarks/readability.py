@@ -1,6 +1,7 @@
 """Count what makes the code hard to read: `python -m benchmarks.readability [--list]`.
 
-The same counts as in the review that asked for plain language, so that they can be compared over time.
+The same counts as in the review that asked for plain language, so that they can be compared over
+time.
 """
 
 from __future__ import annotations
@@ -19,25 +20,38 @@ PACKAGE = Path(__file__).parent.parent / "steelyard"
 # Words that say nothing of a value: participles, pronouns, and adverbs.
 ODD_NAMES = frozenset(
     (
-        "made found said told given kept held wanted shown asked one ones whole there few place known seen "
-        "taken drawn done gone left put read_ had got sent come begun chosen named meant written built cut "
-        "fixed moved paired planned refused settled sorted_runs stored swept tried used worn stated spoken "
-        "heard felt thought brought bought taught mine theirs ours yours those these other others another "
-        "both each what which who whose how why when where here now then more most less least some many much "
+        "made found said told given kept held wanted shown asked one ones whole there few place "
+        "known seen "
+        "taken drawn done gone left put read_ had got sent come begun chosen named meant written "
+        "built cut "
+        "fixed moved paired planned refused settled sorted_runs stored swept tried used worn "
+        "stated spoken "
+        "heard felt thought brought bought taught mine theirs ours yours those these other others "
+        "another "
+        "both each what which who whose how why when where here now then more most less least some "
+        "many much "
         "again also apart alike "
     ).split()
 )
 # Participles that are used as names of functions.
 PARTICIPLES = frozenset(
     (
-        "told asked named matched settled shown unlike arranged judged made said found given kept held wanted "
-        "known seen taken drawn done gone put sent chosen written built fixed moved paired planned refused "
-        "stored tried used stated resolved validated parsed locked merged rooted noted replaced reweighted "
-        "restricted transformed grouped selected described measured counted checked cleaned quoted packed "
-        "escaped sorted compared gathered listed opened closed smoothed clamped scaled weighted ranked placed "
-        "joined split_up rounded bounded guarded cached copied read_back finished started changed passed cast "
-        "dealt shuffled thinned balanced capped unpacked flattened stacked framed signed sealed bare left "
-        "away widened spelt typed limited dropped trimmed aligned mixed portable finite plain flat whole "
+        "told asked named matched settled shown unlike arranged judged made said found given kept "
+        "held wanted "
+        "known seen taken drawn done gone put sent chosen written built fixed moved paired planned "
+        "refused "
+        "stored tried used stated resolved validated parsed locked merged rooted noted replaced "
+        "reweighted "
+        "restricted transformed grouped selected described measured counted checked cleaned quoted "
+        "packed "
+        "escaped sorted compared gathered listed opened closed smoothed clamped scaled weighted "
+        "ranked placed "
+        "joined split_up rounded bounded guarded cached copied read_back finished started changed "
+        "passed cast "
+        "dealt shuffled thinned balanced capped unpacked flattened stacked framed signed sealed "
+        "bare left "
+        "away widened spelt typed limited dropped trimmed aligned mixed portable finite plain flat "
+        "whole "
         "alike fresh due ready present absent lower upper higher "
     ).split()
 )
@@ -80,7 +94,9 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
     """Yield every function that is not a property or a magic method."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("__"):
-            decorators = {getattr(item, "id", getattr(item, "attr", "")) for item in node.decorator_list}
+            decorators = {
+                getattr(item, "id", getattr(item, "attr", "")) for item in node.decorator_list
+            }
             if not decorators & {"property", "cached_property", "setter", "fixture"}:
                 yield node
 
@@ -89,7 +105,10 @@ def count_comments(path: Path) -> int:
     """Return how many lines hold nothing but a comment."""
     with tokenize.open(path) as file:
         tokens = list(tokenize.generate_tokens(file.readline))
-    return sum(token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip() for token in tokens)
+    return sum(
+        token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip()
+        for token in tokens
+    )
 
 
 def count_calls(run: Callable[[], object]) -> tuple[int, int]:
@@ -131,7 +150,11 @@ def count_parameters() -> dict[str, int]:
     import steelyard
     from steelyard.flower import Steelyard
 
-    widest = {"simulate": steelyard.simulate, "Flower strategy": Steelyard.__init__, "aggregate": steelyard.aggregate}
+    widest = {
+        "simulate": steelyard.simulate,
+        "Flower strategy": Steelyard.__init__,
+        "aggregate": steelyard.aggregate,
+    }
     return {
         name: sum(parameter != "self" for parameter in inspect.signature(function).parameters)
         for name, function in widest.items()
@@ -146,9 +169,15 @@ def main() -> None:
     files = parse_files(options.root)
 
     # Names.
-    names = [(name, path, line) for path, (_, tree) in files.items() for name, line in variables(tree)]
+    names = [
+        (name, path, line) for path, (_, tree) in files.items() for name, line in variables(tree)
+    ]
     odd = [item for item in names if item[0] in ODD_NAMES]
-    defined = [(node.name, path, node.lineno) for path, (_, tree) in files.items() for node in functions(tree)]
+    defined = [
+        (node.name, path, node.lineno)
+        for path, (_, tree) in files.items()
+        for node in functions(tree)
+    ]
     bare = [item for item in defined if item[0].strip("_") in PARTICIPLES]
     if options.list:
         for name, path, line in (*odd, *bare):
@@ -160,12 +189,22 @@ def main() -> None:
     nodes = [node for _, tree in files.values() for node in ast.walk(tree)]
     lines = sum(bool(line.strip()) for text, _ in files.values() for line in text.splitlines())
     conditional = [node for node in nodes if isinstance(node, ast.IfExp)]
-    nested = [node for node in conditional if any(isinstance(part, ast.IfExp) for part in ast.walk(node.body))]
-    nested += [node for node in conditional if any(isinstance(part, ast.IfExp) for part in ast.walk(node.orelse))]
+    nested = [
+        node
+        for node in conditional
+        if any(isinstance(part, ast.IfExp) for part in ast.walk(node.body))
+    ]
+    nested += [
+        node
+        for node in conditional
+        if any(isinstance(part, ast.IfExp) for part in ast.walk(node.orelse))
+    ]
     multiple = [
         node
         for node in nodes
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Tuple)
+        and isinstance(node.value, ast.Tuple)
     ]
     long = sum(len(line) > 100 for text, _ in files.values() for line in text.splitlines())
     short = [path for path, (text, _) in files.items() if len(text.splitlines()) <= 40]
@@ -182,7 +221,9 @@ def main() -> None:
     if options.root == PACKAGE:
         widths = count_parameters()
         rows["parameters: " + ", ".join(widths)] = ", ".join(map(str, widths.values()))
-        rows['functions (files) on the way of aggregate("fedawa")'] = "{} ({})".format(*count_calls(aggregate_fedawa()))
+        rows['functions (files) on the way of aggregate("fedawa")'] = "{} ({})".format(
+            *count_calls(aggregate_fedawa())
+        )
     for name, value in rows.items():
         print(f"{name:<60} {value}")
 

@@ -1,7 +1,7 @@
 """The report page in a real Chromium: seconds until the first figure of a large comparison is drawn.
 
-Four runs of 100 clients and 500 rounds. Needs Chromium on the PATH. Wall-clock time is measured here and not in the
-tests, because other work on the machine changes it.
+Four runs of 100 clients and 500 rounds. Needs Chromium on the PATH. Wall-clock time is measured
+here and not in the tests, because other work on the machine changes it.
 """
 
 import statistics
@@ -35,7 +35,10 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         seconds = [measure_first_figure(browser, file) for _ in range(REPEATS)]
         browser.close()
-        print(f"page of {file.stat().st_size / 1e6:.1f} MB: first figure after {statistics.median(seconds):.2f} s")
+        print(
+            f"page of {file.stat().st_size / 1e6:.1f} MB: first figure after "
+            f"{statistics.median(seconds):.2f} s"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Images per second of the simulator beside a bare PyTorch loop, in one run: `make bench`.
 
-(a) one process, one thread, contiguous tensors, `torch.optim.SGD`: the same SGD steps and nothing else;
-(b) the simulator with 2 workers: whole rounds with aggregation, records and checkpoints, evaluation off.
+(a) one process, one thread, contiguous tensors, `torch.optim.SGD`: the same SGD steps and nothing
+else; (b) the simulator with 2 workers: whole rounds with aggregation, records and checkpoints,
+evaluation off.
 
-The two take turns; a ratio is the median over turns of neighbours, because the machine is shared and its speed drifts.
-Also: the share of a round outside local SGD, seconds from the command to the first round, memory of 10 000 clients.
+The two take turns; a ratio is the median over turns of neighbours, because the machine is shared
+and its speed drifts. Also: the share of a round outside local SGD, seconds from the command to the
+first round, memory of 10 000 clients.
 """
 
 import argparse
@@ -125,7 +127,10 @@ def simulated(
 
 def speed(turns: int) -> dict[str, Any]:
     rows = {}
-    print(f"{'':22}{'bare':>10}{'2 workers':>12}{'ratio':>8}{'bar':>6}   images/s, median of {turns} turns")
+    print(
+        f"{'':22}{'bare':>10}{'2 workers':>12}{'ratio':>8}{'bar':>6}   images/s, median of {turns} "
+        f"turns"
+    )
     for name, case in CASES.items():
         data = clients_of(case)
         pairs = [(bare(case, data, 2.0), simulated(case, data)[0]) for _ in range(turns)]
@@ -134,10 +139,17 @@ def speed(turns: int) -> dict[str, Any]:
         left, right = (statistics.median(column) for column in zip(*pairs, strict=True))
         verdict = "" if ratio >= case.bar else "  MISSED"
         print(
-            f"{name:22}{left:10.0f}{right:12.0f}{ratio:8.2f}{case.bar:6.1f}   {low:.2f} to {high:.2f}{verdict}",
+            f"{name:22}{left:10.0f}{right:12.0f}{ratio:8.2f}{case.bar:6.1f}   {low:.2f} to "
+            f"{high:.2f}{verdict}",
             flush=True,
         )
-        rows[name] = {"bare": left, "simulator": right, "ratio": ratio, "bar": case.bar, "range": [low, high]}
+        rows[name] = {
+            "bare": left,
+            "simulator": right,
+            "ratio": ratio,
+            "bar": case.bar,
+            "range": [low, high],
+        }
     return rows
 
 
@@ -150,9 +162,13 @@ def outside_sgd() -> dict[str, float]:
     between = wall - sum(record["timings"]["train"] for record in history.records[1:])
     share = 1 - inside / wall
     print(
-        f"outside local SGD, CNN, K=10, FedAWA: {100 * share:.1f} % of a round (bar 5 %); {100 * between / wall:.1f} %"
+        f"outside local SGD, CNN, K=10, FedAWA: {100 * share:.1f} % of a round (bar 5 %); "
+        f"{100 * between / wall:.1f} %"
     )
-    print("  of it is the server's (aggregation, records, checkpoints), the rest workers waiting for one another")
+    print(
+        "  of it is the server's (aggregation, records, checkpoints), the rest workers waiting for "
+        "one another"
+    )
     return {"share": share, "server": between / wall, "bar": 0.05}
 
 
@@ -164,13 +180,18 @@ def first_round() -> dict[str, float]:
         with tempfile.TemporaryDirectory() as out:
             begin = time.time()
             subprocess.run(
-                [script, "run", "--set", "rounds=1", "--out", f"{out}/run", "--json"], check=True, capture_output=True
+                [script, "run", "--set", "rounds=1", "--out", f"{out}/run", "--json"],
+                check=True,
+                capture_output=True,
             )
             record = json.loads((Path(out) / "run" / "rounds.jsonl").read_text().splitlines()[0])
             ended = (Path(out) / "run" / "rounds.jsonl").stat().st_mtime
             times.append(ended - record["timings"]["total"] - begin)
     middle = statistics.median(times)
-    print(f"first round starts {middle:.2f} s after the command (bar 3 s; {min(times):.2f} to {max(times):.2f})")
+    print(
+        f"first round starts {middle:.2f} s after the command (bar 3 s; {min(times):.2f} to "
+        f"{max(times):.2f})"
+    )
     return {"seconds": statistics.median(times), "bar": 3.0}
 
 
@@ -198,7 +219,8 @@ print(times[len(times) // 2])
         seconds = float(output.split()[-1])
         results[str(count)] = {"peak_mb": peak / 1e6, "round_seconds": seconds}
         print(
-            f"{count:6} clients, 100 per round: peak {peak / 1e6:.0f} MB (bar 1500), {1e3 * seconds:.1f} ms per round"
+            f"{count:6} clients, 100 per round: peak {peak / 1e6:.0f} MB (bar 1500), "
+            f"{1e3 * seconds:.1f} ms per round"
         )
     return results
 

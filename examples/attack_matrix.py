@@ -4,9 +4,10 @@
     python examples/attack_matrix.py --quick          # a few rules and attacks, one seed: some seconds
     python examples/attack_matrix.py --markdown       # prints the table of what is in --out, and runs nothing
 
-Twenty clients share the embedded digits, skewed by Dirichlet(0.5), and train a small network for 20 rounds. One client,
-or 30 % of them, attack in every round. Attackers know all honest updates of the round (the worst case). Results are
-appended to a CSV file, one line per run; runs that are in it already are not made again.
+Twenty clients share the embedded digits, skewed by Dirichlet(0.5), and train a small network for 20
+rounds. One client, or 30 % of them, attack in every round. Attackers know all honest updates of the
+round (the worst case). Results are appended to a CSV file, one line per run; runs that are in it
+already are not made again.
 
     x100          the own update a hundredfold
     -10x          the own update tenfold, in the opposite direction
@@ -40,8 +41,28 @@ HIDDEN = 32
 BATCH = 16
 RATE = 0.1
 Z_ALIE = 1.5
-ATTACKS = ("x100", "-10x", "-1x", "faked size", "label flip", "alie", "min-max", "ipm 0.5", "ipm 2", "sybils")
-PLAIN = ("fedavg", "uniform", "fedadp", "fedawa", "pa3fed", "ldawa:layers=[32,2048,10,320]", "fednova", "krum:f=6")
+ATTACKS = (
+    "x100",
+    "-10x",
+    "-1x",
+    "faked size",
+    "label flip",
+    "alie",
+    "min-max",
+    "ipm 0.5",
+    "ipm 2",
+    "sybils",
+)
+PLAIN = (
+    "fedavg",
+    "uniform",
+    "fedadp",
+    "fedawa",
+    "pa3fed",
+    "ldawa:layers=[32,2048,10,320]",
+    "fednova",
+    "krum:f=6",
+)
 RULES = (
     *(text for rule in PLAIN for text in (rule, f"guard({rule})")),
     "multikrum:f=6",
@@ -89,7 +110,12 @@ class Clients:
         self.indices = [torch.as_tensor(federation.index[k]) for k in range(CLIENTS)]
         self.sizes = [len(index) for index in self.indices]
         width = self.inputs.shape[1]
-        self.shapes = {"0.bias": (HIDDEN,), "0.weight": (HIDDEN, width), "1.bias": (10,), "1.weight": (10, HIDDEN)}
+        self.shapes = {
+            "0.bias": (HIDDEN,),
+            "0.weight": (HIDDEN, width),
+            "1.bias": (10,),
+            "1.weight": (10, HIDDEN),
+        }
 
     def first_model(self):
         """A random model, as one flat vector."""
@@ -103,11 +129,16 @@ class Clients:
         """The tensors of flat models `[C, d]`, by name, each `[C, ...]`."""
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         parts = torch.split(models, sizes, dim=1)
-        return {name: part.view(-1, *shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+        return {
+            name: part.view(-1, *shape)
+            for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
+        }
 
     def train(self, model):
         """One local epoch of SGD for every client; returns their updates `[CLIENTS, d]` and what they report."""
-        stacked = {name: value.clone() for name, value in self.tensors(model.expand(CLIENTS, -1)).items()}
+        stacked = {
+            name: value.clone() for name, value in self.tensors(model.expand(CLIENTS, -1)).items()
+        }
         steps = torch.tensor([-(-size // BATCH) for size in self.sizes])
         metrics = {
             "num_examples": list(self.sizes),
@@ -139,7 +170,9 @@ class Clients:
         """Positions of the samples of each step, `[steps, CLIENTS, BATCH]`: epochs in random order, again and again."""
         rows = []
         for index in self.indices:
-            order = torch.cat([index[torch.randperm(len(index), generator=self.generator)] for _ in range(2)])
+            order = torch.cat(
+                [index[torch.randperm(len(index), generator=self.generator)] for _ in range(2)]
+            )
             while len(order) < steps * BATCH:
                 order = torch.cat([order, order])
             rows.append(order[: steps * BATCH].view(steps, BATCH))
@@ -166,7 +199,9 @@ class Clients:
 
 def _outputs(stacked, inputs):
     """Logits of stacked networks `[C, ...]` on inputs `[C, n, width]`."""
-    hidden = torch.baddbmm(stacked["0.bias"][:, None], inputs, stacked["0.weight"].transpose(1, 2)).relu()
+    hidden = torch.baddbmm(
+        stacked["0.bias"][:, None], inputs, stacked["0.weight"].transpose(1, 2)
+    ).relu()
     return torch.baddbmm(stacked["1.bias"][:, None], hidden, stacked["1.weight"].transpose(1, 2))
 
 
@@ -229,7 +264,9 @@ def choose_attackers(federation, count, seed):
 def run_cell(cell, rounds=ROUNDS):
     """The test accuracy at the end of a run."""
     torch.set_num_threads(1)
-    federation = steelyard.Federation.partitioned(*steelyard.data.load("digits"), "dirichlet:0.5", CLIENTS, cell.seed)
+    federation = steelyard.Federation.partitioned(
+        *steelyard.data.load("digits"), "dirichlet:0.5", CLIENTS, cell.seed
+    )
     attackers = choose_attackers(federation, cell.attackers, cell.seed)
     if cell.attack == "label flip":
         federation = corrupt(federation, cell.attackers / CLIENTS, "flip", seed=cell.seed)
@@ -241,7 +278,9 @@ def run_cell(cell, rounds=ROUNDS):
         updates, metrics = clients.train(model)
         updates = attack_updates(cell.attack, updates, attackers, metrics, cell.seed)
         try:
-            result = steelyard.aggregate(cell.rule, model, model + updates, metrics=metrics, state=state, round=number)
+            result = steelyard.aggregate(
+                cell.rule, model, model + updates, metrics=metrics, state=state, round=number
+            )
         except steelyard.SteelyardError:
             break  # the model overflowed: the run is lost, and its last model counts
         model, state = result.params, result.state
@@ -318,14 +357,27 @@ def _mean(results, rule, attack, attackers, seeds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/attack-matrix.csv"), help="the CSV file of results")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... of partition, model, batches, attackers")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/attack-matrix.csv"), help="the CSV file of results"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=3,
+        help="seeds 0, 1, ... of partition, model, batches, attackers",
+    )
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
     parser.add_argument("--rules", nargs="+", default=None, help="rules instead of all")
-    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=None, help="attacks instead of all")
+    parser.add_argument(
+        "--attacks", nargs="+", choices=ATTACKS, default=None, help="attacks instead of all"
+    )
     parser.add_argument("--quick", action="store_true", help="two rules, two attacks, one seed")
-    parser.add_argument("--markdown", action="store_true", help="print the table of what is there, and run nothing")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the table of what is there, and run nothing"
+    )
     arguments = parser.parse_args()
     rules = arguments.rules or (QUICK["rules"] if arguments.quick else RULES)
     attacks = arguments.attacks or (QUICK["attacks"] if arguments.quick else ATTACKS)

@@ -2,9 +2,10 @@
 
     python examples/corrupted_clients.py --data-dir DIR          # DIR/fashion-mnist holds the original files
 
-Twenty clients of Fashion-MNIST, nearly IID; 25, 50 or 75 % of them take two classes for one another. FedAvg weighs them
-by size; FedLAW and LAW look at 100 proxy samples. The paper uses CIFAR-10 and does not say which labels are swapped, or
-whether all corrupted clients swap the same: here each draws a pair of its own.
+Twenty clients of Fashion-MNIST, nearly IID; 25, 50 or 75 % of them take two classes for one
+another. FedAvg weighs them by size; FedLAW and LAW look at 100 proxy samples. The paper uses
+CIFAR-10 and does not say which labels are swapped, or whether all corrupted clients swap the same:
+here each draws a pair of its own.
 """
 
 import argparse
@@ -26,7 +27,9 @@ LOCAL = {
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=8)
@@ -51,11 +54,20 @@ def main():
                 overwrite=True,
             )
             weights = [record["weights"] for record in history.records]
-            mass = [sum(w[k] for k in bad) / sum(w.values()) for w in (_by_number(one) for one in weights)]
-            row = {"corrupted": share, "rule": rule, "mass": mass, "accuracy": history.final_accuracy}
+            mass = [
+                sum(w[k] for k in bad) / sum(w.values())
+                for w in (_by_number(one) for one in weights)
+            ]
+            row = {
+                "corrupted": share,
+                "rule": rule,
+                "mass": mass,
+                "accuracy": history.final_accuracy,
+            }
             table.append(row)
             print(
-                f"{share:.0%} corrupted  {rule:16}  weight on them: round 1 {mass[0]:.3f}, last {mass[-1]:.3f}   "
+                f"{share:.0%} corrupted  {rule:16}  weight on them: round 1 {mass[0]:.3f}, last "
+                f"{mass[-1]:.3f}   "
                 f"accuracy {history.final_accuracy:.4f}",
                 flush=True,
             )

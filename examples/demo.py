@@ -23,8 +23,7 @@ from rich.table import Table
 import steelyard
 from steelyard.experiments import scores
 from steelyard.experiments.statistics import difference, mean
-from steelyard.report.build import gather
-from steelyard.report.page import write
+from steelyard.report.build import gather, write
 
 OUT = Path("out/demo")
 ALGORITHMS = {
@@ -55,7 +54,8 @@ SETTINGS = [
         name="one-class",
         title="3 IID clients + 7 clients with one class each, 100 samples per client",
         remark=(
-            "The setting of FedAdp's paper: a few clients hold all classes, and a rule that looks at "
+            "The setting of FedAdp's paper: a few clients hold all classes, and a rule that looks "
+            "at "
             "directions finds them. The last row composes three methods."
         ),
         partition="x_class:classes=1,iid=3,samples=100",
@@ -67,7 +67,8 @@ SETTINGS = [
         title="10 clients, Dirichlet(0.1): every client is skewed, sizes differ",
         remark=(
             "No client is IID here: all updates point away from their mean by similar angles, so a "
-            "rule that weighs by angles has nothing to choose from. Only FedCos gains, alone or composed: it "
+            "rule that weighs by angles has nothing to choose from. Only FedCos gains, alone or "
+            "composed: it "
             "acts inside the clients' training."
         ),
         partition="dirichlet:alpha=0.1",
@@ -121,7 +122,9 @@ def format_rounds(by_seed):
     if not reached:
         return "never"
     missing = len(by_seed) - len(reached)
-    return f"{mean(reached):.0f}" + (f" ({missing} of {len(by_seed)} seeds never)" if missing else "")
+    return f"{mean(reached):.0f}" + (
+        f" ({missing} of {len(by_seed)} seeds never)" if missing else ""
+    )
 
 
 def build_rows(setting, histories):
@@ -157,8 +160,12 @@ def print_markdown(rows, title):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 0 on (default: 3)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="number of seeds, from 0 on (default: 3)"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
     arguments = parser.parse_args()
     console = Console(stderr=arguments.markdown)

@@ -2,9 +2,10 @@
 
     python examples/find_composition.py --out runs/search            # two hours on two cores; start it again to go on
 
-Successive halving on the tuning seeds and three settings of the benchmark: every candidate runs for a few rounds, the
-better third goes on. A candidate is as good as its worst setting: its regret is how many points it is behind the best
-candidate there, and the least regret wins. All candidates stay on record, with the rounds they had.
+Successive halving on the tuning seeds and three settings of the benchmark: every candidate runs for
+a few rounds, the better third goes on. A candidate is as good as its worst setting: its regret is
+how many points it is behind the best candidate there, and the least regret wins. All candidates
+stay on record, with the rounds they had.
 """
 
 import argparse
@@ -70,11 +71,22 @@ def run_rung(benchmark, rules, rounds, out, parallel):
         score = 0.0 if outcome.history is None else last(outcome.history, WINDOW)
         values.setdefault(key, []).append(100 * score)
     accuracy = {
-        rule.name: {setting.name: mean(values[rule.name, setting.name]) for setting in rung.settings} for rule in rules
+        rule.name: {
+            setting.name: mean(values[rule.name, setting.name]) for setting in rung.settings
+        }
+        for rule in rules
     }
-    best = {setting.name: max(row[setting.name] for row in accuracy.values()) for setting in rung.settings}
+    best = {
+        setting.name: max(row[setting.name] for row in accuracy.values())
+        for setting in rung.settings
+    }
     standings = [
-        Standing(rule, rounds, accuracy[rule.name], max(best[s] - value for s, value in accuracy[rule.name].items()))
+        Standing(
+            rule,
+            rounds,
+            accuracy[rule.name],
+            max(best[s] - value for s, value in accuracy[rule.name].items()),
+        )
         for rule in rules
     ]
     return sorted(standings, key=lambda standing: standing.regret)
@@ -101,17 +113,33 @@ def write_standings(standings, path):
         writer.writerow(["candidate", "algorithm", "rounds", *SETTINGS, "regret"])
         for standing in sorted(standings, key=lambda one: (-one.rounds, one.regret)):
             values = [f"{standing.accuracy[setting]:.2f}" for setting in SETTINGS]
-            row = [standing.rule.name, standing.rule.algorithm, standing.rounds, *values, f"{standing.regret:.2f}"]
+            row = [
+                standing.rule.name,
+                standing.rule.algorithm,
+                standing.rounds,
+                *values,
+                f"{standing.regret:.2f}",
+            ]
             writer.writerow(row)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/search"), help="where runs and search.csv go")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/search"), help="where runs and search.csv go"
+    )
     rungs = ",".join(map(str, RUNGS))
-    parser.add_argument("--rungs", default=rungs, help="rounds after which the better third goes on")
-    parser.add_argument("--parallel", type=int, default=None, help="runs at a time; one per core by default")
-    parser.add_argument("--set", action="append", default=[], help="key=value for every run, to try the script")
+    parser.add_argument(
+        "--rungs", default=rungs, help="rounds after which the better third goes on"
+    )
+    parser.add_argument(
+        "--parallel", type=int, default=None, help="runs at a time; one per core by default"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], help="key=value for every run, to try the script"
+    )
     options = parser.parse_args()
 
     benchmark = read_benchmark().select(settings=SETTINGS).change(options.set)

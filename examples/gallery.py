@@ -1,8 +1,9 @@
 """Draws the papers' figures from runs of our own: `python examples/gallery.py [FIGURE ...]`; see docs/gallery.md.
 
-Runs are kept in out/gallery and gone on with: a second call only draws. Data are Fashion-MNIST and, for one
-figure, CIFAR-10, in $STEELYARD_DATA; `--data digits --second digits` needs no files. Some figures are on the embedded
-digits whatever `--data` says: means over ten seeds, in the settings of small_papers.py.
+Runs are kept in out/gallery and gone on with: a second call only draws. Data are Fashion-MNIST and,
+for one figure, CIFAR-10, in $STEELYARD_DATA; `--data digits --second digits` needs no files. Some
+figures are on the embedded digits whatever `--data` says: means over ten seeds, in the settings of
+small_papers.py.
 """
 
 import argparse
@@ -21,7 +22,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from scipy import stats
-from small_papers import FEDCOS_SCENES, FEW_OF_MANY, FIVE_IID, HYBRID, SEEDS, SHRINKING, SORTED, Setting
+from small_papers import (
+    FEDCOS_SCENES,
+    FEW_OF_MANY,
+    FIVE_IID,
+    HYBRID,
+    SEEDS,
+    SHRINKING,
+    SORTED,
+    Setting,
+)
 
 import steelyard
 from steelyard.core.needs import Needs
@@ -43,7 +53,7 @@ from steelyard.diagnostics import (
 from steelyard.experiments import scores
 from steelyard.models import build
 from steelyard.report.panels import COLOURS, FAINT
-from steelyard.rules.chain import chain
+from steelyard.rules.combinators import chain
 
 BLUE, ORANGE, GREEN, _, SKY, RED, _, GREY = COLOURS
 SOLID, DASHED, DOTTED = "-", (0, (5, 2)), (0, (1, 1.2))
@@ -62,10 +72,18 @@ STYLE = {
     "savefig.dpi": 300,
 }
 
-# FedLAW's local training. A sixth of the images, in a quarter of the batch at a quarter of the rate: as many steps.
-LOCAL = {"lr": 0.02, "batch_size": 32, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "exponential:0.99"}
-# The paper's proxy for analysis, 2000 images in 16 batches and 100 epochs, moves a logit by 6 at most. One batch of 300
-# at a higher rate goes nearly as far in a fraction of the time: 0.7 for gamma, 3.5 for lambda.
+# FedLAW's local training. A sixth of the images, in a quarter of the batch at a quarter of the
+# rate: as many steps.
+LOCAL = {
+    "lr": 0.02,
+    "batch_size": 32,
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "schedule": "exponential:0.99",
+}
+# The paper's proxy for analysis, 2000 images in 16 batches and 100 epochs, moves a logit by 6 at
+# most. One batch of 300 at a higher rate goes nearly as far in a fraction of the time: 0.7 for
+# gamma, 3.5 for lambda.
 PROXY = {"per_class": 30, "batch_size": 300}
 STOP = 0.002  # coherence that counts as near zero
 GWS, LAW = "gws:epochs=60,lr=0.02", "law:epochs=60,lr=0.1"
@@ -91,7 +109,9 @@ class Lab:
         few = np.random.default_rng(0).permutation(len(train))[: self.images]
         return train.take(np.sort(few)), test
 
-    def run(self, name: str, rule: str | Weighting, rounds: int, data: Any = None, **options: Any) -> steelyard.History:
+    def run(
+        self, name: str, rule: str | Weighting, rounds: int, data: Any = None, **options: Any
+    ) -> steelyard.History:
         """A run of this name: begun, gone on with, or only read."""
         print(f"{name} ...", flush=True)
         return steelyard.simulate(
@@ -105,7 +125,9 @@ class Lab:
             **options,
         )
 
-    def repeat(self, name: str, setting: Setting, algorithm: Any = "fedavg") -> list[steelyard.History]:
+    def repeat(
+        self, name: str, setting: Setting, algorithm: Any = "fedavg"
+    ) -> list[steelyard.History]:
         """Runs an algorithm in a small setting on the embedded digits, once for each seed.
 
         Runs that exist are resumed, or only read.
@@ -151,10 +173,14 @@ def plot_mean(axes: Axes, x: Any, rows: Any, bars: bool = False, **style: Any) -
     if bars:
         axes.vlines(x, mean - half, mean + half, color=style["color"], linewidth=1)
     else:
-        axes.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
+        axes.fill_between(
+            x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0
+        )
 
 
-def plot_series(axes: Axes, runs: list[steelyard.History], name: str, scale: float = 1, **style: Any) -> None:
+def plot_series(
+    axes: Axes, runs: list[steelyard.History], name: str, scale: float = 1, **style: Any
+) -> None:
     """Plots a series of the record by round, as the mean over seeds with its interval."""
     rows = [scale * series(run, name).values for run in runs]
     plot_mean(axes, series(runs[0], name).rounds, rows, **style)
@@ -162,7 +188,10 @@ def plot_series(axes: Axes, runs: list[steelyard.History], name: str, scale: flo
 
 def gain_by_seed(runs: list[steelyard.History], reference: list[steelyard.History]) -> list[float]:
     """Returns how many points each run is ahead of the reference's run of the same seed, in its last 10 rounds."""
-    return [100 * (scores.last(run) - scores.last(other)) for run, other in zip(runs, reference, strict=True)]
+    return [
+        100 * (scores.last(run) - scores.last(other))
+        for run, other in zip(runs, reference, strict=True)
+    ]
 
 
 def fedlaw_2(lab: Lab) -> Figure:
@@ -172,20 +201,41 @@ def fedlaw_2(lab: Lab) -> Figure:
     for alpha, colour, dash, mark in ((100, BLUE, SOLID, "o"), (1, RED, DASHED, "s")):
         rows = []
         for count in epochs:
-            common = {"clients": 20, "partition": f"dirichlet:{alpha}", "local": {**LOCAL, "epochs": count}}
+            common = {
+                "clients": 20,
+                "partition": f"dirichlet:{alpha}",
+                "local": {**LOCAL, "epochs": count},
+            }
             plain, shrunk = (
-                lab.run(f"fedlaw-2-{rule[:3]}-a{alpha}-e{count}", rule, lab.rounds or 20, proxy=PROXY, **common)
+                lab.run(
+                    f"fedlaw-2-{rule[:3]}-a{alpha}-e{count}",
+                    rule,
+                    lab.rounds or 20,
+                    proxy=PROXY,
+                    **common,
+                )
                 for rule in ("fedavg", GWS)
             )
             last = slice(-len(plain) // 2, None)  # gamma has settled by then
             ends = [100 * series(run, "accuracy").values[-5:].mean() for run in (plain, shrunk)]
-            rows.append((ends[1] - ends[0], *(series(shrunk, n).values[last].mean() for n in ("gamma", "update_norm"))))
+            rows.append(
+                (
+                    ends[1] - ends[0],
+                    *(series(shrunk, n).values[last].mean() for n in ("gamma", "update_norm")),
+                )
+            )
         for axes, values in zip((gains, gammas, norms), zip(*rows, strict=True), strict=True):
             label = f"Dirichlet({alpha})" + (", nearly IID" if alpha > 1 else "")
-            axes.plot(epochs, values, color=colour, linestyle=dash, marker=mark, markersize=4, label=label)
+            axes.plot(
+                epochs, values, color=colour, linestyle=dash, marker=mark, markersize=4, label=label
+            )
     gains.axhline(0, color=GREY, linewidth=0.8)
     gammas.axhline(1, color=GREY, linewidth=0.8)
-    for axes, title in ((gains, "gain in accuracy, points"), (gammas, "learned γ"), (norms, "norm of global gradient")):
+    for axes, title in (
+        (gains, "gain in accuracy, points"),
+        (gammas, "learned γ"),
+        (norms, "norm of global gradient"),
+    ):
         axes.set(title=title, xlabel="local epochs", xticks=epochs)
     gains.legend()
     return figure
@@ -194,17 +244,41 @@ def fedlaw_2(lab: Lab) -> Figure:
 def fedlaw_3(lab: Lab) -> Figure:
     """Norms of the two terms of adaptive shrinking, gamma, and the ratio of the two, on two data sets."""
     figure, (norms, gammas, ratios) = panels(3)
-    options = {"clients": 20, "partition": "dirichlet:100", "local": {**LOCAL, "epochs": 2}, "proxy": PROXY}
-    for at, strong, pale, dash in ((lab, BLUE, SKY, SOLID), (replace(lab, data=lab.second), RED, ORANGE, DASHED)):
+    options = {
+        "clients": 20,
+        "partition": "dirichlet:100",
+        "local": {**LOCAL, "epochs": 2},
+        "proxy": PROXY,
+    }
+    for at, strong, pale, dash in (
+        (lab, BLUE, SKY, SOLID),
+        (replace(lab, data=lab.second), RED, ORANGE, DASHED),
+    ):
         run = at.run("fedlaw-3", GWS, lab.rounds or 60, **options)
-        norms.plot(*series(run, "shrinking"), color=pale, linestyle=DOTTED, label=f"{at.data}, shrinking")
-        norms.plot(*series(run, "update_norm"), color=strong, linestyle=dash, label=f"{at.data}, global gradient")
+        norms.plot(
+            *series(run, "shrinking"), color=pale, linestyle=DOTTED, label=f"{at.data}, shrinking"
+        )
+        norms.plot(
+            *series(run, "update_norm"),
+            color=strong,
+            linestyle=dash,
+            label=f"{at.data}, global gradient",
+        )
         gammas.plot(*series(run, "gamma"), color=strong, linestyle=dash, label=at.data)
         ratios.plot(*series(run, "shrinking_ratio"), color=strong, linestyle=dash, label=at.data)
     gammas.axhline(1, color=GREY, linewidth=0.8)
     ratios.axhline(19, color=GREY, linewidth=1)
     across = ratios.get_yaxis_transform()
-    ratios.text(0.98, 20, "19, the paper's", color=GREY, fontsize=7, ha="right", va="bottom", transform=across)
+    ratios.text(
+        0.98,
+        20,
+        "19, the paper's",
+        color=GREY,
+        fontsize=7,
+        ha="right",
+        va="bottom",
+        transform=across,
+    )
     norms.set(title="norm", yscale="log")
     gammas.set(title="learned γ")
     ratios.set(title="r, ratio of the two norms", yscale="log")
@@ -227,8 +301,12 @@ class Halves(Weighting):
 
     def apply(self, prior, view, state):
         half = len(view.ids) // 2
-        found = group_coherence(view.whole_gram, [int(client) < half for client in view.ids], prior.shares[0])
-        return prior.add_report(coherence_balanced=found.within[True], coherence_imbalanced=found.within[False]), state
+        found = group_coherence(
+            view.whole_gram, [int(client) < half for client in view.ids], prior.shares[0]
+        )
+        return prior.add_report(
+            coherence_balanced=found.within[True], coherence_imbalanced=found.within[False]
+        ), state
 
 
 def fedlaw_5(lab: Lab) -> Figure:
@@ -249,7 +327,12 @@ def fedlaw_5(lab: Lab) -> Figure:
     coherence.axhline(0, color=GREY, linewidth=0.8)
     point = critical_point(series(learned, "coherence"))
     for axes in (coherence, accuracy) if point is not None else ():
-        axes.axvline(point, color=ORANGE, linewidth=1.2, label="critical point" if axes is coherence else None)
+        axes.axvline(
+            point,
+            color=ORANGE,
+            linewidth=1.2,
+            label="critical point" if axes is coherence else None,
+        )
     coherence.set(title="local gradient coherence")
     for run, label, colour, dash in (
         (learned, "LAW", BLUE, SOLID),
@@ -260,7 +343,13 @@ def fedlaw_5(lab: Lab) -> Figure:
         accuracy.plot(number, 100 * values, color=colour, linestyle=dash, label=label)
         table = by_client(run, "weights")
         half = [int(client) < len(table.clients) // 2 for client in table.clients]
-        weights.plot(table.rounds, table.values[:, half].sum(axis=1), color=colour, linestyle=dash, label=label)
+        weights.plot(
+            table.rounds,
+            table.values[:, half].sum(axis=1),
+            color=colour,
+            linestyle=dash,
+            label=label,
+        )
     accuracy.set(title="test accuracy, %")
     weights.set(title="weight on balanced clients", ylim=(0, 1))
     for axes in (coherence, accuracy, weights):
@@ -273,7 +362,9 @@ def fedcos_4(lab: Lab) -> Figure:
     """Paths of the global model in the plane, and how far from the optimum they are."""
     figure, (plane, distance) = panels(2, height=2.6)
     x, y = np.meshgrid(np.linspace(2.8, 6.2, 121), np.linspace(-0.7, 1.3, 121))
-    plane.contour(x, y, TWO_CLIENTS.loss(np.stack([x, y], axis=-1)), levels=12, colors=FAINT, linewidths=0.8)
+    plane.contour(
+        x, y, TWO_CLIENTS.loss(np.stack([x, y], axis=-1)), levels=12, colors=FAINT, linewidths=0.8
+    )
     for label, term, colour, dash, mark in (
         ("FedCos, μ = 0.2", steelyard.fedcos(mu=0.2), GREEN, DOTTED, "^"),
         ("FedAvg", None, BLUE, SOLID, "o"),
@@ -282,10 +373,28 @@ def fedcos_4(lab: Lab) -> Figure:
         path = trajectory(TWO_CLIENTS, term, lab.rounds or 80)
         plane.plot(*path.points.T, color=colour, linewidth=0.5, alpha=0.6)
         shades = np.linspace(0.3, 1, len(path.points))  # later rounds are darker
-        plane.scatter(*path.points.T, s=16, marker=mark, color=colour, alpha=shades, linewidths=0, zorder=3)
-        distance.plot(path.distances, color=colour, linestyle=dash, marker=mark, markersize=4, markevery=6, label=label)
-    plane.scatter(*np.transpose(TWO_CLIENTS.optima), marker="x", s=28, color="black", label="optima of the clients")
-    plane.scatter(*TWO_CLIENTS.optimum, marker="*", s=70, color=RED, label="global optimum", zorder=3)
+        plane.scatter(
+            *path.points.T, s=16, marker=mark, color=colour, alpha=shades, linewidths=0, zorder=3
+        )
+        distance.plot(
+            path.distances,
+            color=colour,
+            linestyle=dash,
+            marker=mark,
+            markersize=4,
+            markevery=6,
+            label=label,
+        )
+    plane.scatter(
+        *np.transpose(TWO_CLIENTS.optima),
+        marker="x",
+        s=28,
+        color="black",
+        label="optima of the clients",
+    )
+    plane.scatter(
+        *TWO_CLIENTS.optimum, marker="*", s=70, color=RED, label="global optimum", zorder=3
+    )
     plane.set(title="global model from round 1 on", xlabel="$x_0$", ylabel="$x_1$", aspect="equal")
     plane.set(xlim=(2.8, 6.2), ylim=(-0.7, 1.3))
     plane.grid(visible=False)
@@ -315,15 +424,28 @@ def fedawa_2(lab: Lab) -> Figure:
     network = build(lab.model, tuple(train.inputs.shape[1:]), train.classes or 0, 0)
     network.load_state_dict(base.params)
     models = [
-        lab.run(f"fedawa-2-{k}", "fedavg", 1, steelyard.Federation(train, (k,), (own,)), model=network, local=LOCAL)
+        lab.run(
+            f"fedawa-2-{k}",
+            "fedavg",
+            1,
+            steelyard.Federation(train, (k,), (own,)),
+            model=network,
+            local=LOCAL,
+        )
         for k, own in zip(clients.ids, clients.index, strict=True)
     ]
     found = client_distances(base.params, [model.params for model in models])
     data = data_distances(clients, samples=200)
     figure, boxes = panels(3, height=2.4)
-    titles = ("data: transport of pixels", "client vectors: 1 - cosine", "client models: 1 - cosine")
+    titles = (
+        "data: transport of pixels",
+        "client vectors: 1 - cosine",
+        "client models: 1 - cosine",
+    )
     for axes, matrix, title in zip(boxes, (data, found.vectors, found.models), titles, strict=True):
-        image = axes.imshow(np.ma.masked_equal(matrix, 0), cmap="Blues", extent=(0.5, 12.5, 12.5, 0.5))
+        image = axes.imshow(
+            np.ma.masked_equal(matrix, 0), cmap="Blues", extent=(0.5, 12.5, 12.5, 0.5)
+        )
         figure.colorbar(image, ax=axes, shrink=0.8, format="%.2g").ax.tick_params(labelsize=6)
         alike = f"correlation with data {matrix_correlation(data, matrix):.2f}"
         axes.set_title(f"{title}\n{'200 images of each' if matrix is data else alike}")
@@ -338,7 +460,12 @@ def fedawa_2(lab: Lab) -> Figure:
 def pa3fed_3(lab: Lab) -> Figure:
     """The federated gradient norm, with the periods that two detectors call critical."""
     local = {"epochs": 5, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
-    options = {"clients": 50, "partition": "dirichlet:0.1", "local": local, "metrics": ("grad_norm", "loss")}
+    options = {
+        "clients": 50,
+        "partition": "dirichlet:0.1",
+        "local": local,
+        "metrics": ("grad_norm", "loss"),
+    }
     figure, boxes = panels(2)
     for axes, share in zip(boxes, (0.2, 1.0), strict=True):
         options["participation"] = {"share": share}
@@ -350,7 +477,15 @@ def pa3fed_3(lab: Lab) -> Figure:
             axes.axvspan(first - 0.5, last + 0.5, color=SKY, alpha=0.35, linewidth=0, label=label)
         for number, (first, last) in enumerate(critical_periods(run, "criticalfl_window").spans):
             label = None if number else "critical by CriticalFL's window"
-            axes.plot((first, last), (0, 0), color=RED, linewidth=4, solid_capstyle="butt", label=label, clip_on=False)
+            axes.plot(
+                (first, last),
+                (0, 0),
+                color=RED,
+                linewidth=4,
+                solid_capstyle="butt",
+                label=label,
+                clip_on=False,
+            )
         axes.set(title=f"FGN, {share:.0%} of 50 clients take part", ylim=(0, None))
     by_round(*boxes)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
@@ -380,17 +515,25 @@ def fedadp_6(lab: Lab) -> Figure:
         (10, RED, SOLID),
     ):
         label = "FedAvg" if alpha is None else f"FedAdp, α = {alpha}"
-        plot_series(accuracy, runs[alpha], "accuracy", 100, color=colour, linestyle=dash, label=label)
+        plot_series(
+            accuracy, runs[alpha], "accuracy", 100, color=colour, linestyle=dash, label=label
+        )
     accuracy.set(title="test accuracy, %")
     by_round(accuracy)
     accuracy.legend()
 
     # Right: rounds to the target. A run that does not reach it counts with all of its rounds.
-    needed = {alpha: [run.rounds_to(FIVE_IID.target) or len(run) for run in runs[alpha]] for alpha in runs}
+    needed = {
+        alpha: [run.rounds_to(FIVE_IID.target) or len(run) for run in runs[alpha]] for alpha in runs
+    }
     rows = np.transpose([needed[alpha] for alpha in alphas])
     plot_mean(rounds, alphas, rows, color=BLUE, marker="o", markersize=4, label="FedAdp")
-    rounds.axhline(np.mean(needed[None]), color=GREY, linestyle=DOTTED, linewidth=1.4, label="FedAvg")
-    rounds.set(title=f"rounds to {100 * FIVE_IID.target:g} %", xlabel="α", xticks=alphas, ylim=(0, None))
+    rounds.axhline(
+        np.mean(needed[None]), color=GREY, linestyle=DOTTED, linewidth=1.4, label="FedAvg"
+    )
+    rounds.set(
+        title=f"rounds to {100 * FIVE_IID.target:g} %", xlabel="α", xticks=alphas, ylim=(0, None)
+    )
     rounds.legend(loc="lower left")
     return figure
 
@@ -398,10 +541,15 @@ def fedadp_6(lab: Lab) -> Figure:
 def fedadp_7(lab: Lab) -> Figure:
     """Loss and divergence of the clients by round, for FedAvg and FedAdp."""
     figure, (loss, divergence) = panels(2)
-    for label, alpha, colour, dash in (("FedAvg", None, GREY, DOTTED), ("FedAdp, α = 5", 5, BLUE, SOLID)):
+    for label, alpha, colour, dash in (
+        ("FedAvg", None, GREY, DOTTED),
+        ("FedAdp, α = 5", 5, BLUE, SOLID),
+    ):
         runs = fedadp_runs(lab, alpha)
         plot_series(loss, runs, "loss", color=colour, linestyle=dash, label=label)
-        plot_series(divergence, runs, "gradient_divergence", color=colour, linestyle=dash, label=label)
+        plot_series(
+            divergence, runs, "gradient_divergence", color=colour, linestyle=dash, label=label
+        )
     loss.set(title="test loss", ylim=(0, None))
     divergence.set(title="divergence of local gradients")
     by_round(loss, divergence)
@@ -409,7 +557,9 @@ def fedadp_7(lab: Lab) -> Figure:
     return figure
 
 
-def fedcos_runs(lab: Lab, scene: str, setting: Setting, term: str | None = None) -> list[steelyard.History]:
+def fedcos_runs(
+    lab: Lab, scene: str, setting: Setting, term: str | None = None
+) -> list[steelyard.History]:
     """Runs a client term, or none, on FedAvg in a scene of FedCos's Tables I and II."""
     folder = make_slug(f"fedcos-{scene}-{term or 'fedavg'}")
     return lab.repeat(folder, setting, steelyard.Algorithm("fedavg", client=term))
@@ -502,11 +652,19 @@ def pa3fed_5_7(lab: Lab) -> Figure:
     # Fig. 5: FedAvg, and each reading with its defaults. Small shifts keep bars apart.
     shifts = {"FedAvg": -0.09, "intended": -0.03, "literal": 0.03, "trained model": 0.09}
     for label, rule, colour, dash, mark in (("FedAvg", "fedavg", GREY, SOLID, "D"), *readings):
-        style = {"color": colour, "linestyle": dash, "marker": mark, "markersize": 4, "label": label}
+        style = {
+            "color": colour,
+            "linestyle": dash,
+            "marker": mark,
+            "markersize": 4,
+            "label": label,
+        }
         by_seed = [loss_deviation(history) for history in run(rule)]
         rows = [(deviation.critical, deviation.rest) for deviation in by_seed]
         plot_mean(deviations, np.arange(2) + shifts[label], rows, bars=True, **style)
-    deviations.set(title="deviation of clients' losses", xticks=(0, 1), xlim=(-0.4, 1.4), ylim=(0, None))
+    deviations.set(
+        title="deviation of clients' losses", xticks=(0, 1), xlim=(-0.4, 1.4), ylim=(0, None)
+    )
     deviations.set_xticklabels(["critical\nperiods", "rest"])
 
     # Figs. 6 and 7: points above FedAvg, by beta, and by when weights are adapted.
@@ -514,11 +672,22 @@ def pa3fed_5_7(lab: Lab) -> Figure:
     zero = [0.0] * len(plain)
     strengths = (0.1, 0.2, 0.3, 0.4, 0.5)
     for label, rule, colour, dash, mark in readings:
-        style = {"color": colour, "linestyle": dash, "marker": mark, "markersize": 4, "label": label}
-        gains = [gain_by_seed(run(rule if beta == 0.3 else f"{rule},beta={beta}"), plain) for beta in strengths]
+        style = {
+            "color": colour,
+            "linestyle": dash,
+            "marker": mark,
+            "markersize": 4,
+            "label": label,
+        }
+        gains = [
+            gain_by_seed(run(rule if beta == 0.3 else f"{rule},beta={beta}"), plain)
+            for beta in strengths
+        ]
         plot_mean(betas, (0, *strengths), np.transpose([zero, *gains]), **style)
         gains = [gain_by_seed(run(options), plain) for options in (f"{rule},detector=always", rule)]
-        plot_mean(periods, np.arange(3) + shifts[label], np.transpose([zero, *gains]), bars=True, **style)
+        plot_mean(
+            periods, np.arange(3) + shifts[label], np.transpose([zero, *gains]), bars=True, **style
+        )
     betas.set(title="gain by strength β, points", xlabel="β")
     periods.set(title="gain by when weights adapt, points", xticks=(0, 1, 2), xlim=(-0.3, 2.3))
     periods.set_xticklabels(["never", "always", "critical\nperiods"])
@@ -554,11 +723,15 @@ FIGURES: dict[str, Callable[[Lab], Figure]] = {
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"one of {', '.join(FIGURES)}; all by default")
+    parser.add_argument(
+        "figures", nargs="*", metavar="FIGURE", help=f"one of {', '.join(FIGURES)}; all by default"
+    )
     parser.add_argument("--data", default="fashion-mnist")
     parser.add_argument("--second", default="cifar10", help="a harder data set, for fedlaw-3")
     parser.add_argument("--model", default="mlp:hidden=[200,200]")
-    parser.add_argument("--images", type=int, default=10_000, help="training images, drawn from all")
+    parser.add_argument(
+        "--images", type=int, default=10_000, help="training images, drawn from all"
+    )
     parser.add_argument("--rounds", type=int, help="instead of each figure's own")
     parser.add_argument("--runs", type=Path, default=Path("out/gallery"))
     parser.add_argument("--out", type=Path, default=Path("docs/gallery"))

@@ -1,6 +1,7 @@
 """Draws the pictures of docs/partitions.md: every partition on the embedded digits.
 
-Run it again after a change to a partition: tests/report/test_partition.py says which pictures are out of date.
+Run it again after a change to a partition: tests/report/test_partition.py says which pictures are
+out of date.
 """
 
 from pathlib import Path
@@ -34,7 +35,9 @@ def digits() -> Dataset:
     train, _ = load("digits")
     ink = train.inputs.flatten(1).sum(dim=1)
     edges = ink.quantile(torch.tensor([1 / 3, 2 / 3]))
-    return Dataset(train.inputs, train.targets, train.classes, train.name, torch.bucketize(ink, edges))
+    return Dataset(
+        train.inputs, train.targets, train.classes, train.name, torch.bucketize(ink, edges)
+    )
 
 
 def federation(name: str) -> Federation:
@@ -45,7 +48,12 @@ def federation(name: str) -> Federation:
 def picture(name: str, directory: Path = DIRECTORY) -> Path:
     partition, clients = PICTURES[name]
     title = f"{partition}\n{clients} clients of digits, seed {SEED}"
-    return draw(federation(name), directory / f"{name}.svg", title, "groups" if name == "by_group" else "labels")
+    return draw(
+        federation(name),
+        directory / f"{name}.svg",
+        title,
+        "groups" if name == "by_group" else "labels",
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """FedAdp, FedCos and PA3Fed beside FedAvg on the embedded digits: the tables of docs/fedadp.md, fedcos.md, pa3fed.md.
 
-The settings of this file are also those of the tests of effect (tests/test_effects.py) and of the figures on digits in
-examples/gallery.py.
+The settings of this file are also those of the tests of effect (tests/test_effects.py) and of the
+figures on digits in examples/gallery.py.
 
     python examples/small_papers.py fedadp                     # or fedcos, pa3fed; ten seeds, a few minutes each
     python examples/small_papers.py pa3fed --seeds 3 --rounds 20
 
-Runs of one seed share data, partition, initial model and cohorts, and are compared seed by seed. "±" is half of the
-95 % interval of the mean difference. Clients train with learning rate 0.1 and batches of 16, in the tables 1 epoch per
-round.
+Runs of one seed share data, partition, initial model and cohorts, and are compared seed by seed.
+"±" is half of the 95 % interval of the mean difference. Clients train with learning rate 0.1 and
+batches of 16, in the tables 1 epoch per round.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from steelyard.core.weighting import Info, Weighting
 from steelyard.diagnostics import gradient_coherence
 from steelyard.experiments import scores
 from steelyard.experiments.statistics import difference, mean
-from steelyard.rules.chain import chain
+from steelyard.rules.combinators import chain
 
 SEEDS = range(20, 30)
 LOCAL = {"lr": 0.1, "batch_size": 16, "epochs": 1}
@@ -103,7 +103,9 @@ FEDCOS_SCENES = {
     "IID": Setting("iid", clients=5),
 }
 # Balanced and imbalanced clients and three local epochs, as in FedLAW's Figs. 5 and 6.
-HYBRID = Setting("hybrid_dirichlet:alpha1=10,alpha2=0.1", epochs=3, proxy={"per_class": 10}, rounds=40)
+HYBRID = Setting(
+    "hybrid_dirichlet:alpha1=10,alpha2=0.1", epochs=3, proxy={"per_class": 10}, rounds=40
+)
 # PA3Fed's experiments: h = 0.1, 20 % of 50 clients per round, five local epochs.
 FEW_OF_MANY = Setting(
     "dirichlet:0.1",
@@ -119,8 +121,9 @@ FEW_OF_MANY = Setting(
 class AcrossModel(Weighting):
     """Notes the coherence of updates without their part along the global model; leaves the weights alone.
 
-    A server that shrinks the model makes all clients grow it back: a part that their updates have in common, and that
-    is of no use. `coherence_across` is FedLAW's coherence (Def. 5.1) of what is left without it.
+    A server that shrinks the model makes all clients grow it back: a part that their updates have
+    in common, and that is of no use. `coherence_across` is FedLAW's coherence (Def. 5.1) of what is
+    left without it.
     """
 
     name = "across_model"
@@ -174,7 +177,9 @@ STUDIES = {
             "fedcos:mu=0.05": algorithm(client="fedcos:mu=0.05"),
             "uniform, fedcos:mu=0.02": algorithm("uniform", client="fedcos:mu=0.02"),
             "momentum:beta=0.5": algorithm(server="momentum:beta=0.5"),
-            "momentum:beta=0.5, fedcos:mu=0.02": algorithm(server="momentum:beta=0.5", client="fedcos:mu=0.02"),
+            "momentum:beta=0.5, fedcos:mu=0.02": algorithm(
+                server="momentum:beta=0.5", client="fedcos:mu=0.02"
+            ),
             "momentum:beta=0.5, fedcos:mu=0.02,direction=move": algorithm(
                 server="momentum:beta=0.5", client="fedcos:mu=0.02,direction=move"
             ),
@@ -194,7 +199,9 @@ STUDIES = {
             "pa3fed:detector=criticalfl_window": algorithm("pa3fed:detector=criticalfl_window"),
             "pa3fed:detector=always": algorithm("pa3fed:detector=always"),
             "pa3fed:preset=literal": algorithm("pa3fed:preset=literal"),
-            "pa3fed:preset=literal,detector=always": algorithm("pa3fed:preset=literal,detector=always"),
+            "pa3fed:preset=literal,detector=always": algorithm(
+                "pa3fed:preset=literal,detector=always"
+            ),
             "pa3fed:model=local,score=loss": algorithm("pa3fed:model=local,score=loss"),
             "pa3fed:beta=2,detector=always": algorithm("pa3fed:beta=2,detector=always"),
         },
@@ -223,7 +230,11 @@ def compared(ours, theirs, scale, digits):
         return "-"
     text = f"{scale * found.mean:+.{digits}f}"
     text += "" if found.half_width is None else f" ± {scale * found.half_width:.{digits}f}"
-    return text if len(found.by_seed) == len(theirs) else f"{text} ({len(found.by_seed)} of {len(theirs)})"
+    return (
+        text
+        if len(found.by_seed) == len(theirs)
+        else f"{text} ({len(found.by_seed)} of {len(theirs)})"
+    )
 
 
 def study(name, seeds, rounds):
@@ -238,9 +249,13 @@ def study(name, seeds, rounds):
 
         # One row per algorithm: the reference's own numbers first, then differences to it.
         reference = next(iter(about.algorithms))
-        last = {label: {str(s): scores.last(runs[label, s]) for s in seeds} for label in about.algorithms}
+        last = {
+            label: {str(s): scores.last(runs[label, s]) for s in seeds}
+            for label in about.algorithms
+        }
         to_target = {
-            label: {str(s): runs[label, s].rounds_to(setting.target) for s in seeds} for label in about.algorithms
+            label: {str(s): runs[label, s].rounds_to(setting.target) for s in seeds}
+            for label in about.algorithms
         }
         print(f"\n{title} (`{setting.partition}`, target {100 * setting.target:g} %)\n")
         print("| " + " | ".join(heads) + " |")
@@ -264,7 +279,9 @@ def study(name, seeds, rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("paper", choices=list(STUDIES))
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help=f"how many, from {SEEDS[0]} on")
+    parser.add_argument(
+        "--seeds", type=int, default=len(SEEDS), help=f"how many, from {SEEDS[0]} on"
+    )
     parser.add_argument("--rounds", type=int, default=60)
     arguments = parser.parse_args()
     study(arguments.paper, range(SEEDS[0], SEEDS[0] + arguments.seeds), arguments.rounds)

@@ -1,8 +1,8 @@
 """Eight synthetic clients under every rule: who gets which weight. Run with `python examples/weights.py`.
 
-Clients 0 to 4 learn a common direction plus one of their own; 5 pulls elsewhere, 6 returns the model unchanged, 7 sends
-its update a hundredfold. The error is the distance of the new model from where the honest majority points; 1.00 is what
-no step at all would leave.
+Clients 0 to 4 learn a common direction plus one of their own; 5 pulls elsewhere, 6 returns the
+model unchanged, 7 sends its update a hundredfold. The error is the distance of the new model from
+where the honest majority points; 1.00 is what no step at all would leave.
 """
 
 from pathlib import Path
@@ -15,9 +15,22 @@ import steelyard
 from steelyard.core.registry import OPTIMIZERS, RULES
 
 OUT = Path("out/weights.html")
-CLIENTS = ["honest 0", "honest 1", "honest 2", "honest 3", "honest 4", "outlier 5", "idle 6", "x100 7"]
+CLIENTS = [
+    "honest 0",
+    "honest 1",
+    "honest 2",
+    "honest 3",
+    "honest 4",
+    "outlier 5",
+    "idle 6",
+    "x100 7",
+]
 SIZES = [600, 600, 300, 300, 100, 300, 600, 100]
-WRAPPED = {"gate": "gate(eq6,fedawa:steps=50)", "guard": "guard(fedadp)", "if_finite": "if_finite(fedadp)"}
+WRAPPED = {
+    "gate": "gate(eq6,fedawa:steps=50)",
+    "guard": "guard(fedadp)",
+    "if_finite": "if_finite(fedadp)",
+}
 WRAPPED |= {"nnm": "nnm(fedadp):f=2", "per_layer": "per_layer(fedadp):layers=[200,800]"}
 TUNED = {
     "shrink": "fedavg|shrink:gamma=0.9",
@@ -87,8 +100,12 @@ def main():
         weights = out.weights if out.weights.ndim == 1 else out.weights.mean(dim=0)
         share = 100 * weights / weights.sum()
         error = ((out.params - honest).norm() / (honest - base).norm()).item()
-        verdict, style = ("good", "green") if error < 0.5 else ("bad", "red") if error > 1 else ("", None)
-        table.add_row(text, f"{error:.2f}", verdict, *(f"{value:.1f}" for value in share), style=style)
+        verdict, style = (
+            ("good", "green") if error < 0.5 else ("bad", "red") if error > 1 else ("", None)
+        )
+        table.add_row(
+            text, f"{error:.2f}", verdict, *(f"{value:.1f}" for value in share), style=style
+        )
     console.print(table)
     console.print("good: error under 0.5; bad: over 1, worse than no step at all", highlight=False)
     names = ", ".join(entry.name for entry in OPTIMIZERS)

@@ -3,8 +3,9 @@
 out = steelyard.aggregate("fedawa", base, clients, metrics={"num_examples": sizes})
 out.params, out.weights, out.state, out.report
 
-The names are those of `steelyard.public`, which is imported when the first of them is touched: a part of the package,
-such as the command line, can be imported without all the others, and without torch.
+The names are those of `steelyard.public`, which is imported when the first of them is touched: a
+part of the package, such as the command line, can be imported without all the others, and without
+torch.
 """
 
 from importlib import import_module

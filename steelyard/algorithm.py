@@ -11,16 +11,16 @@ import steelyard.rules
 import steelyard.server.optimizers
 import steelyard.server.refiners  # noqa: F401 - these four register every part
 from steelyard.core.errors import SteelyardError
-from steelyard.core.explain import Explanation, explain
 from steelyard.core.needs import Needs
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.refiner import Refiner
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, TERMS
+from steelyard.core.round_report import Explanation, explain
 from steelyard.core.spec import parse, to_text
 from steelyard.core.term import Broadcast, ClientTerm, Terms
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import MEANING
-from steelyard.rules.chain import Chain, parse_rule, with_default_source
+from steelyard.rules.combinators import Chain, parse_rule, with_default_source
 
 _PLUS = re.compile(r"(?<![0-9][eE])\+")  # but not the one in 1e+3
 _NONE = (None, "", "none")
@@ -33,7 +33,9 @@ def parse_optimizer(spec: str | ServerOptimizer | None) -> ServerOptimizer | Non
         >>> parse_optimizer("momentum:beta=0.5").beta
         0.5
     """
-    optimizer: ServerOptimizer | None = _build_part(spec, OPTIMIZERS, ServerOptimizer, "a server optimizer")
+    optimizer: ServerOptimizer | None = _build_part(
+        spec, OPTIMIZERS, ServerOptimizer, "a server optimizer"
+    )
     return optimizer
 
 
@@ -81,7 +83,9 @@ def _build_part(spec: Any, registry: Any, kind: type[Any], title: str) -> Any:
     elif isinstance(spec, type):
         part = spec()
     if not isinstance(part, kind):
-        raise SteelyardError(f"{spec!r} is a {type(part).__name__}, not {title}: pass {title} or its spec string")
+        raise SteelyardError(
+            f"{spec!r} is a {type(part).__name__}, not {title}: pass {title} or its spec string"
+        )
     return part
 
 
@@ -125,7 +129,9 @@ class Algorithm:
         object.__setattr__(self, "weighting", parse_rule(weighting))
         object.__setattr__(self, "client", parse_terms(client))
         object.__setattr__(self, "server", parse_optimizer(server))
-        object.__setattr__(self, "broadcast", _build_part(broadcast, BROADCASTS, Broadcast, "a broadcast"))
+        object.__setattr__(
+            self, "broadcast", _build_part(broadcast, BROADCASTS, Broadcast, "a broadcast")
+        )
         object.__setattr__(self, "refine", parse_refiner(refine))
         self._check()
 
@@ -190,5 +196,9 @@ class Algorithm:
 
     def __str__(self) -> str:
         texts = self.texts
-        extra = [f"{name}={texts[name]}" for name in ("client", "server", "broadcast", "refine") if texts[name]]
+        extra = [
+            f"{name}={texts[name]}"
+            for name in ("client", "server", "broadcast", "refine")
+            if texts[name]
+        ]
         return " ".join([str(texts["weighting"]), *extra])

@@ -12,7 +12,6 @@ import torch
 from steelyard.algorithm import parse_optimizer, parse_refiner
 from steelyard.core import checks
 from steelyard.core import round as rounds
-from steelyard.core.client_state import ClientId, State, client_id
 from steelyard.core.errors import NO_PROBE, SteelyardError, shorten
 from steelyard.core.evidence import part_needing_proxy_data
 from steelyard.core.layout import Kind, Params
@@ -20,10 +19,11 @@ from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.probe import ProxyLoss
 from steelyard.core.refiner import Refiner
 from steelyard.core.round_report import Report
+from steelyard.core.state import ClientId, State, client_id
 from steelyard.core.store import UpdateStore
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import find_invalid_clients, metric_table
-from steelyard.rules.chain import parse_rule, with_default_source
+from steelyard.rules.combinators import parse_rule, with_default_source
 from steelyard.rules.guard import Guard
 from steelyard.stores.memory import MemorySink, MemoryStore
 
@@ -90,18 +90,18 @@ def aggregate(
 ) -> Aggregate:
     """Aggregate client models into a new global model.
 
-    A client that does not fit (keys, shapes, dtypes, NaN, invalid metrics) is quarantined: it is left
-    out, and `out.report["quarantined"]` has the reason. If no client is valid, `NoValidClients` is
-    raised; with `guard(...)` the round is void instead: `out.params` is the base model and
-    `out.report["void"]` has the reason.
+    A client that does not fit (keys, shapes, dtypes, NaN, invalid metrics) is quarantined: it is
+    left out, and `out.report["quarantined"]` has the reason. If no client is valid,
+    `NoValidClients` is raised; with `guard(...)` the round is void instead: `out.params` is the
+    base model and `out.report["void"]` has the reason.
 
     Args:
         rule: a rule (`steelyard.fedawa(steps=10)`) or its spec string (`"fedawa:steps=10"`,
             `"feddisco|fedawa"`).
-        base: the global model that the clients started from: a 1-D tensor or a state dict. It is not
-            changed. Pass None if `clients` is a store, which contains it.
-        clients: client models: a `[K, d]` tensor, a list of tensors or state dicts, a dict of them by
-            id, or a store.
+        base: the global model that the clients started from: a 1-D tensor or a state dict. It is
+            not changed. Pass None if `clients` is a store, which contains it.
+        clients: client models: a `[K, d]` tensor, a list of tensors or state dicts, a dict of them
+            by id, or a store.
         ids: client ids, text or numbers; positions by default. The state is keyed by them. With
             ids, results do not depend on the order of the clients.
         metrics: values that clients report: `{"num_examples": [600, 120], ...}` (lists in the order
@@ -138,7 +138,9 @@ def aggregate(
         number = int(number)
     checks.integer("round", number, 1)
     if state is not None and not isinstance(state, Mapping):
-        raise SteelyardError(f"state is a {type(state).__name__}: pass out.state of the last round, or None")
+        raise SteelyardError(
+            f"state is a {type(state).__name__}: pass out.state of the last round, or None"
+        )
 
     # Build the parts.
     root = with_default_source(parse_rule(rule))
@@ -153,10 +155,13 @@ def aggregate(
         store = clients
         all_ids = clients.given
         if ids is not None or kinds is not None:
-            raise SteelyardError("ids and kinds belong to the store: pass them when you open the store")
+            raise SteelyardError(
+                "ids and kinds belong to the store: pass them when you open the store"
+            )
         if base is not None and not _same_model(base, store.base):
             raise SteelyardError(
-                "base is not the model that the store's updates start from: pass base=None, or that model"
+                "base is not the model that the store's updates start from: pass base=None, or "
+                "that model"
             )
         table = metric_table(metrics, all_ids)
         store = store.without(find_invalid_clients(root, table, store.ids))
@@ -205,7 +210,10 @@ def _by_id(clients: Any, ids: Sequence[ClientId] | None) -> dict[ClientId, Param
         ids = list(clients)
         clients = list(clients.values())
     if not isinstance(clients, (torch.Tensor, Iterable)):
-        raise SteelyardError(f"clients is a {type(clients).__name__}: pass a [K, d] tensor, a list, a dict or a store")
+        raise SteelyardError(
+            f"clients is a {type(clients).__name__}: pass a [K, d] tensor, a list, a dict or a "
+            f"store"
+        )
     if not isinstance(clients, torch.Tensor):
         clients = list(clients)
     elif clients.ndim != 2:
@@ -216,10 +224,14 @@ def _by_id(clients: Any, ids: Sequence[ClientId] | None) -> dict[ClientId, Param
 
     # One id for each model.
     if len(names) != len(clients):
-        raise SteelyardError(f"ids has {len(names)} entries for {len(clients)} clients: pass one id per client")
+        raise SteelyardError(
+            f"ids has {len(names)} entries for {len(clients)} clients: pass one id per client"
+        )
     if len(set(names)) < len(names):
         repeated = next(client for client in names if names.count(client) > 1)
-        raise SteelyardError(f"ids: {repeated!r} occurs more than once: pass one model per client and round")
+        raise SteelyardError(
+            f"ids: {repeated!r} occurs more than once: pass one model per client and round"
+        )
     if not names:
         raise SteelyardError("clients is empty: there is nothing to aggregate")
     return dict(zip(names, clients, strict=True))

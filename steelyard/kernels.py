@@ -61,7 +61,9 @@ class Piece(NamedTuple):
 Emit = Callable[[Piece, torch.Tensor], None]
 
 
-def gram(store: Rows, count: int, spans: Sequence[Span], chunk: int | None = None) -> NDArray[np.float64]:
+def gram(
+    store: Rows, count: int, spans: Sequence[Span], chunk: int | None = None
+) -> NDArray[np.float64]:
     """Return the inner products of the rows over each span, float64 `[len(spans), count, count]`.
 
     Args:
@@ -78,7 +80,9 @@ def gram(store: Rows, count: int, spans: Sequence[Span], chunk: int | None = Non
     return out
 
 
-def _gram(store: Rows, count: int, spans: Sequence[Span], chunk: int | None, wide: bool) -> NDArray[np.float64]:
+def _gram(
+    store: Rows, count: int, spans: Sequence[Span], chunk: int | None, wide: bool
+) -> NDArray[np.float64]:
     """Return the inner products; with `wide`, all of them in float64."""
     panel = 65536 if count <= 48 else 32768  # coordinates whose products are one term of the sum
 
@@ -113,7 +117,9 @@ def norms(store: Rows, count: int, dim: int, chunk: int | None = None) -> NDArra
     return np.sqrt(squares)
 
 
-def _squares(store: Rows, count: int, dim: int, chunk: int | None, wide: bool) -> NDArray[np.float64]:
+def _squares(
+    store: Rows, count: int, dim: int, chunk: int | None, wide: bool
+) -> NDArray[np.float64]:
     """Return the squared norms of the first `count` rows; with `wide`, in float64."""
 
     @np.errstate(over="ignore", invalid="ignore")
@@ -127,7 +133,9 @@ def _squares(store: Rows, count: int, dim: int, chunk: int | None, wide: bool) -
             for runs in _runs(part, part.shape[1], _RUN):
                 if wide:
                     runs = runs.astype(np.float64)
-                squares = np.matmul(runs[:, :, None], runs[..., None])  # [runs, count, 1, 1], each a dot product
+                squares = np.matmul(
+                    runs[:, :, None], runs[..., None]
+                )  # [runs, count, 1, 1], each a dot product
                 term += squares[..., 0, 0].sum(axis=0, dtype=np.float64)
             terms.append(term)
         return terms
@@ -139,7 +147,9 @@ def _squares(store: Rows, count: int, dim: int, chunk: int | None, wide: bool) -
     return out
 
 
-def combine(store: Rows, count: int, spans: Sequence[Span], emit: Emit, chunk: int | None = None) -> None:
+def combine(
+    store: Rows, count: int, spans: Sequence[Span], emit: Emit, chunk: int | None = None
+) -> None:
     """Call `emit(block, rows)` for every block of every span.
 
     Blocks come in any order, possibly from several threads.
@@ -163,7 +173,9 @@ def combine(store: Rows, count: int, spans: Sequence[Span], emit: Emit, chunk: i
         pass
 
 
-def project(store: Rows, count: int, parts: Sequence[Part], chunk: int | None = None) -> NDArray[np.float64]:
+def project(
+    store: Rows, count: int, parts: Sequence[Part], chunk: int | None = None
+) -> NDArray[np.float64]:
     """Return the inner products of the rows with one vector, float64 `[count]`.
 
     Args:

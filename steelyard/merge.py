@@ -15,15 +15,15 @@ from steelyard._version import __version__
 from steelyard.algorithm import parse_optimizer
 from steelyard.api import Metrics
 from steelyard.core import round as rounds
-from steelyard.core.client_state import ClientId, State
 from steelyard.core.errors import SteelyardError
 from steelyard.core.evidence import part_needing_proxy_data
 from steelyard.core.layout import Kind
 from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.spec import to_text
+from steelyard.core.state import ClientId, State
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import find_invalid_clients, metric_table
-from steelyard.rules.chain import parse_rule, with_default_source
+from steelyard.rules.combinators import parse_rule, with_default_source
 from steelyard.stores.safetensors import SafetensorsStore
 from steelyard.stores.writer import FileSink
 
@@ -61,11 +61,11 @@ class Merge:
         base: the global checkpoint: a safetensors file, or a directory of shards with an index.
         clients: client checkpoints by id.
         rule: a rule or its spec string.
-        metrics: values that clients report; by default `num_examples` comes from the metadata of the
-            files.
+        metrics: values that clients report; by default `num_examples` comes from the metadata of
+            the files.
         kinds: kinds of leaves by name pattern, instead of the default.
-        allow_partial: whether to leave out clients that cannot be merged (a missing or damaged file,
-            other tensors, NaN, invalid reports) instead of raising an error.
+        allow_partial: whether to leave out clients that cannot be merged (a missing or damaged
+            file, other tensors, NaN, invalid reports) instead of raising an error.
 
     Examples:
         >>> import tempfile
@@ -95,7 +95,8 @@ class Merge:
         self.root = with_default_source(self.rule)
         if self.root.needs.probe:
             raise SteelyardError(
-                f"{part_needing_proxy_data(self.root)} needs proxy data, which a merge does not have: "
+                f"{part_needing_proxy_data(self.root)} needs proxy data, which a merge does not "
+                f"have: "
                 "use another rule, or steelyard.aggregate(rule, None, SafetensorsStore.open(...), "
                 "probe=steelyard.Probe(...))"
             )
@@ -104,7 +105,9 @@ class Merge:
         store = SafetensorsStore.open(base, clients, kinds=kinds)
         self.table = metric_table(metrics, tuple(clients))
         if "num_examples" not in self.table:
-            reported = {c: _number(store.clients[c].metadata.get("num_examples")) for c in store.ids}
+            reported = {
+                c: _number(store.clients[c].metadata.get("num_examples")) for c in store.ids
+            }
             if any(value is not None for value in reported.values()):
                 self.table["num_examples"] = reported
         self._check_clients(store.quarantined)
@@ -168,7 +171,8 @@ class Merge:
         except OSError as error:
             reason = error.strerror or error
             raise SteelyardError(
-                f"{error.filename or out}: {reason}: nothing is written: free some space, or choose another path"
+                f"{error.filename or out}: {reason}: nothing is written: free some space, or "
+                f"choose another path"
             ) from error
         return outcome
 

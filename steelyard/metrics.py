@@ -1,4 +1,7 @@
-"""Checks what clients report: a client with an invalid report is quarantined, the others continue."""
+"""Checks what clients report.
+
+A client with an invalid report is quarantined, the others continue.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError, shorten
+from steelyard.core.state import ClientId
 from steelyard.core.weighting import Weighting
 
 Table = dict[str, dict[ClientId, Any]]
@@ -40,14 +43,18 @@ def metric_table(metrics: Any, ids: Sequence[ClientId]) -> Table:
     if metrics is None:
         return {}
     if not isinstance(metrics, Iterable):
-        raise SteelyardError(f"metrics={shorten(metrics)}: pass a dict by name, or one dict for each client")
+        raise SteelyardError(
+            f"metrics={shorten(metrics)}: pass a dict by name, or one dict for each client"
+        )
 
     # One dict per client.
     table: Table = {}
     if not isinstance(metrics, Mapping):
         rows = list(metrics)
         if len(rows) != len(ids) or not all(isinstance(row, Mapping) for row in rows):
-            raise SteelyardError(f"metrics: a list must hold one dict for each of the {len(ids)} clients")
+            raise SteelyardError(
+                f"metrics: a list must hold one dict for each of the {len(ids)} clients"
+            )
         for client, row in zip(ids, rows, strict=True):
             for name in row:
                 table.setdefault(name, {})[client] = row[name]
@@ -58,7 +65,10 @@ def metric_table(metrics: Any, ids: Sequence[ClientId]) -> Table:
         if isinstance(values, Mapping):
             table[name] = dict(values)
         elif not isinstance(values, Collection | torch.Tensor):
-            raise SteelyardError(f"metrics[{shorten(name)}] is {shorten(values)}: pass a list, or a dict by client id")
+            raise SteelyardError(
+                f"metrics[{shorten(name)}] is {shorten(values)}: pass a list, or a dict by client "
+                f"id"
+            )
         else:
             if len(values) != len(ids):
                 raise SteelyardError(
@@ -87,7 +97,9 @@ def find_invalid_clients(
         if name not in table:
             hint = ' (or start the chain with "uniform|")' if name == "num_examples" else ""
             meaning = f", the {MEANING[name]}" if name in MEANING else ""
-            raise SteelyardError(f"the rule needs {name!r}{meaning}: pass metrics={{{name!r}: [...]}}{hint}")
+            raise SteelyardError(
+                f"the rule needs {name!r}{meaning}: pass metrics={{{name!r}: [...]}}{hint}"
+            )
 
         # Check every client.
         column = table[name]
@@ -101,7 +113,9 @@ def find_invalid_clients(
     return reasons
 
 
-def drop_invalid(table: Table, ids: Sequence[ClientId], but: Collection[str], whole: bool = True) -> None:
+def drop_invalid(
+    table: Table, ids: Sequence[ClientId], but: Collection[str], whole: bool = True
+) -> None:
     """Remove invalid values of metrics that no rule needs from the table.
 
     Args:
@@ -145,7 +159,9 @@ def valid_number(name: str, value: Any, whole: bool) -> float | None:
     if type(value) not in (int, float):
         if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0:
             value = value.item()
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        if isinstance(value, (bool, np.bool_)) or not isinstance(
+            value, (int, float, np.integer, np.floating)
+        ):
             return None
     try:
         number = float(value)
@@ -183,7 +199,10 @@ def _histogram(value: Any, length: int) -> list[float] | None:
 
 
 def _common_length(column: Mapping[ClientId, Any], ids: Sequence[ClientId]) -> int:
-    """Return the most frequent number of classes; the largest of those that are equally frequent."""
+    """Return the most frequent number of classes.
+
+    The largest of those that are equally frequent.
+    """
     lengths = []
     for client in ids:
         counts = _counts(column[client]) if client in column else None

@@ -1,4 +1,7 @@
-"""Every public name of the package in one place; `steelyard/__init__.py` opens it when the first of them is touched."""
+"""Every public name of the package in one place.
+
+`steelyard/__init__.py` opens it when the first of them is touched.
+"""
 
 from steelyard.algorithm import Algorithm, parse_optimizer, parse_refiner, parse_terms
 from steelyard.api import Aggregate, aggregate
@@ -14,13 +17,16 @@ from steelyard.core.state import load_state, save_state
 from steelyard.data import Dataset, Federation
 from steelyard.data.proxy import Proxy
 from steelyard.merge import Merge
-from steelyard.rules.angle_gap import AngleGap as angle_gap
 from steelyard.rules.bulyan import Bulyan as bulyan
 from steelyard.rules.centered_clipping import CenteredClipping as centered_clipping
-from steelyard.rules.chain import chain, parse_rule
+from steelyard.rules.combinators import Gate as gate
+from steelyard.rules.combinators import IfFinite as if_finite
+from steelyard.rules.combinators import PerLayer as per_layer
+from steelyard.rules.combinators import chain, parse_rule
 from steelyard.rules.coordinate import Median as median
 from steelyard.rules.coordinate import TrimmedMean as trimmed_mean
 from steelyard.rules.detectors import Always as always
+from steelyard.rules.detectors import AngleGap as angle_gap
 from steelyard.rules.detectors import CriticalFLWindow as criticalfl_window
 from steelyard.rules.detectors import Eq6 as eq6
 from steelyard.rules.fedadp import FedAdp as fedadp
@@ -34,17 +40,14 @@ from steelyard.rules.fedlaw import FedLAW as fedlaw
 from steelyard.rules.fedlaw import gws, law
 from steelyard.rules.fedlaw_swa import FedLAWSWA as fedlaw_swa
 from steelyard.rules.fednova import FedNova as fednova
-from steelyard.rules.gate import Gate as gate
 from steelyard.rules.geometric_median import GeometricMedian as geometric_median
 from steelyard.rules.guard import Guard as guard
-from steelyard.rules.if_finite import IfFinite as if_finite
 from steelyard.rules.krum import MultiKrum as multikrum
 from steelyard.rules.krum import krum
 from steelyard.rules.ldawa import LDAWA as ldawa
 from steelyard.rules.modifiers import cap, ema, shrink
 from steelyard.rules.nnm import NNM as nnm
 from steelyard.rules.pa3fed import PA3Fed as pa3fed
-from steelyard.rules.per_layer import PerLayer as per_layer
 from steelyard.runs.history import History
 from steelyard.server.optimizers import SGD as sgd
 from steelyard.server.optimizers import Adagrad as adagrad

@@ -19,7 +19,10 @@ def cores() -> int:
 
 
 class _Limit(threading.local):
-    """The number of threads of the loops, if it is set; per thread, for runs in parallel threads."""
+    """The number of threads of the loops, if it is set.
+
+    Per thread, for runs in parallel threads.
+    """
 
     threads: int | None = None
 
@@ -89,13 +92,18 @@ def _release_locks() -> None:
 
 
 def _acquire_locks() -> None:
-    """Acquire the locks before a fork: in the child, a lock of another thread would never be released."""
+    """Acquire the locks before a fork.
+
+    In the child, a lock of another thread would never be released.
+    """
     _generator.acquire()
     _lock.acquire()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_acquire_locks, after_in_parent=_release_locks, after_in_child=_start_in_child)
+    os.register_at_fork(
+        before=_acquire_locks, after_in_parent=_release_locks, after_in_child=_start_in_child
+    )
 
 
 def pool(threads: int) -> ThreadPoolExecutor:

@@ -16,7 +16,12 @@ from steelyard.testing.rounds import same_bits as equal
 __all__ = ["Broken", "Quadratic", "cohort", "equal", "every_rule", "model", "reports"]
 
 REQUIRED = {"gamma": 0.9, "max_weight": 0.5}
-SHORT = {"fedlaw": 3, "gws": 3, "law": 3, "fedlaw_swa": 14}  # epochs: their defaults would take minutes here
+SHORT = {
+    "fedlaw": 3,
+    "gws": 3,
+    "law": 3,
+    "fedlaw_swa": 14,
+}  # epochs: their defaults would take minutes here
 
 
 def every_rule():
@@ -25,10 +30,15 @@ def every_rule():
     inner = {RULES: steelyard.fedadp(), DETECTORS: steelyard.eq6()}
     for entry in sorted([*RULES, *DETECTORS], key=lambda entry: entry.name):
         required = [name for name, p in entry.parameters.items() if p.default is p.empty]
-        given = {name: inner[entry.slots[name]] if name in entry.slots else REQUIRED[name] for name in required}
+        given = {
+            name: inner[entry.slots[name]] if name in entry.slots else REQUIRED[name]
+            for name in required
+        }
         given |= {"epochs": SHORT[entry.name]} if entry.name in SHORT else {}
         part = entry.make(**given)
-        made[entry.name] = steelyard.gate(part, steelyard.fedadp()) if isinstance(part, Detector) else part
+        made[entry.name] = (
+            steelyard.gate(part, steelyard.fedadp()) if isinstance(part, Detector) else part
+        )
         assert isinstance(made[entry.name], Weighting)
     return made
 

@@ -19,17 +19,32 @@ NAN = float("nan")
         ({"base": [0.0, 1.0]}, "base is a list: pass a 1-D float tensor or a state dict"),
         ({"base": np.zeros(4)}, "base is a ndarray"),
         ({"base": torch.empty(0), "clients": torch.empty(2, 0)}, "no float parameter"),
-        ({"base": {"a": torch.tensor(1)}, "clients": [{"a": torch.tensor(2)}]}, "no float parameter"),
-        ({"base": {"a": BASE.to(torch.float8_e4m3fn)}}, "torch.float8_e4m3fn, which cannot be aggregated"),
-        ({"base": {"a": torch.zeros(2, dtype=torch.uint16)}}, "torch.uint16, which cannot be aggregated"),
+        (
+            {"base": {"a": torch.tensor(1)}, "clients": [{"a": torch.tensor(2)}]},
+            "no float parameter",
+        ),
+        (
+            {"base": {"a": BASE.to(torch.float8_e4m3fn)}},
+            "torch.float8_e4m3fn, which cannot be aggregated",
+        ),
+        (
+            {"base": {"a": torch.zeros(2, dtype=torch.uint16)}},
+            "torch.uint16, which cannot be aggregated",
+        ),
         ({"base": BASE * NAN}, "the base model itself holds NaN"),
         ({"base": BASE * NAN, "rule": "guard(uniform)"}, "the base model itself holds NaN"),
         ({"base": {"a": BASE, "running_var": BASE * NAN}, "clients": []}, "nothing to aggregate"),
-        ({"clients": None}, "clients is a NoneType: pass a [K, d] tensor, a list, a dict or a store"),
+        (
+            {"clients": None},
+            "clients is a NoneType: pass a [K, d] tensor, a list, a dict or a store",
+        ),
         ({"clients": 5}, "clients is a int"),
         ({"state": 5}, "state is a int: pass out.state of the last round"),
         ({"kinds": ["a"], "base": {"a": BASE}}, "kinds=['a']: pass a dict"),
-        *[({"round": round}, f"round={round!r}: use a whole number >= 1") for round in (None, -1, 0, 1.5, "3", True)],
+        *[
+            ({"round": round}, f"round={round!r}: use a whole number >= 1")
+            for round in (None, -1, 0, 1.5, "3", True)
+        ],
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_sentence(wrong, sentence):
@@ -70,9 +85,14 @@ def test_a_tied_weight_may_come_under_either_name():
 
 def test_nan_in_a_float_counter_is_quarantined():
     base, clients = cohort(3)
-    clients = {client: model | {"bn.num_batches_tracked": torch.tensor(5.0)} for client, model in clients.items()}
+    clients = {
+        client: model | {"bn.num_batches_tracked": torch.tensor(5.0)}
+        for client, model in clients.items()
+    }
     clients["client-1"]["bn.num_batches_tracked"] = torch.tensor(NAN)
-    out = steelyard.aggregate("uniform", base | {"bn.num_batches_tracked": torch.tensor(1.0)}, clients)
+    out = steelyard.aggregate(
+        "uniform", base | {"bn.num_batches_tracked": torch.tensor(1.0)}, clients
+    )
     assert list(out.report["quarantined"]) == ["client-1"]
     assert out.params["bn.num_batches_tracked"].item() == 5.0
 

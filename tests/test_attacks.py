@@ -32,7 +32,12 @@ def accuracy(matrix):
     """`accuracy(rule, attack, attackers, seeds)`: the mean of a cell."""
 
     def mean(rule, attack="none", attackers=0, seeds=1):
-        return sum(matrix.run_cell(matrix.Cell(rule, attack, attackers, seed)) for seed in range(seeds)) / seeds
+        return (
+            sum(
+                matrix.run_cell(matrix.Cell(rule, attack, attackers, seed)) for seed in range(seeds)
+            )
+            / seeds
+        )
 
     return mean
 
@@ -53,7 +58,10 @@ def test_the_command_prints_the_table_and_goes_on_where_it_was(tmp_path, matrix)
     assert again.stdout == first.stdout
     results = matrix.read_results(path)
     assert results["fedavg", "x100", "1", "0"] < results["fedavg", "none", "0", "0"] - 0.2
-    assert results["guard(fedavg)", "x100", "1", "0"] > results["guard(fedavg)", "none", "0", "0"] - 0.03
+    assert (
+        results["guard(fedavg)", "x100", "1", "0"]
+        > results["guard(fedavg)", "none", "0", "0"] - 0.03
+    )
 
 
 def test_the_page_shows_the_runs_on_record(matrix):
@@ -83,7 +91,9 @@ def test_a_faked_size_costs_at_most_five_points(matrix, accuracy, monkeypatch, r
     honest = matrix.attack_updates
 
     def without_the_fake(kind, updates, attackers, metrics, seed):
-        return honest(kind, updates, attackers, {name: list(values) for name, values in metrics.items()}, seed)
+        return honest(
+            kind, updates, attackers, {name: list(values) for name, values in metrics.items()}, seed
+        )
 
     monkeypatch.setattr(matrix, "attack_updates", without_the_fake)
     assert faked > accuracy(rule, "faked size", 1, seeds=2) - 0.05
@@ -108,7 +118,9 @@ def run_backdoor(matrix, rule, scale, rounds=15):
         rounds: it attacks in the last five of them.
     """
     torch.set_num_threads(1)
-    federation = steelyard.Federation.partitioned(*steelyard.data.load("digits"), "dirichlet:0.5", 20, 0)
+    federation = steelyard.Federation.partitioned(
+        *steelyard.data.load("digits"), "dirichlet:0.5", 20, 0
+    )
     clients = matrix.Clients(federation, 0, reports_losses=False)
     poisoned = matrix.Clients(federation, 0, reports_losses=False)
     brightest = clients.inputs.max()
@@ -123,7 +135,9 @@ def run_backdoor(matrix, rule, scale, rounds=15):
         if number > rounds - 5 and scale:
             bad, _ = poisoned.train(model)
             updates[0] = scale * bad[0]
-        result = steelyard.aggregate(rule, model, model + updates, metrics=metrics, state=state, round=number)
+        result = steelyard.aggregate(
+            rule, model, model + updates, metrics=metrics, state=state, round=number
+        )
         model, state = result.params, result.state
     test = federation.test
     others = test.targets != 0
@@ -152,12 +166,18 @@ def test_t28_a_sleeper_under_fedadp():
         if number > 50:
             clients[7] = base - 10 * common
         metrics = {"num_examples": [10] * 20}
-        out = steelyard.aggregate("guard(fedadp)", base, clients, metrics=metrics, state=state, round=number)
+        out = steelyard.aggregate(
+            "guard(fedadp)", base, clients, metrics=metrics, state=state, round=number
+        )
         state = out.state
         norms = (clients - base).norm(dim=1)
         shares.append(out.weights[7].item() / out.report["clipped"].get(7, 1.0))
-        assert out.weights[7].item() * norms[7].item() <= 6 / 20 * norms.median().item() * (1 + 1e-6)
+        assert out.weights[7].item() * norms[7].item() <= 6 / 20 * norms.median().item() * (
+            1 + 1e-6
+        )
     assert shares[49] == pytest.approx(1 / 20, rel=0.1)
-    assert shares[54] > 0.5 / 20  # five rounds later it is still trusted: the paper's memory has no end
+    assert (
+        shares[54] > 0.5 / 20
+    )  # five rounds later it is still trusted: the paper's memory has no end
     assert shares[69] < shares[54]
     assert all(math.isfinite(share) for share in shares)

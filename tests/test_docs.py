@@ -37,7 +37,11 @@ def test_examples_run(page, tmp_path, monkeypatch):
 
 
 def test_every_part_of_a_paper_says_what_it_is_verified_against():
-    section = (ROOT / "docs" / "rules.md").read_text().partition("## What each part is verified against")[2]
+    section = (
+        (ROOT / "docs" / "rules.md")
+        .read_text()
+        .partition("## What each part is verified against")[2]
+    )
     section = section.partition("\n## ")[0]
     parts = {
         entry.name
@@ -51,7 +55,10 @@ def test_every_part_of_a_paper_says_what_it_is_verified_against():
 
 def test_readme_claims_no_more_than_was_compared():
     text = " ".join((ROOT / "README.md").read_text().split())
-    assert "against the authors' code, or where none is public against independent implementations" in text
+    assert (
+        "against the authors' code, or where none is public against independent implementations"
+        in text
+    )
     assert "verified against their authors' code" not in text
     assert "all baselines" not in text
 
@@ -76,7 +83,9 @@ def test_the_worked_example_keeps_the_contract():
 
 def test_the_worked_example_works_as_a_package_of_its_own(tmp_path):
     page = ROOT / "docs" / "adding-a-rule.md"
-    project = tomllib.loads(re.search(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)[1])
+    project = tomllib.loads(
+        re.search(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)[1]
+    )
     (group, points), *_ = project["project"]["entry-points"].items()
     (name, value), *_ = points.items()
     module, _, attribute = value.partition(":")
@@ -85,17 +94,23 @@ def test_the_worked_example_works_as_a_package_of_its_own(tmp_path):
     install(tmp_path, project["project"]["name"], [(group, {name: value})], {module: source})
     command = [sys.executable, "-m", "steelyard", "explain", f"guard({name}:eps=0.1)"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+    )
     assert "weighs clients by closeness to the mean" in done.stdout
 
 
 def test_every_rule_has_a_row_in_the_docs():
     page = (ROOT / "docs" / "rules.md").read_text()
-    missing = [entry.name for entry in (*RULES, *DETECTORS, *REFINERS) if f"`{entry.name}" not in page]
+    missing = [
+        entry.name for entry in (*RULES, *DETECTORS, *REFINERS) if f"`{entry.name}" not in page
+    ]
     assert missing == []
 
 
-@pytest.mark.parametrize(("page", "registry"), [("data", SOURCES), ("partitions", PARTITIONS), ("models", MODELS)])
+@pytest.mark.parametrize(
+    ("page", "registry"), [("data", SOURCES), ("partitions", PARTITIONS), ("models", MODELS)]
+)
 def test_every_partition_model_and_data_set_has_a_row_in_the_docs(page, registry):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     assert [entry.name for entry in registry if f"`{entry.name}" not in text] == []
@@ -103,7 +118,12 @@ def test_every_partition_model_and_data_set_has_a_row_in_the_docs(page, registry
 
 def test_every_client_term_has_a_row_in_the_docs():
     page = (ROOT / "docs" / "simulator.md").read_text()
-    assert [entry.name for registry in (TERMS, BROADCASTS) for entry in registry if f"{entry.name}" not in page] == []
+    assert [
+        entry.name
+        for registry in (TERMS, BROADCASTS)
+        for entry in registry
+        if f"{entry.name}" not in page
+    ] == []
 
 
 def test_contributing_names_only_files_that_exist():
@@ -119,14 +139,16 @@ def test_contributing_names_only_files_that_exist():
         ("MEANING", "steelyard/metrics.py"),
         ("valid_number", "steelyard/metrics.py"),
         ("_report", "steelyard/sim/group.py"),
-        ("CHANGING", "steelyard/sim/told.py"),
+        ("CHANGING", "steelyard/sim/evaluation.py"),
         ("LocalSection", "steelyard/sim/config.py"),
         ("to_stored", "steelyard/sim/config.py"),
         ("describe_run", "steelyard/sim/identity.py"),
         ("SOME", "tests/experiments/test_paper_tables.py"),
     ):
         assert f"`{name}`" in text
-        assert re.search(rf"^ *(def |class )?{name}\b", (ROOT / path).read_text(), flags=re.MULTILINE), (name, path)
+        assert re.search(
+            rf"^ *(def |class )?{name}\b", (ROOT / path).read_text(), flags=re.MULTILINE
+        ), (name, path)
 
 
 def test_links_between_pages_lead_somewhere():
@@ -136,7 +158,9 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_the_picture_of_the_packages_shows_the_layers():
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ][0]
     layers = [sorted(re.findall(r"steelyard\.(\w+)", layer)) for layer in contract["layers"]]
     picture = (ROOT / "docs" / "pictures" / "packages.svg").read_text()
     rows = {}
@@ -147,7 +171,9 @@ def test_the_picture_of_the_packages_shows_the_layers():
 
 def test_the_architecture_names_every_package_and_only_files_that_exist():
     text = (ROOT / "docs" / "architecture.md").read_text()
-    packages = {path.name for path in (ROOT / "steelyard").iterdir() if (path / "__init__.py").is_file()}
+    packages = {
+        path.name for path in (ROOT / "steelyard").iterdir() if (path / "__init__.py").is_file()
+    }
     assert {package for package in packages if f"| `{package}` |" not in text} == set()
     files = re.findall(r"`(?:steelyard/)?([a-z_]+/\w+\.py|public\.py)`", text)
     assert files

@@ -43,7 +43,11 @@ def test_the_most_used_names_have_an_example(name):
 
 
 def identifiers():
-    return [name for page in REFERENCE for name in re.findall(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)]
+    return [
+        name
+        for page in REFERENCE
+        for name in re.findall(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)
+    ]
 
 
 @pytest.mark.parametrize("name", identifiers())

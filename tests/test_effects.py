@@ -1,9 +1,9 @@
 """Tests of effect: what the papers claim, in miniature, on the embedded digits. Run by `make test-slow`.
 
 Settings and seeds are those of examples/small_papers.py; the gallery draws the same runs. All
-comparisons are paired by seed. Docstrings say what was measured: a mean over ten seeds ± its standard
-error. Every bar is at least three standard errors away from what was measured. Where a claim does not
-come out, the test is of what does, and says "a finding".
+comparisons are paired by seed. Docstrings say what was measured: a mean over ten seeds ± its
+standard error. Every bar is at least three standard errors away from what was measured. Where a
+claim does not come out, the test is of what does, and says "a finding".
 """
 
 import sys
@@ -46,7 +46,9 @@ def repeat():
     def repeat(setting, algorithm="fedavg", **options):
         key = repr((setting, algorithm, options))
         if key not in memory:
-            memory[key] = [setting.simulate(algorithm, seed, executor="serial", **options) for seed in SEEDS]
+            memory[key] = [
+                setting.simulate(algorithm, seed, executor="serial", **options) for seed in SEEDS
+            ]
         return memory[key]
 
     return repeat
@@ -95,7 +97,10 @@ def test_fedadp_needs_a_quarter_fewer_rounds_with_iid_nodes_among_one_class_node
 def test_fedadps_alpha_is_a_plateau_from_4_on(repeat):
     """Fig. 6, 5 IID + 5 one-class nodes, mean accuracy over all rounds, points above alpha = 5:
     alpha = 1 -6.1 ± 0.4, alpha = 4 -0.8 ± 0.1, alpha = 10 +0.5 ± 0.3."""
-    accuracy = {alpha: 100 * mean_of(repeat(FIVE_IID, f"fedadp:alpha={alpha}"), "accuracy") for alpha in (1, 4, 5, 10)}
+    accuracy = {
+        alpha: 100 * mean_of(repeat(FIVE_IID, f"fedadp:alpha={alpha}"), "accuracy")
+        for alpha in (1, 4, 5, 10)
+    }
     assert np.mean(accuracy[1] - accuracy[5]) <= -4
     assert abs(np.mean(accuracy[4] - accuracy[5])) <= 2
     assert abs(np.mean(accuracy[10] - accuracy[5])) <= 2
@@ -126,8 +131,9 @@ def test_fedcos_gains_most_where_data_are_totally_non_iid(repeat):
 
 def test_fedcos_turns_clients_towards_each_other_and_moves_the_global_model_further(repeat):
     """Figs. 3 and 12, totally non-IID, means over rounds: the cosine between clients rises from -0.21
-    by 0.126 ± 0.002, the global model moves 54.1 ± 0.4 % further, local models move 15.8 ± 0.1 % less
-    far and are 19.6 ± 0.2 % closer to each other."""
+    by 0.126 ± 0.002, the global model moves 54.1 ± 0.4 % further, local models move 15.8 ± 0.1 %
+    less far and are 19.6 ± 0.2 % closer to each other.
+    """
     plain = repeat(SORTED)
     turned = repeat(SORTED, with_term("fedcos:mu=0.02"))
     assert np.mean(mean_of(turned, "mean_cosine") - mean_of(plain, "mean_cosine")) >= 0.06
@@ -138,8 +144,9 @@ def test_fedcos_turns_clients_towards_each_other_and_moves_the_global_model_furt
 
 def test_fedprox_holds_clients_back_without_turning_them(repeat):
     """Figs. 3 and 12, totally non-IID: with FedProx local models move 10.9 ± 0.1 % less far, but the
-    cosine between clients rises by 0.0051 ± 0.0001 only, and accuracy falls by 0.53 ± 0.08 points. The
-    paper's weight of 0.1 is mu = 0.2 here."""
+    cosine between clients rises by 0.0051 ± 0.0001 only, and accuracy falls by 0.53 ± 0.08 points.
+    The paper's weight of 0.1 is mu = 0.2 here.
+    """
     plain = repeat(SORTED)
     held = repeat(SORTED, with_term("fedprox:mu=0.2"))
     assert np.mean(mean_of(held, "moved") / mean_of(plain, "moved")) <= 0.95
@@ -185,8 +192,9 @@ def test_the_learned_factor_grows_the_model_and_coherence_changes_its_sign_earli
 
 def test_pa3feds_alphas_spread_less_if_the_trained_model_is_scored(repeat):
     """Largest over smallest alpha, mean over rounds: 1.24 ± 0.02 in critical periods, half of the rounds
-    (1.23 ± 0.02 as printed), 1.51 ± 0.03 if always adapted, and 1.12 ± 0.01 always and by the trained
-    model. Weights are 0.041, 0.085 and 0.023 from FedAvg's, differences ± 0.003."""
+    (1.23 ± 0.02 as printed), 1.51 ± 0.03 if always adapted, and 1.12 ± 0.01 always and by the
+    trained model. Weights are 0.041, 0.085 and 0.023 from FedAvg's, differences ± 0.003.
+    """
     plain = repeat(FEW_OF_MANY)
     gated, literal, always, trained = (repeat(FEW_OF_MANY, rule) for rule in READINGS)
     for runs in (gated, literal):
@@ -217,8 +225,9 @@ def test_pa3fed_with_a_large_beta_harms(repeat):
 
 def test_losses_deviate_more_in_critical_periods_and_pa3fed_does_not_change_it(repeat):
     """Fig. 5, deviation of clients' losses: 0.187 in critical periods and 0.098 in the rest, 0.089 ± 0.010
-    less. A finding: with PA3Fed it is 0.002 ± 0.002 lower in the former and 0.003 ± 0.003 higher in the
-    latter; the paper's are lower in both."""
+    less. A finding: with PA3Fed it is 0.002 ± 0.002 lower in the former and 0.003 ± 0.003 higher in
+    the latter; the paper's are lower in both.
+    """
     by_rule = {}
     for rule in ("fedavg", "pa3fed"):
         found = [loss_deviation(run) for run in repeat(FEW_OF_MANY, rule)]

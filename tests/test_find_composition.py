@@ -34,12 +34,16 @@ def test_every_candidate_is_a_valid_run(search):
 
 
 def test_the_better_third_goes_on_and_the_others_stay_on_record(search, monkeypatch, tmp_path):
-    monkeypatch.setattr(search, "WEIGHTINGS", {"fedavg": "fedavg", "uniform": "uniform", "fedadp": "fedadp"})
+    monkeypatch.setattr(
+        search, "WEIGHTINGS", {"fedavg": "fedavg", "uniform": "uniform", "fedadp": "fedadp"}
+    )
     monkeypatch.setattr(search, "TERMS", {"": "", "fedcos": "client=fedcos"})
     monkeypatch.setattr(search, "SETTINGS", ("dirichlet-0.5", "quantity"))
     small = ["data.name=digits", "model=logistic", "executor=serial"]
     arguments = [word for setting in small for word in ("--set", setting)]
-    monkeypatch.setattr(sys, "argv", ["search", "--out", str(tmp_path), "--rungs", "1,3", *arguments])
+    monkeypatch.setattr(
+        sys, "argv", ["search", "--out", str(tmp_path), "--rungs", "1,3", *arguments]
+    )
     search.main()
     rows = list(csv.DictReader(io.StringIO((tmp_path / "search.csv").read_text())))
     assert len(rows) == 3 * 2 * 2

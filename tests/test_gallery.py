@@ -12,9 +12,11 @@ import torch
 
 import steelyard
 from steelyard.diagnostics import group_coherence
-from steelyard.rules.chain import chain
+from steelyard.rules.combinators import chain
 
-PathCollection = pytest.importorskip("matplotlib.collections", reason="pictures need matplotlib").PathCollection
+PathCollection = pytest.importorskip(
+    "matplotlib.collections", reason="pictures need matplotlib"
+).PathCollection
 pytest.importorskip("ot", reason="distances between data sets need POT")
 Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
 
@@ -60,15 +62,26 @@ LONGER = {"pa3fed-5-7": {"rounds": 8, "seeds": 1}}
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    return gallery.Lab("digits", 240, 2, tmp_path_factory.mktemp("gallery"), 1, "mlp:hidden=[8]", "digits", 2)
+    return gallery.Lab(
+        "digits", 240, 2, tmp_path_factory.mktemp("gallery"), 1, "mlp:hidden=[8]", "digits", 2
+    )
 
 
 def shown(axes):
     """The numbers of a panel, by series: lines, less those that only guide the eye, points and images."""
-    lines = [line for line in axes.lines if not line.get_label().startswith("_") and np.ptp(line.get_xdata()) > 0]
-    points = [marks.get_offsets() for marks in axes.collections if isinstance(marks, PathCollection)]
+    lines = [
+        line
+        for line in axes.lines
+        if not line.get_label().startswith("_") and np.ptp(line.get_xdata()) > 0
+    ]
+    points = [
+        marks.get_offsets() for marks in axes.collections if isinstance(marks, PathCollection)
+    ]
     images = [image.get_array().compressed() for image in axes.images]
-    return [np.asarray(values, dtype=float) for values in (*(line.get_ydata() for line in lines), *points, *images)]
+    return [
+        np.asarray(values, dtype=float)
+        for values in (*(line.get_ydata() for line in lines), *points, *images)
+    ]
 
 
 @pytest.mark.parametrize("name", gallery.FIGURES)
@@ -81,7 +94,14 @@ def test_every_panel_of_every_figure_shows_its_series_in_finite_numbers(lab, nam
 
 
 def test_a_second_call_draws_from_the_runs_of_the_first(tmp_path):
-    call = ["fedlaw-3", *TINY, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "pictures")]
+    call = [
+        "fedlaw-3",
+        *TINY,
+        "--runs",
+        str(tmp_path / "runs"),
+        "--out",
+        str(tmp_path / "pictures"),
+    ]
     gallery.main(call)
     log = tmp_path / "runs" / "digits" / "fedlaw-3" / "rounds.jsonl"
     before = log.read_bytes()  # with timings, which a second run would not have
@@ -102,8 +122,12 @@ def test_halves_notes_coherence_and_leaves_weights_alone():
     g = torch.Generator().manual_seed(0)
     clients = torch.randn(1, 50, generator=g) + torch.randn(6, 50, generator=g)
     sizes = {"num_examples": [1, 2, 3, 4, 5, 6]}
-    out = steelyard.aggregate(chain("fedavg", gallery.Halves()), torch.zeros(50), clients, metrics=sizes)
-    expected = group_coherence(clients, ["first"] * 3 + ["second"] * 3, sizes["num_examples"]).within
+    out = steelyard.aggregate(
+        chain("fedavg", gallery.Halves()), torch.zeros(50), clients, metrics=sizes
+    )
+    expected = group_coherence(
+        clients, ["first"] * 3 + ["second"] * 3, sizes["num_examples"]
+    ).within
     assert out.report["coherence_balanced"] == pytest.approx(expected["first"])
     assert out.report["coherence_imbalanced"] == pytest.approx(expected["second"])
     plain = steelyard.aggregate("fedavg", torch.zeros(50), clients, metrics=sizes)
@@ -137,7 +161,9 @@ def test_the_page_has_a_verdict_for_every_figure_and_no_picture_is_left_over():
     assert len(shown) == len(gallery.FIGURES)
     for section in shown:
         assert re.search(
-            r"^\*\*Verdict: (shows it|shows it in part|does not show it|too short to tell)\.\*\*", section, re.M
+            r"^\*\*Verdict: (shows it|shows it in part|does not show it|too short to tell)\.\*\*",
+            section,
+            re.M,
         )
     kept = {path.stem for path in (ROOT / "docs" / "gallery").iterdir()}
     assert kept == set(gallery.FIGURES)
@@ -153,4 +179,7 @@ def test_the_page_says_how_the_runs_differ_from_the_authors():
     assert "**fresh in every round**" in PAGE
     assert "train_share" not in gallery.LOCAL
     assert "**all** of their samples | 70 % of them" in PAGE
-    assert f"| {10 * gallery.PROXY['per_class']} test images in one batch | 2,000 in 16 batches |" in PAGE
+    assert (
+        f"| {10 * gallery.PROXY['per_class']} test images in one batch | 2,000 in 16 batches |"
+        in PAGE
+    )

@@ -55,7 +55,9 @@ VALUES = {
     "fraction": 1.5,
     "control": '"\x1b[31m\x00"',
 }
-ENTRIES = [(kind, entry) for kind, registry in REGISTRIES.items() for entry in registry if entry.options]
+ENTRIES = [
+    (kind, entry) for kind, registry in REGISTRIES.items() for entry in registry if entry.options
+]
 LABELS = np.repeat(np.arange(10), 20)
 
 
@@ -93,7 +95,9 @@ def small_machine(monkeypatch):
     monkeypatch.setattr("steelyard.models.registry._memory", lambda: 1 << 28)
 
 
-@pytest.mark.parametrize(("kind", "entry"), ENTRIES, ids=[f"{kind}-{entry.name}" for kind, entry in ENTRIES])
+@pytest.mark.parametrize(
+    ("kind", "entry"), ENTRIES, ids=[f"{kind}-{entry.name}" for kind, entry in ENTRIES]
+)
 def test_no_option_of_any_part_ends_in_a_traceback(kind, entry):
     refused = 0
     for option in entry.options:
@@ -102,11 +106,17 @@ def test_no_option_of_any_part_ends_in_a_traceback(kind, entry):
                 make(kind, f"{entry.name}{inner(entry)}:{option}={value}")
             except SteelyardError:
                 refused += 1
-    assert refused >= len(entry.options) * 5  # at least the numbers that nobody can compute with, and deep nesting
+    assert (
+        refused >= len(entry.options) * 5
+    )  # at least the numbers that nobody can compute with, and deep nesting
 
 
-@pytest.mark.parametrize("value", [10**400, 2**63, float("nan"), float("inf"), "x", None, [[1]], {}, b"", object()])
-@pytest.mark.parametrize("part", ["fedadp:alpha", "krum:f", "guard:clip", "adam:lr", "fedprox:mu", "mlp:dropout"])
+@pytest.mark.parametrize(
+    "value", [10**400, 2**63, float("nan"), float("inf"), "x", None, [[1]], {}, b"", object()]
+)
+@pytest.mark.parametrize(
+    "part", ["fedadp:alpha", "krum:f", "guard:clip", "adam:lr", "fedprox:mu", "mlp:dropout"]
+)
 def test_python_is_told_the_same(part, value):
     name, option = part.split(":")
     registry = next(registry for registry in REGISTRIES.values() if name in registry)
@@ -144,21 +154,35 @@ def test_rules_with_options_at_the_edge_aggregate_or_say_why_not(rule):
         assert out.params["w"].isfinite().all()
 
 
-@pytest.mark.parametrize("shape", ["9" * 5000, str(2**63), "", "-1", "3,nan", "1e9,2", "0,0,0", "²,2"])
+@pytest.mark.parametrize(
+    "shape", ["9" * 5000, str(2**63), "", "-1", "3,nan", "1e9,2", "0,0,0", "²,2"]
+)
 def test_shapes_that_no_sample_has(shape):
     check_refused("models", "list", "--shape", shape)
 
 
 def test_models_that_no_memory_holds_are_listed_without_a_number():
-    listed = steelyard_command("models", "list", "--shape", "999999999,999999999", "--classes", "1000000000", "--json")
+    listed = steelyard_command(
+        "models", "list", "--shape", "999999999,999999999", "--classes", "1000000000", "--json"
+    )
     assert listed.exit_code == 0, listed.output
     check_refused("models", "list", "--classes", str(2**63))
 
 
-TOML = ["1979-05-27", "[1979-05-27T07:32:00Z]", str(10**400), f"[{10**400}]", "[[[[1]]]]", "{a = 1}", "[nan, nan]"]
+TOML = [
+    "1979-05-27",
+    "[1979-05-27T07:32:00Z]",
+    str(10**400),
+    f"[{10**400}]",
+    "[[[[1]]]]",
+    "{a = 1}",
+    "[nan, nan]",
+]
 
 
-@pytest.mark.parametrize("value", [*TOML, "'''" + "x" * 5000 + "'''", "[" * 300 + "]" * 300, "['\\u0000']"])
+@pytest.mark.parametrize(
+    "value", [*TOML, "'''" + "x" * 5000 + "'''", "[" * 300 + "]" * 300, "['\\u0000']"]
+)
 @pytest.mark.parametrize("key", ["seed", "'local.lr'", "'a.b.c'", "'data.dir'"])
 def test_sweeps_of_values_that_no_key_has(key, value, tmp_path):
     file = tmp_path / "sweep.toml"
@@ -173,17 +197,24 @@ def test_sweeps_of_values_that_no_key_has(key, value, tmp_path):
         file.write_text(text)
         done = steelyard_command("sweep", file, "--dry-run")
         is_text = key == "'data.dir'" and done.exit_code == 0
-        assert is_text or (done.exit_code == 2 and len(done.output) < 3000), (text[:200], done.output)
+        assert is_text or (done.exit_code == 2 and len(done.output) < 3000), (
+            text[:200],
+            done.output,
+        )
         assert isinstance(done.exception, SystemExit | None), (text[:200], done.exception)
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "a/" * 3000, "\0", "a\0b"])
-@pytest.mark.parametrize("command", [("compare",), ("report",), ("plot",), ("resume",), ("sweep",), ("run",)])
+@pytest.mark.parametrize(
+    "command", [("compare",), ("report",), ("plot",), ("resume",), ("sweep",), ("run",)]
+)
 def test_paths_that_no_file_has(command, path):
     check_refused(*command, path)
 
 
-@pytest.mark.parametrize("seeds", [str(2**63), "9" * 5000, "1,,2", "", "nan", "-1", "1,1", str(10**400)])
+@pytest.mark.parametrize(
+    "seeds", [str(2**63), "9" * 5000, "1,,2", "", "nan", "-1", "1,1", str(10**400)]
+)
 def test_seeds_that_no_run_has(seeds):
     check_refused("reproduce", "fedadp-table1", "--seeds", seeds, "--list")
 
@@ -196,7 +227,9 @@ def test_clients_that_no_partition_has(clients):
 
 
 @pytest.mark.parametrize("value", [10**400, 2**62, 10**9])
-@pytest.mark.parametrize("key", ["rounds", "workers", "clients", "participation.spread", "participation.count"])
+@pytest.mark.parametrize(
+    "key", ["rounds", "workers", "clients", "participation.spread", "participation.count"]
+)
 def test_runs_that_no_machine_can_do(key, value):
     section, _, name = key.rpartition(".")
     options = {section: {name: value}} if section else {name: value}

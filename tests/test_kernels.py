@@ -59,7 +59,9 @@ def test_a_zero_row_is_not_mistaken_for_underflow(monkeypatch):
     rows[2] = 0
     passes = []
     original = kernels._gram
-    monkeypatch.setattr(kernels, "_gram", lambda *a, **k: passes.append(k["wide"]) or original(*a, **k))
+    monkeypatch.setattr(
+        kernels, "_gram", lambda *a, **k: passes.append(k["wide"]) or original(*a, **k)
+    )
     assert (kernels.gram(Matrix(rows), 4, [(0, 50_000)])[0, 2] == 0).all()
     assert passes == [False]
 
@@ -116,7 +118,9 @@ def test_bits_do_not_depend_on_thread_settings_or_hash_seed():
     for threads, seed in (("1", "0"), ("2", "1"), ("4", "random")):
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         settings = {**os.environ, **dict.fromkeys(names, threads), "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", SCRIPT], env=settings, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=settings, check=True, capture_output=True, text=True
+        )
         digests.add(done.stdout)
     assert len(digests) == 1
 

@@ -36,13 +36,17 @@ def test_a_liar_is_quarantined_and_the_round_goes_on(rule, name, honest, lie):
     assert out.weights.tolist() == [0.5, 0.0, 0.5]
 
 
-@pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor, lambda values: dict(enumerate(values))])
+@pytest.mark.parametrize(
+    "form", [list, tuple, np.array, torch.tensor, lambda values: dict(enumerate(values))]
+)
 def test_numbers_come_in_any_form(form):
     out = steelyard.aggregate("fedavg", BASE, CLIENTS, metrics={"num_examples": form([1, 2, 1])})
     assert out.weights.tolist() == [0.25, 0.5, 0.25]
 
 
-@pytest.mark.parametrize("form", [list, torch.tensor, np.array, lambda rows: [torch.tensor(row) for row in rows]])
+@pytest.mark.parametrize(
+    "form", [list, torch.tensor, np.array, lambda rows: [torch.tensor(row) for row in rows]]
+)
 def test_histograms_come_in_any_form(form):
     metrics = {"num_examples": [1, 1, 1], "label_hist": form([[1.0, 2.0]] * 3)}
     out = steelyard.aggregate("feddisco", BASE, CLIENTS, metrics=metrics)

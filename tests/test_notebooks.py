@@ -15,7 +15,10 @@ def read_code_cells(path):
 
 
 def test_both_notebooks_are_there():
-    assert [path.stem for path in NOTEBOOKS] == ["compare_rules_on_your_data", "one_import_on_flower"]
+    assert [path.stem for path in NOTEBOOKS] == [
+        "compare_rules_on_your_data",
+        "one_import_on_flower",
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

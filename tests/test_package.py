@@ -44,23 +44,31 @@ def test_nothing_is_unpickled_evaluated_or_drawn_from_global_randomness(source):
 
 def test_the_core_imports_with_its_three_dependencies_only():
     script = (
-        "import sys; sys.modules.update(dict.fromkeys(['typer', 'rich', 'flwr', 'scipy', 'hypothesis'])); "
+        "import sys; sys.modules.update(dict.fromkeys(['typer', 'rich', 'flwr', 'scipy', "
+        "'hypothesis'])); "
         "import steelyard, torch; steelyard.aggregate('uniform', torch.zeros(3), torch.ones(2, 3))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def _python(script: str) -> str:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stderr == ""
     return done.stdout.strip()
 
 
 def test_names_are_imported_when_they_are_touched():
     assert _python("import sys, steelyard.cli; print('torch' in sys.modules)") == "False"
-    assert _python("import steelyard; print(steelyard.fedawa(steps=3), 'yogi' in dir(steelyard))").endswith("True")
+    assert _python(
+        "import steelyard; print(steelyard.fedawa(steps=3), 'yogi' in dir(steelyard))"
+    ).endswith("True")
     assert _python("from steelyard import *; print(aggregate.__name__)") == "aggregate"
-    assert _python("import steelyard; print(steelyard.diagnostics.__name__)") == "steelyard.diagnostics"
+    assert (
+        _python("import steelyard; print(steelyard.diagnostics.__name__)")
+        == "steelyard.diagnostics"
+    )
 
 
 @pytest.mark.parametrize("module", ["steelyard.algorithm", "steelyard.experiments.paper_table"])
@@ -82,7 +90,9 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_files_left_open_are_closed_in_silence(tmp_path):
     save_file({"w": torch.zeros(3)}, tmp_path / "a.safetensors")
     script = "import sys; from steelyard.stores.safetensors import Checkpoint; kept = Checkpoint(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "a.safetensors"], capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "a.safetensors"], capture_output=True, check=True
+    )
     assert done.stderr == b""
 
 
@@ -103,7 +113,9 @@ def test_constraints_pin_every_requirement_within_its_range():
     for requirement in map(Requirement, texts):
         if requirement.name == "steelyard":
             continue
-        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), (
+            requirement
+        )
 
 
 def test_constraints_pin_what_those_requirements_need():
@@ -112,7 +124,9 @@ def test_constraints_pin_what_those_requirements_need():
     for name in pins:
         try:
             needs = metadata.requires(name) or []
-        except metadata.PackageNotFoundError:  # the documentation's packages are installed by `make docs` only
+        except (
+            metadata.PackageNotFoundError
+        ):  # the documentation's packages are installed by `make docs` only
             continue
         for need in map(Requirement, needs):
             if need.marker is None or need.marker.evaluate({"extra": ""}):
@@ -123,10 +137,13 @@ def test_constraints_pin_what_those_requirements_need():
 def test_nothing_is_asked_of_the_network_at_import():
     script = (
         "import sys; sys.addaudithook(lambda event, args: event in "
-        "('socket.connect', 'socket.bind', 'socket.getaddrinfo', 'socket.sendto') and sys.exit(event)); "
+        "('socket.connect', 'socket.bind', 'socket.getaddrinfo', 'socket.sendto') and "
+        "sys.exit(event)); "
         "import steelyard, steelyard.public, steelyard.cli.app; steelyard.aggregate"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -142,6 +159,10 @@ def test_the_fast_tests_touch_every_package():
     assert [path for path in paths if not (ROOT / path).exists()] == []
     # Tests mirror the package but for these.
     elsewhere = {"data": "datasets", "runs": "sim", "testing": "test_testing.py"}
-    packages = {path.name for path in (ROOT / "steelyard").iterdir() if (path / "__init__.py").is_file()}
+    packages = {
+        path.name for path in (ROOT / "steelyard").iterdir() if (path / "__init__.py").is_file()
+    }
     folders = {Path(path).parts[1] for path in paths}
-    assert {package for package in packages if elsewhere.get(package, package) not in folders} == set()
+    assert {
+        package for package in packages if elsewhere.get(package, package) not in folders
+    } == set()

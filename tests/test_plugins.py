@@ -34,7 +34,10 @@ def install(site, package, points, modules):
     about = site / f"{package.replace('-', '_')}-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    lines = [f"[{group}]\n" + "\n".join(f"{key} = {value}" for key, value in names.items()) for group, names in points]
+    lines = [
+        f"[{group}]\n" + "\n".join(f"{key} = {value}" for key, value in names.items())
+        for group, names in points
+    ]
     (about / "entry_points.txt").write_text("\n".join(lines) + "\n")
     for name, text in modules.items():
         (site / f"{name}.py").write_text(text)
@@ -79,7 +82,11 @@ def test_rules_are_found_by_name_alone_and_composed():
     table = reports(list(clients))
     out = steelyard.aggregate("example_rule:power=0", base, clients, metrics=table)
     torch.testing.assert_close(out.weights, torch.full((6,), 1 / 6, dtype=torch.float64))
-    for text in ("guard(example_rule|cap:max_weight=0.5)", "example_wrapper(fedadp)", "gate(example_detector,fedadp)"):
+    for text in (
+        "guard(example_rule|cap:max_weight=0.5)",
+        "example_wrapper(fedadp)",
+        "gate(example_detector,fedadp)",
+    ):
         rule = steelyard.parse_rule(text)
         assert to_text(rule) == text
         assert steelyard.parse_rule(to_text(rule)) == rule
@@ -110,7 +117,9 @@ def test_simulate_with_a_part_of_each_kind():
         executor="serial",
     )
     assert len(history.records) == 2
-    assert [list(part) for part in partition("example_blocks", np.zeros(4, dtype=np.int64), 2, 0)] == [[0, 1], [2, 3]]
+    assert [
+        list(part) for part in partition("example_blocks", np.zeros(4, dtype=np.int64), 2, 0)
+    ] == [[0, 1], [2, 3]]
     assert steelyard.parse_refiner("example_refiner").name == "example_refiner"
 
 
@@ -128,13 +137,17 @@ def test_the_command_run(tmp_path):
     }
     chosen = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     text = call("run", *chosen, "--out", tmp_path / "run")
-    assert "example_rule client=example_term server=example_step on 3 clients of example_blobs" in text
+    assert (
+        "example_rule client=example_term server=example_step on 3 clients of example_blobs" in text
+    )
 
 
 @pytest.mark.usefixtures("example")
 def test_the_command_sweep_finds_them_in_its_workers(tmp_path):
     file = tmp_path / "sweep.toml"
-    file.write_text('[base]\nrounds = 1\ndata.clients = 3\n[grid]\nweighting = ["fedavg", "example_rule:power=3"]\n')
+    file.write_text(
+        '[base]\nrounds = 1\ndata.clients = 3\n[grid]\nweighting = ["fedavg", "example_rule:power=3"]\n'
+    )
     text = call("sweep", file, "--out", tmp_path / "sweep")
     assert "example_rule:power=3" in text
     assert "failed" not in text
@@ -147,8 +160,19 @@ def test_the_command_merge(tmp_path):
         save_file(params, tmp_path / f"{name}.safetensors")
     files = [word for name in clients for word in ("--client", tmp_path / f"{name}.safetensors")]
     merged = tmp_path / "merged.safetensors"
-    call("merge", "--base", tmp_path / "base.safetensors", *files, "--rule", "uniform|example_rule", "--out", merged)
-    assert equal(load_file(merged), steelyard.aggregate("uniform|example_rule", base, clients).params)
+    call(
+        "merge",
+        "--base",
+        tmp_path / "base.safetensors",
+        *files,
+        "--rule",
+        "uniform|example_rule",
+        "--out",
+        merged,
+    )
+    assert equal(
+        load_file(merged), steelyard.aggregate("uniform|example_rule", base, clients).params
+    )
 
 
 @pytest.mark.usefixtures("example")
@@ -202,18 +226,38 @@ class Part(Weighting):
         return prior, state
 """
 WRONG = {
-    "missing package": ("import no_such_package", "mine", "part:Part", "ModuleNotFoundError: No module named"),
+    "missing package": (
+        "import no_such_package",
+        "mine",
+        "part:Part",
+        "ModuleNotFoundError: No module named",
+    ),
     "syntax": ("def", "mine", "part:Part", "SyntaxError"),
     "exit": ("raise SystemExit('bye')", "mine", "part:Part", "SystemExit: bye"),
     "missing name": ("", "mine", "part:Part", "has no attribute 'Part'"),
     "missing module": ("", "mine", "elsewhere:Part", "ModuleNotFoundError"),
     "no part": ("Part = 3", "mine", "part:Part", "it is a int: use a class"),
     "another class": ("class Part: name = 'mine'", "mine", "part:Part", "Part is not a Weighting"),
-    "abstract": (RULE.replace("def apply", "def other"), "mine", "part:Part", "Part is abstract: define apply"),
+    "abstract": (
+        RULE.replace("def apply", "def other"),
+        "mine",
+        "part:Part",
+        "Part is abstract: define apply",
+    ),
     "another name": (RULE.format(name="yours"), "mine", "part:Part", "Part.name is 'yours'"),
-    "no info": (RULE.format(name="mine") + "    info = 'a rule'\n", "mine", "part:Part", "Part has no info"),
+    "no info": (
+        RULE.format(name="mine") + "    info = 'a rule'\n",
+        "mine",
+        "part:Part",
+        "Part has no info",
+    ),
     "unreadable name": (RULE.format(name="a+b"), "a+b", "part:Part", "the name has no text form"),
-    "our name": (RULE.format(name="fedavg"), "fedavg", "part:Part", "the name is taken by steelyard.rules.fedavg"),
+    "our name": (
+        RULE.format(name="fedavg"),
+        "fedavg",
+        "part:Part",
+        "the name is taken by steelyard.rules.fedavg",
+    ),
     "our name, registered": (
         RULE.format(name="fedavg") + "\nRULES.register(Part)",
         "mine",
@@ -229,7 +273,8 @@ def test_a_broken_plugin_is_named_and_does_no_harm(case, site):
     install(site, "broken-plugin", [("steelyard.rules", {name: value})], {"part": text})
     names = {"fedavg", "guard", "fedawa"}
     with pytest.warns(
-        UserWarning, match=f"rule '{re.escape(name)}' of broken-plugin 1.0 .* is not available: .*{reason}"
+        UserWarning,
+        match=f"rule '{re.escape(name)}' of broken-plugin 1.0 .* is not available: .*{reason}",
     ):
         assert {entry.name for entry in RULES} >= names
     assert not {"mine", "yours", "a+b"} & set(RULES._entries)
@@ -238,7 +283,9 @@ def test_a_broken_plugin_is_named_and_does_no_harm(case, site):
 
 
 def test_a_broken_plugin_does_not_take_a_good_one_with_it(example):
-    install(example, "broken-plugin", [("steelyard.rules", {"mine": "part:Part"})], {"part": "1 / 0"})
+    install(
+        example, "broken-plugin", [("steelyard.rules", {"mine": "part:Part"})], {"part": "1 / 0"}
+    )
     with pytest.warns(UserWarning, match="broken-plugin"):
         assert steelyard.parse_rule("example_rule").power == 2
 
@@ -273,7 +320,9 @@ def test_a_strategy_of_ours_is_not_replaced(site):
     strategies = pytest.importorskip("steelyard.flower.strategies")
     text = RULE.format(name="mine").replace("class Part", "class FedProx")
     install(site, "plugin", [("steelyard.rules", {"mine": "part:FedProx"})], {"part": text})
-    with pytest.warns(UserWarning, match=r"part.FedProx has no strategy of its own.*use Steelyard\('mine'\)"):
+    with pytest.warns(
+        UserWarning, match=r"part.FedProx has no strategy of its own.*use Steelyard\('mine'\)"
+    ):
         place, entry = strategies.strategies()["FedProx"]
     assert (place, entry.name) == ("client", "fedprox")
 
@@ -281,7 +330,9 @@ def test_a_strategy_of_ours_is_not_replaced(site):
 @pytest.mark.usefixtures("example")
 def test_known_names_look_at_no_installed_package(monkeypatch):
     lookups = []
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **group: lookups.append(group) or [])
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda **group: lookups.append(group) or []
+    )
     steelyard.Algorithm("guard(feddisco|fedawa)", client="fedprox", server="adam", refine="feddf")
     steelyard.gate("eq6", "fedadp")
     assert lookups == []
@@ -289,12 +340,16 @@ def test_known_names_look_at_no_installed_package(monkeypatch):
 
 def test_parts_of_ours_are_known_without_the_whole_package():
     code = "from steelyard.core.registry import TERMS, OPTIMIZERS; print('fedprox' in TERMS, 'adam' in OPTIMIZERS)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.split() == ["True", "True"]
 
 
 def test_listings_survive_a_part_that_needs_options(site):
-    text = RULE.format(name="mine").replace('    name = "mine"', '    path: str\n\n    name = "mine"')
+    text = RULE.format(name="mine").replace(
+        '    name = "mine"', '    path: str\n\n    name = "mine"'
+    )
     text += "\n    def __post_init__(self):\n        open(self.path).close()\n"
     install(site, "plugin", [("steelyard.rules", {"mine": "part:Part"})], {"part": text})
     rows = {row["name"]: row for row in json.loads(call("rules", "--json"))}
@@ -304,16 +359,37 @@ def test_listings_survive_a_part_that_needs_options(site):
 @pytest.mark.slow
 def test_the_example_package_is_built_installed_and_used(tmp_path):
     site = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", site]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        site,
+    ]
     source = tmp_path / "source"
     source.mkdir()
     for name in ("pyproject.toml", "steelyard_example.py"):
         (source / name).write_text((PACKAGE / name).read_text())
     subprocess.run([*pip, source], check=True, capture_output=True, cwd=tmp_path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)])}
-    command = [sys.executable, "-m", "steelyard", "run", "--set", "weighting=example_rule", "--set", "rounds=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "steelyard",
+        "run",
+        "--set",
+        "weighting=example_rule",
+        "--set",
+        "rounds=1",
+    ]
     command += ["--out", tmp_path / "run", "--json"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
     assert json.loads(done.stdout.splitlines()[0])["round"] == 1
 
 

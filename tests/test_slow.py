@@ -37,7 +37,13 @@ def test_merging_twenty_times_400_megabytes_takes_under_700(rule):
     factors=st.lists(FACTORS, min_size=2, max_size=40),
     adversary=st.sampled_from(["mean", "minus mean", "base", "random", "largest"]),
     inner=st.sampled_from(
-        ["fedadp", "fedawa:steps=50,lr=0.05,travel=none", "pa3fed", "fednova", "fedawa_l:layers=[25,75]"]
+        [
+            "fedadp",
+            "fedawa:steps=50,lr=0.05,travel=none",
+            "pa3fed",
+            "fednova",
+            "fedawa_l:layers=[25,75]",
+        ]
     ),
 )
 @settings(max_examples=20_000, deadline=None, derandomize=True)
@@ -56,7 +62,9 @@ def test_the_bound_holds_against_adversaries_who_know_the_others(seed, factors, 
         "largest": 1e3 * steps[steps.norm(dim=1).argmax()],
     }[adversary]
     clients = base + steps
-    out = steelyard.aggregate(f"guard({inner})", base, clients, metrics=reports(range(len(factors)), seed % 97))
+    out = steelyard.aggregate(
+        f"guard({inner})", base, clients, metrics=reports(range(len(factors)), seed % 97)
+    )
     norms = (clients - base).norm(dim=1).numpy()
     limit = bound(clients, base)[1] if (norms > 0).any() else 0.0
     weights = np.abs(np.atleast_2d(out.weights.numpy())).max(axis=0)
@@ -71,7 +79,13 @@ def test_thousands_of_rounds_do_not_grow_state_or_memory():
         ids = torch.randperm(30, generator=g)[:8].tolist()
         clients = base + 0.01 * torch.randn(8, 2000, generator=g)
         out = steelyard.aggregate(
-            "guard(fedadp|ema)", base, clients, ids=ids, metrics={"num_examples": [1] * 8}, state=state, round=t
+            "guard(fedadp|ema)",
+            base,
+            clients,
+            ids=ids,
+            metrics={"num_examples": [1] * 8},
+            state=state,
+            round=t,
         )
         base, state = out.params, out.state
         sizes.append(len(str(state)))
@@ -90,14 +104,23 @@ def test_two_builds_of_the_wheel_are_the_same_bytes(tmp_path):
         tree = tmp_path / name
         tree.mkdir()
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(root / "steelyard", tree / "steelyard", ignore=ignored, copy_function=shutil.copy)
+        shutil.copytree(
+            root / "steelyard", tree / "steelyard", ignore=ignored, copy_function=shutil.copy
+        )
         for file in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(root / file, tree / file)
         for path in tree.rglob("*"):
             os.utime(path, (1.7e9 - age, 1.7e9 - age))
         # Build it without the network.
         out = tmp_path / f"{name}-out"
-        options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(out)]
+        options = [
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "--quiet",
+            "--wheel-dir",
+            str(out),
+        ]
         environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
         command = [sys.executable, "-m", "pip", "wheel", *options, str(tree)]
         subprocess.run(command, env=environment, check=True, cwd=tmp_path)

@@ -9,14 +9,16 @@ import torch
 
 import steelyard
 from steelyard.diagnostics import gradient_coherence
-from steelyard.rules.chain import chain
+from steelyard.rules.combinators import chain
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("small_papers", ROOT / "examples" / "small_papers.py")
+    spec = importlib.util.spec_from_file_location(
+        "small_papers", ROOT / "examples" / "small_papers.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

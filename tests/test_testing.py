@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.client_state import scatter
 from steelyard.core.needs import Needs
+from steelyard.core.state import scatter
 from steelyard.core.term import ClientTerm
 from steelyard.core.weighting import Info, Weighting
 from steelyard.testing import check_rule, check_term
@@ -89,7 +89,9 @@ class ChangesState(Good):
 @dataclass(frozen=True)
 class Random(Good):
     def shares(self, prior, view, state):
-        return prior.shares * view.metric("loss") * np.random.default_rng().uniform(size=len(view.ids))
+        return (
+            prior.shares * view.metric("loss") * np.random.default_rng().uniform(size=len(view.ids))
+        )
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,9 @@ class DividesByZero(Pull):
 
 class NoisyTerm(Pull):
     def add(self, grad, x, at):
-        grad.add_(torch.rand(x.shape, generator=torch.Generator().manual_seed(torch.seed() % 2**31)))
+        grad.add_(
+            torch.rand(x.shape, generator=torch.Generator().manual_seed(torch.seed() % 2**31))
+        )
 
 
 class ChangesSent(Pull):

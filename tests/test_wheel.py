@@ -29,7 +29,9 @@ def list_package_data():
 
 def list_package_files():
     """Returns all files below steelyard/, relative to the root, without compiled ones."""
-    files = (path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = (
+        path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
     return {path.relative_to(ROOT).as_posix() for path in files}
 
 
@@ -53,7 +55,9 @@ def test_git_ignores_no_file_of_the_package():
     names = "\n".join(sorted(list_package_files()))
     # --no-index: also report files that were added in spite of the pattern.
     command = ["git", "check-ignore", "--no-index", "--stdin"]
-    result = subprocess.run(command, input=names, cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, input=names, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert result.stdout == ""
 
 
@@ -65,10 +69,17 @@ def make_environment(path):
 
 def run(*command, cwd):
     """Runs a command outside of the checkout, with the pins, and returns what it printed."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    }
     environment["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")
     result = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        [str(word) for word in command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
     return result.stdout
@@ -106,7 +117,8 @@ def test_the_wheel_runs_in_an_empty_environment(wheel, tmp_path):
     where = run(python, "-c", "import steelyard; print(steelyard.__file__)", cwd=tmp_path)
     assert where.startswith(str(tmp_path / "empty"))
     assert run(command, "--version", cwd=tmp_path).strip() == steelyard.__version__
-    # A run on the embedded digits, the tables of the papers, and the definition of the benchmark: package data.
+    # A run on the embedded digits, the tables of the papers, and the definition of the benchmark:
+    # package data.
     run(command, "run", "--set", "rounds=2", "--out", "runs/smoke", cwd=tmp_path)
     rounds = (tmp_path / "runs" / "smoke" / "rounds.jsonl").read_text().splitlines()
     assert len(rounds) == 2
@@ -114,6 +126,7 @@ def test_the_wheel_runs_in_an_empty_environment(wheel, tmp_path):
     assert run(command, "resume", "runs/smoke", cwd=tmp_path) is not None
     # The parts of the page are there, too; drawing it takes the extra [report].
     read = (
-        "from importlib.resources import files; print(len(files('steelyard.report').joinpath('page.html').read_text()))"
+        "from importlib.resources import files; "
+        "print(len(files('steelyard.report').joinpath('page.html').read_text()))"
     )
     assert int(run(python, "-c", read, cwd=tmp_path)) > 0

@@ -32,7 +32,9 @@ def cifar() -> Source | None:
     }
 
 
-def contest(workload: Workload, names: list[str], turns: int, source: Source | None, where: Path) -> dict[str, Any]:
+def contest(
+    workload: Workload, names: list[str], turns: int, source: Source | None, where: Path
+) -> dict[str, Any]:
     """All contestants, turn and turn about; who fails is left out of the rest and named."""
     job = write(workload, where, source)
     runs: dict[str, list[Run]] = {name: [] for name in names}
@@ -55,10 +57,15 @@ def contest(workload: Workload, names: list[str], turns: int, source: Source | N
     return {"workload": workload.name, "turns": turns, "rows": rows, "failures": failures}
 
 
-def show(workload: Workload, rows: dict[str, dict[str, Any]], failures: dict[str, str], turns: int) -> None:
+def show(
+    workload: Workload, rows: dict[str, dict[str, Any]], failures: dict[str, str], turns: int
+) -> None:
     """A table on the screen."""
     kind = "whole process" if workload.whole else "per round"
-    print(f"\n{workload.name}: seconds {kind}, median of {turns} turns; loss and distance of the final model")
+    print(
+        f"\n{workload.name}: seconds {kind}, median of {turns} turns; loss and distance of the "
+        f"final model"
+    )
     print(
         f"{'':12}{'seconds':>9}{'start':>8}{'round':>8}{'ratio':>8}{'range':>14}{'bar':>6}{'steps':>7}{'loss':>8}{'far':>10}"
     )
@@ -81,8 +88,15 @@ def verdicts(found: list[dict[str, Any]]) -> list[str]:
         if one["workload"] == same_work().name:
             far = [name for name, row in one["rows"].items() if not row["distance"] < CLOSE]
             agreed = f"DIFFER: {', '.join(far)}" if far else "all agree"
-            lines.append(f"{one['workload']} after two rounds, to {CLOSE:g} of the way trained: {agreed}")
-    missed = [(one["workload"], name) for one in found for name, row in one["rows"].items() if row["holds"] is False]
+            lines.append(
+                f"{one['workload']} after two rounds, to {CLOSE:g} of the way trained: {agreed}"
+            )
+    missed = [
+        (one["workload"], name)
+        for one in found
+        for name, row in one["rows"].items()
+        if row["holds"] is False
+    ]
     lines += [f"{workload}: {name} MISSED" for workload, name in missed]
     return lines if missed else [*lines, "no bar was missed by those that ran"]
 
@@ -90,16 +104,24 @@ def verdicts(found: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[100, 500, 5000], help="images per client")
-    parser.add_argument("--rounds", type=int, default=6, help="of pfl's set-up; the first is not counted")
+    parser.add_argument(
+        "--sizes", type=int, nargs="*", default=[100, 500, 5000], help="images per client"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="of pfl's set-up; the first is not counted"
+    )
     parser.add_argument("--peers", nargs="*", choices=list(CONTESTANTS), default=list(CONTESTANTS))
     parser.add_argument("--only", choices=["same", "quickstart", "published"])
-    parser.add_argument("--small", action="store_true", help="a few seconds of each: to see whether it runs")
+    parser.add_argument(
+        "--small", action="store_true", help="a few seconds of each: to see whether it runs"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/bench-peers.json"))
     arguments = parser.parse_args()
     small, source = arguments.small, cifar()
     chosen = {"same": [same_work()]}
-    chosen["quickstart"] = [quickstart(20, 2, 500)] if small else [quickstart(size) for size in arguments.sizes]
+    chosen["quickstart"] = (
+        [quickstart(20, 2, 500)] if small else [quickstart(size) for size in arguments.sizes]
+    )
     chosen["published"] = [published(20, 4, 2) if small else published(rounds=arguments.rounds)]
     names = [OURS, *(name for name in arguments.peers if name != OURS)]
     found = []
@@ -107,14 +129,20 @@ def main() -> None:
         for kind in chosen if arguments.only is None else [arguments.only]:
             for number, workload in enumerate(chosen[kind]):
                 turns = 1 if small or kind == "same" else arguments.turns
-                found.append(contest(workload, names, turns, source, Path(directory) / f"{kind}-{number}"))
+                found.append(
+                    contest(workload, names, turns, source, Path(directory) / f"{kind}-{number}")
+                )
     print()
     for line in verdicts(found):
         print(line)
     if small:
         print("this was a small run: it shows that everything works, and nothing about speed")
     arguments.out.parent.mkdir(exist_ok=True, parents=True)
-    facts = {"cores": os.cpu_count(), "data": "cifar10" if source else "synthetic", "contests": found}
+    facts = {
+        "cores": os.cpu_count(),
+        "data": "cifar10" if source else "synthetic",
+        "contests": found,
+    }
     arguments.out.write_text(json.dumps(facts, indent=1))
     print(f"saved as {arguments.out}")
 

@@ -35,7 +35,11 @@ class Contestant:
     @property
     def python(self) -> Path:
         """Its interpreter."""
-        return Path(sys.executable) if self.venv is None else ROOT / ".venv-peers" / self.venv / "bin" / "python"
+        return (
+            Path(sys.executable)
+            if self.venv is None
+            else ROOT / ".venv-peers" / self.venv / "bin" / "python"
+        )
 
 
 _QUIET = {  # one thread for each of Flower's actors; nothing asks the network for anything
@@ -99,7 +103,12 @@ def turn(name: str, job: Job, directory: Path) -> Run:
         process = subprocess.run(
             command,
             cwd=ROOT,
-            env={**os.environ, **chosen.environment, "PYTHONPATH": str(ROOT), "FLWR_HOME": str(directory / "flower")},
+            env={
+                **os.environ,
+                **chosen.environment,
+                "PYTHONPATH": str(ROOT),
+                "FLWR_HOME": str(directory / "flower"),
+            },
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -108,7 +117,10 @@ def turn(name: str, job: Job, directory: Path) -> Run:
         ended = time.time()
     if process.returncode or not result.exists():
         last = [line for line in log.read_text().splitlines() if line.strip()][-1:]
-        raise Failed(f"{name} ended with code {process.returncode}: {' '.join(last)[:300]} (all of it: {log})")
+        raise Failed(
+            f"{name} ended with code {process.returncode}: {' '.join(last)[:300]} (all of it: "
+            f"{log})"
+        )
     return replace(parsed(process.stdout.splitlines(), began, ended), result=result)
 
 
@@ -137,7 +149,9 @@ def compared(workload: Workload, runs: dict[str, Sequence[Run]]) -> dict[str, di
 
     rows = {}
     for name, turns in runs.items():
-        ratios = [taken(theirs) / taken(ours) for theirs, ours in zip(turns, runs[OURS], strict=True)]
+        ratios = [
+            taken(theirs) / taken(ours) for theirs, ours in zip(turns, runs[OURS], strict=True)
+        ]
         bar = workload.bars.get(name)
         ratio = statistics.median(ratios)
         rows[name] = {

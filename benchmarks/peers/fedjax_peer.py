@@ -22,7 +22,11 @@ def to_jax(values: list[np.ndarray]) -> Params:
             value = value.transpose(2, 3, 1, 0)
         elif value.ndim == 2 and first:
             side = int((value.shape[1] // channels) ** 0.5)
-            value = value.reshape(-1, channels, side, side).transpose(2, 3, 1, 0).reshape(value.shape[1], -1)
+            value = (
+                value.reshape(-1, channels, side, side)
+                .transpose(2, 3, 1, 0)
+                .reshape(value.shape[1], -1)
+            )
             first = False
         elif value.ndim == 2:
             value = value.T
@@ -40,7 +44,11 @@ def to_torch(params: Params) -> list[np.ndarray]:
             value = value.transpose(3, 2, 0, 1)
         elif value.ndim == 2 and first:
             side = int((value.shape[0] // channels) ** 0.5)
-            value = value.reshape(side, side, channels, -1).transpose(3, 2, 0, 1).reshape(value.shape[1], -1)
+            value = (
+                value.reshape(side, side, channels, -1)
+                .transpose(3, 2, 0, 1)
+                .reshape(value.shape[1], -1)
+            )
             first = False
         elif value.ndim == 2:
             value = value.T
@@ -80,7 +88,10 @@ def main() -> None:
     job = Job.given()
     inputs = np.ascontiguousarray(job.array("inputs").transpose(0, 2, 3, 1))
     targets = job.array("targets")
-    test = np.ascontiguousarray(job.array("test_inputs").transpose(0, 2, 3, 1)), job.array("test_targets")
+    test = (
+        np.ascontiguousarray(job.array("test_inputs").transpose(0, 2, 3, 1)),
+        job.array("test_targets"),
+    )
     rows = {client: job.rows(client) for client in range(job.clients)}
     data = fedjax.InMemoryFederatedData(
         {client: {"x": inputs[part], "y": targets[part]} for client, part in rows.items()}
@@ -102,16 +113,23 @@ def main() -> None:
         hparams,
     )
     state = algorithm.init(to_jax(job.initial()))
-    steps = sum(1 for _ in data.get_client(0).shuffle_repeat_batch(hparams))  # of any client: all have as many samples
+    steps = sum(
+        1 for _ in data.get_client(0).shuffle_repeat_batch(hparams)
+    )  # of any client: all have as many samples
     key = jax.random.PRNGKey(0)
     say("start", versions={"fedjax": version("fedjax"), "jax": jax.__version__})
     for number, cohort in enumerate(job.array("cohorts"), 1):
         key, *keys = jax.random.split(key, len(cohort) + 1)
-        chosen = [(client, data.get_client(client), own) for client, own in zip(cohort.tolist(), keys, strict=True)]
+        chosen = [
+            (client, data.get_client(client), own)
+            for client, own in zip(cohort.tolist(), keys, strict=True)
+        ]
         state, _ = algorithm.apply(state, chosen)
         if job.evaluate:
             for start in range(0, len(test[1]), 500):
-                jax.device_get(right(state.params, test[0][start : start + 500], test[1][start : start + 500]))
+                jax.device_get(
+                    right(state.params, test[0][start : start + 500], test[1][start : start + 500])
+                )
         jax.block_until_ready(state.params)
         say("round", number=number, steps=steps * len(cohort))
     job.finish(to_torch(state.params))

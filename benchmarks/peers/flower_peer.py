@@ -1,6 +1,7 @@
 """Flower's simulation engine on Ray, with as many actors as cores.
 
-`run_simulation` is deprecated in favour of `flwr run`, which starts a server of its own first: this is the faster one.
+`run_simulation` is deprecated in favour of `flwr run`, which starts a server of its own first: this
+is the faster one.
 """
 
 import os
@@ -36,7 +37,9 @@ def train(message: Message, context: Context) -> Message:
     rows = job.rows(int(context.node_config["partition-id"]))
     steps = descend(net, inputs[rows], targets[rows], job)
     metrics = MetricRecord({"num-examples": job.train, "steps": steps})
-    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message
+    )
 
 
 @client_app.evaluate()
@@ -44,7 +47,9 @@ def evaluate(message: Message, context: Context) -> Message:
     inputs, targets = tensors(job, "inputs", "targets")
     rows = job.held_out(int(context.node_config["partition-id"]))
     loss, accuracy = measured(_received(message), inputs[rows], targets[rows])
-    metrics = MetricRecord({"num-examples": job.size - job.train, "eval_loss": loss, "eval_acc": accuracy})
+    metrics = MetricRecord(
+        {"num-examples": job.size - job.train, "eval_loss": loss, "eval_acc": accuracy}
+    )
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
@@ -79,7 +84,9 @@ def main(grid: Grid, context: Context) -> None:
         fraction_evaluate=0.5 if job.evaluate and job.train < job.size else 0.0,
         train_metrics_aggr_fn=count_steps,
     )
-    result: Result = strategy.start(grid, ArrayRecord(net.state_dict()), num_rounds=job.rounds, evaluate_fn=after_round)
+    result: Result = strategy.start(
+        grid, ArrayRecord(net.state_dict()), num_rounds=job.rounds, evaluate_fn=after_round
+    )
     state: dict[str, Any] = result.arrays.to_torch_state_dict()
     put(net, [value.numpy() for value in state.values()])
     job.finish(taken(net))
@@ -87,5 +94,8 @@ def main(grid: Grid, context: Context) -> None:
 
 if __name__ == "__main__":
     cores = os.cpu_count() or 1
-    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": cores}}
+    backend = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": cores},
+    }
     run_simulation(server_app, client_app, job.clients, backend_config=backend)

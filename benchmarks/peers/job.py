@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-# One description for torch and for JAX. Convolutions have no padding; the last layer is linear, without a ReLU.
+# One description for torch and for JAX. Convolutions have no padding; the last layer is linear,
+# without a ReLU.
 LAYERS: dict[str, tuple[tuple[Any, ...], ...]] = {
     "lenet": (  # of Flower's quickstart: 62,006 parameters on CIFAR-10
         ("conv", 6, 5),
@@ -49,7 +50,8 @@ class Job:
     """What to train, how, and where the arrays are.
 
     Attributes:
-        data: directory with `inputs`, `targets`, `test_inputs`, `test_targets`, `cohorts` (.npy) and `initial.npz`.
+        data: directory with `inputs`, `targets`, `test_inputs`, `test_targets`, `cohorts` (.npy)
+            and `initial.npz`.
         result: where to write the final parameters, as an .npz in the order of `initial.npz`.
         model: a key of `LAYERS`.
         size: samples of each client, which lie one client after another.
@@ -59,7 +61,8 @@ class Job:
         epochs: passes over a client's data per round.
         lr: learning rate of SGD.
         momentum: of SGD.
-        evaluate: evaluate on the test set (and, in Flower and Steelyard, on clients' own data) after every round.
+        evaluate: evaluate on the test set (and, in Flower and Steelyard, on clients' own data)
+            after every round.
         threads: torch's threads; None for what the peer does by itself.
     """
 

@@ -38,7 +38,9 @@ class Net(nn.Module):
         self.steps += 1
         return nn.functional.cross_entropy(self(inputs), targets)
 
-    def metrics(self, inputs: torch.Tensor, targets: torch.Tensor, eval: bool = True) -> dict[str, Any]:
+    def metrics(
+        self, inputs: torch.Tensor, targets: torch.Tensor, eval: bool = True
+    ) -> dict[str, Any]:
         """Nothing: evaluation is the callback's, as in pfl's benchmark."""
         return {}
 
@@ -51,7 +53,11 @@ class Clock(TrainingProcessCallback):
 
     def on_train_begin(self, *, model: Any) -> Metrics:
         """Data and model are there."""
-        say("start", versions={"pfl": version("pfl"), "torch": torch.__version__}, threads=torch.get_num_threads())
+        say(
+            "start",
+            versions={"pfl": version("pfl"), "torch": torch.__version__},
+            threads=torch.get_num_threads(),
+        )
         return Metrics()
 
     def after_central_iteration(
@@ -88,7 +94,9 @@ def main() -> None:
             train_cohort_size=cohorts.shape[1],
             val_cohort_size=0,
         ),
-        backend=SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByDatapoints()]),
+        backend=SimulatedBackend(
+            training_data=data, val_data=data, postprocessors=[WeightByDatapoints()]
+        ),
         model=model,
         model_train_params=NNTrainHyperParams(
             local_learning_rate=job.lr, local_num_epochs=job.epochs, local_batch_size=job.batch

@@ -19,7 +19,11 @@ class Clock(steelyard.Callback):
 
     def round(self, simulation: Any, record: Any) -> None:
         """A round is over."""
-        say("round", number=record["round"], steps=int(sum(simulation.server.buffers.steps.tolist())))
+        say(
+            "round",
+            number=record["round"],
+            steps=int(sum(simulation.server.buffers.steps.tolist())),
+        )
 
 
 def main() -> None:

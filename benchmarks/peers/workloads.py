@@ -39,14 +39,27 @@ EVERYONE = ("flower", "pfl", "pfl-1", "fedjax")
 
 def quickstart(size: int, rounds: int = 10, tests: int = 10_000) -> Workload:
     """Flower's quickstart: ten clients, 80 % of their images to train on, SGD with momentum, evaluation each round."""
-    job = replace(BLANK, size=size, train=size * 4 // 5, rounds=rounds, batch=32, momentum=0.9, lr=0.01, evaluate=True)
-    return Workload(f"quickstart, {size} images per client", 10, 10, job, tests, True, {"flower": 10.0})
+    job = replace(
+        BLANK,
+        size=size,
+        train=size * 4 // 5,
+        rounds=rounds,
+        batch=32,
+        momentum=0.9,
+        lr=0.01,
+        evaluate=True,
+    )
+    return Workload(
+        f"quickstart, {size} images per client", 10, 10, job, tests, True, {"flower": 10.0}
+    )
 
 
 def published(clients: int = 1000, cohort: int = 50, rounds: int = 4) -> Workload:
     """The CIFAR-10 benchmark of pfl: 50 images per client, batches of 10, evaluation off."""
     job = replace(BLANK, model="pfl_cnn", size=50, train=50, rounds=rounds, batch=10)
-    return Workload("pfl's CIFAR-10 set-up", clients, cohort, job, 500, False, dict.fromkeys(EVERYONE, 2.0))
+    return Workload(
+        "pfl's CIFAR-10 set-up", clients, cohort, job, 500, False, dict.fromkeys(EVERYONE, 2.0)
+    )
 
 
 def same_work() -> Workload:
@@ -66,11 +79,16 @@ def images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return inputs, targets
 
 
-def write(workload: Workload, directory: Path, source: dict[str, tuple[np.ndarray, np.ndarray]] | None) -> Job:
+def write(
+    workload: Workload, directory: Path, source: dict[str, tuple[np.ndarray, np.ndarray]] | None
+) -> Job:
     """Writes the arrays of a workload, from `source["train"]` and `source["test"]` or made up; returns its job."""
     directory.mkdir(parents=True)
     count = workload.clients * workload.job.size
-    for name, wanted, prefix, seed in (("train", count, "", 0), ("test", workload.tests, "test_", 1)):
+    for name, wanted, prefix, seed in (
+        ("train", count, "", 0),
+        ("test", workload.tests, "test_", 1),
+    ):
         inputs, targets = source[name] if source is not None else images(wanted, seed)
         np.save(directory / f"{prefix}inputs.npy", inputs[:wanted])
         np.save(directory / f"{prefix}targets.npy", targets[:wanted])

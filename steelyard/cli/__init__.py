@@ -12,7 +12,8 @@ def main() -> None:
     # A terminal that cannot print a character, for example ±, prints a question mark.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    # Imported modules are never freed: collecting garbage would take a quarter of the start-up time.
+    # Imported modules are never freed: collecting garbage would take a quarter of the start-up
+    # time.
     gc.disable()
     try:
         from steelyard.cli.app import app

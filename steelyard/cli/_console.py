@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
+from click import Context
 from rich import console as rich_console
 from rich.console import ConsoleOptions, RenderableType
 from rich.markup import escape as escape_markup
 from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
+from typer.models import ArgumentInfo
 
-from steelyard.core.escape import escape_lines, escape_text
+from steelyard.core.errors import escape_lines, escape_text, shorten
+from steelyard.core.registry import Entry
+
+# Command classes that correct two defects of click and typer.
+
+
+class CommandGroup(TyperGroup):
+    """The group of all commands. Refuses arguments with a NUL character."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Refuse a NUL character: click would end with a traceback.
+
+        A shell cannot pass one, but a program that starts `steelyard` can.
+        """
+        for argument in args:
+            if "\0" in argument:
+                fail(f"{shorten(argument)}: an argument cannot hold a NUL character: leave it out")
+        return super().parse_args(ctx, args)
+
+
+class DocumentedCommand(TyperCommand):
+    """A command whose `--help` shows the help of its positional arguments.
+
+    Since click 8.5, the constructor of click's arguments sets `help` after typer has set it,
+    without receiving it. Typer before 0.21, which Flower requires, loses the text there.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        hints = get_type_hints(self.callback, include_extras=True)
+        for param in self.params:
+            annotations = getattr(hints.get(param.name or ""), "__metadata__", ())
+            for annotation in annotations:
+                if isinstance(annotation, ArgumentInfo):
+                    param.help = annotation.help
 
 
 class Console(rich_console.Console):
@@ -23,7 +61,9 @@ class Console(rich_console.Console):
     Some texts, such as client names, come from other machines and are not trusted.
     """
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Render as rich does, but escape texts that would move the cursor or change colours.
 
         The control codes that rich itself writes are kept.
@@ -84,7 +124,8 @@ def name_flags(message: str) -> str:
 def show(table: Table, console: Console) -> None:
     """Print a table without cutting off text.
 
-    Long cells are folded on a terminal. In a file or a pipe, the table is as wide as it needs to be.
+    Long cells are folded on a terminal. In a file or a pipe, the table is as wide as it needs to
+    be.
     """
     for column in table.columns:
         column.overflow = "fold"
@@ -93,3 +134,54 @@ def show(table: Table, console: Console) -> None:
         table_width = Measurement.get(console, options, table).maximum
         console = Console(file=console.file, width=max(console.width, table_width))
     console.print(table)
+
+
+# Tables of the entries of a registry: models, partitions, rules.
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def describe_entry(entry: Entry) -> dict[str, Any]:
+    """Return the name, title, paper and options of an entry."""
+    return {
+        "name": entry.name,
+        "title": entry.info.title,
+        "paper": entry.info.paper,
+        "options": {name: _format_default(entry, name) for name in entry.options},
+    }
+
+
+def _format_default(entry: Entry, name: str) -> str:
+    """Return the default of an option as text; `?` for a required option."""
+    option = entry.options[name]
+    return "?" if option.default is option.empty else str(option.default)
+
+
+def print_rows(title: str, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Print rows with equal keys as a table or as JSON.
+
+    Args:
+        title: the title of the table.
+        rows: one mapping per row; the keys of the first row are the columns.
+        as_json: print JSON instead of a table.
+    """
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(title=title, title_justify="left")
+    for key in rows[0]:
+        heading = "what it does" if key == "title" else key
+        table.add_column(heading, overflow="fold", no_wrap=key == "name")
+    for row in rows:
+        table.add_row(*(escape(_format_cell(value)) for value in row.values()))
+    show(table, Console())
+
+
+def _format_cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={item}" for name, item in value.items())
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)

@@ -7,19 +7,16 @@ from typing import Annotated
 import typer
 
 from steelyard import __version__
-from steelyard.cli import data, models, partitions
-from steelyard.cli._console import console
-from steelyard.cli._typer_compat import CommandGroup, DocumentedCommand
+from steelyard.cli._console import CommandGroup, DocumentedCommand, console
 from steelyard.cli.bench import bench
 from steelyard.cli.compare import compare
+from steelyard.cli.data import data_app, models_app, partitions_app
 from steelyard.cli.merge import merge
-from steelyard.cli.plot import plot
-from steelyard.cli.report import report
+from steelyard.cli.report import plot, report, watch
 from steelyard.cli.reproduce import reproduce
 from steelyard.cli.rules import explain, rules
 from steelyard.cli.run import resume, run
 from steelyard.cli.sweep import sweep
-from steelyard.cli.watch import watch
 
 app = typer.Typer(
     name="steelyard",
@@ -44,7 +41,7 @@ for command in (
     merge,
 ):
     app.command(cls=DocumentedCommand)(command)
-groups = {"partitions": partitions.app, "models": models.app, "data": data.app}
+groups = {"partitions": partitions_app, "models": models_app, "data": data_app}
 for name, group in groups.items():
     app.add_typer(group, name=name)
 

@@ -23,11 +23,16 @@ RESULTS = "results.csv"
 
 
 def bench(
-    rules: Annotated[str | None, typer.Option(help="Only these, by name: fedavg,fedadp.", show_default=False)] = None,
-    settings: Annotated[
-        str | None, typer.Option(help="Only these, by name: dirichlet-0.1,quantity.", show_default=False)
+    rules: Annotated[
+        str | None, typer.Option(help="Only these, by name: fedavg,fedadp.", show_default=False)
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="E.g. 1,2 instead of the file's.", show_default=False)] = None,
+    settings: Annotated[
+        str | None,
+        typer.Option(help="Only these, by name: dirichlet-0.1,quantity.", show_default=False),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="E.g. 1,2 instead of the file's.", show_default=False)
+    ] = None,
     add: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,22 +43,42 @@ def bench(
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", help="key=value for every run, e.g. rounds=5; nothing published fits then."),
+        typer.Option(
+            "--set",
+            "-s",
+            help="key=value for every run, e.g. rounds=5; nothing published fits then.",
+        ),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(help="A benchmark of your own, as benchmark.toml.", show_default=False)
+        Path | None,
+        typer.Option(help="A benchmark of your own, as benchmark.toml.", show_default=False),
     ] = None,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Run the options that were tried, on the tuning seeds, and compare them.")
+        bool,
+        typer.Option(
+            "--tune", help="Run the options that were tried, on the tuning seeds, and compare them."
+        ),
     ] = False,
     page_only: Annotated[
-        bool, typer.Option("--page-only", help="Run nothing: the page of the results that come with Steelyard.")
+        bool,
+        typer.Option(
+            "--page-only", help="Run nothing: the page of the results that come with Steelyard."
+        ),
     ] = False,
-    listing: Annotated[bool, typer.Option("--list", help="List rules and settings, and exit.")] = False,
-    out: Annotated[Path, typer.Option(help="Where runs, results and page go.")] = Path("runs/benchmark"),
-    parallel: Annotated[int | None, typer.Option(help="Runs at a time; one per core by default.")] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List rules and settings, and exit.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Where runs, results and page go.")] = Path(
+        "runs/benchmark"
+    ),
+    parallel: Annotated[
+        int | None, typer.Option(help="Runs at a time; one per core by default.")
+    ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start afresh where --out holds a run of another configuration.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Start afresh where --out holds a run of another configuration."
+        ),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -67,8 +92,9 @@ def bench(
 
     steelyard bench --rules fedavg,fedadp --settings quantity --seeds 1,2 --set rounds=5
 
-    Data is looked for in $STEELYARD_DATA, or --set data.dir=DIR. Start it again after Ctrl-C: finished runs are kept,
-    others go on. In --out: results.csv (one line per run), benchmark.md and benchmark.html.
+    Data is looked for in $STEELYARD_DATA, or --set data.dir=DIR. Start it again after Ctrl-C:
+    finished runs are kept, others go on. In --out: results.csv (one line per run), benchmark.md and
+    benchmark.html.
     """
     console = Console()
     try:
@@ -88,7 +114,9 @@ def bench(
         other_changes = [change for change in changes or [] if not change.startswith("data.dir=")]
         uses_published = bool(add) or page_only
         if uses_published and (file is not None or other_changes):
-            raise SteelyardError("--add and --page-only use the published results, which --set and --file do not fit")
+            raise SteelyardError(
+                "--add and --page-only use the published results, which --set and --file do not fit"
+            )
         selection = benchmark.select(_names(rules), _names(settings))
         if add:
             selection = selection.with_rules([parse_rule_text(text) for text in add], alone=True)
@@ -103,11 +131,17 @@ def bench(
 
         # Read the published results, if they are to stand beside the new ones.
         if uses_published and not PUBLISHED.exists():
-            raise SteelyardError("no results are published yet: run the benchmark without --add and --page-only")
+            raise SteelyardError(
+                "no results are published yet: run the benchmark without --add and --page-only"
+            )
         published = read_results(PUBLISHED) if uses_published else []
 
         # Run the benchmark, and write results and pages.
-        outcomes = run_with_board(jobs, out, "benchmark", parallel, overwrite, quiet, console) if jobs else []
+        outcomes = (
+            run_with_board(jobs, out, "benchmark", parallel, overwrite, quiet, console)
+            if jobs
+            else []
+        )
         results = combine_results(published, make_results(selection, outcomes))
         if tune:
             benchmark = selection
@@ -146,7 +180,9 @@ def _print_benchmark(benchmark: Benchmark, console: Console) -> None:
     console.print(f"{runs} runs with seeds {seeds}", highlight=False)
 
 
-def _write_pages(benchmark: Benchmark, results: Sequence[Result], out: Path, quiet: bool, console: Console) -> None:
+def _write_pages(
+    benchmark: Benchmark, results: Sequence[Result], out: Path, quiet: bool, console: Console
+) -> None:
     """Write the two pages, and show the table of the first."""
     from steelyard.experiments.benchmark import SCORES
     from steelyard.experiments.ranking import analyse
@@ -157,24 +193,32 @@ def _write_pages(benchmark: Benchmark, results: Sequence[Result], out: Path, qui
     write_html(benchmark, analysis, results, out / "benchmark.html")
     if not quiet:
         _print_analysis(benchmark, analysis, console)
-        console.print(f"page: {escape(str(out / 'benchmark.html'))}", highlight=False, soft_wrap=True)
+        console.print(
+            f"page: {escape(str(out / 'benchmark.html'))}", highlight=False, soft_wrap=True
+        )
 
 
 def _print_analysis(benchmark: Benchmark, analysis: Analysis, console: Console) -> None:
     from steelyard.report.benchmark import format_difference
 
-    table = Shown(title="Points against the reference (mean of the last 10 rounds)", title_justify="left")
+    table = Shown(
+        title="Points against the reference (mean of the last 10 rounds)", title_justify="left"
+    )
     table.add_column("rule")
     settings = [setting for setting in benchmark.settings if setting.name in analysis.scores]
     for setting in settings:
         table.add_column(escape(setting.label), justify="right")
     for rule in analysis.rules:
         cells = [
-            format_difference(analysis.scores[setting.name]["last10"].get(rule.name), rule.name == benchmark.reference)
+            format_difference(
+                analysis.scores[setting.name]["last10"].get(rule.name),
+                rule.name == benchmark.reference,
+            )
             for setting in settings
         ]
         table.add_row(escape(rule.label), *cells)
     show(table, console)
     console.print(
-        "* told apart from the reference after Holm's correction; ± half of the 95 % interval", highlight=False
+        "* told apart from the reference after Holm's correction; ± half of the 95 % interval",
+        highlight=False,
     )

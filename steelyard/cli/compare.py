@@ -20,16 +20,24 @@ if TYPE_CHECKING:
 
 
 def compare(
-    directories: Annotated[list[Path], typer.Argument(help="Run directories, or directories that contain them.")],
+    directories: Annotated[
+        list[Path], typer.Argument(help="Run directories, or directories that contain them.")
+    ],
     metric: MetricName = "last10",
     target: Annotated[
         float | None,
-        typer.Option(help="For --metric rounds: the accuracy (or value of the monitored metric) to reach."),
+        typer.Option(
+            help="For --metric rounds: the accuracy (or value of the monitored metric) to reach."
+        ),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Confidence level of the intervals, between 0 and 1.")] = 0.95,
+    confidence: Annotated[
+        float, typer.Option(help="Confidence level of the intervals, between 0 and 1.")
+    ] = 0.95,
     against: Annotated[
         str | None,
-        typer.Option(help="Label of the algorithm to compare with. By default plain FedAvg, or the first."),
+        typer.Option(
+            help="Label of the algorithm to compare with. By default plain FedAvg, or the first."
+        ),
     ] = None,
     anyway: Annotated[
         bool,
@@ -38,7 +46,9 @@ def compare(
             help="Compare even if the runs started differently or differ in other settings.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table and sentences.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of a table and sentences.")
+    ] = False,
 ) -> None:
     """Tell which algorithm is better, and whether the difference is larger than seed noise.
 
@@ -64,7 +74,9 @@ def compare(
         runs, notes = read_runs(directories)
         score = find_metric(metric, [run.history for run in runs])
         runs, warnings = _check_comparable(runs, anyway)
-        comparisons = compare_runs(runs, score, target=target, confidence=confidence, against=against)
+        comparisons = compare_runs(
+            runs, score, target=target, confidence=confidence, against=against
+        )
         table = pivot(runs, score, target)
     except (SteelyardError, OSError) as error:
         fail(error)
@@ -103,7 +115,9 @@ def _check_comparable(runs: list[Run], anyway: bool) -> tuple[list[Run], list[st
     from steelyard.experiments.run_groups import find_differences, format_labels, group_runs
 
     if not runs:
-        raise SteelyardError("there is no finished run to compare: finish the runs first (steelyard resume DIR)")
+        raise SteelyardError(
+            "there is no finished run to compare: finish the runs first (steelyard resume DIR)"
+        )
     settings = group_runs(runs)
     algorithms = {algorithm for column in settings.values() for algorithm in column}
     if len(settings) == 1 and len(algorithms) == 1:
@@ -114,11 +128,18 @@ def _check_comparable(runs: list[Run], anyway: bool) -> tuple[list[Run], list[st
     objections = find_differences(runs)
     if all(len(column) < 2 for column in settings.values()):
         keys = ", ".join(key for key, _ in runs[0].setting)
-        objections.append(f"the runs differ in {keys}, not in the algorithm alone: no two of them can be paired")
+        objections.append(
+            f"the runs differ in {keys}, not in the algorithm alone: no two of them can be paired"
+        )
         if anyway:
-            runs = [dataclasses.replace(run, algorithm=run.algorithm + run.setting, setting=()) for run in runs]
+            runs = [
+                dataclasses.replace(run, algorithm=run.algorithm + run.setting, setting=())
+                for run in runs
+            ]
     if objections and not anyway:
-        raise SteelyardError(f"{objections[0]}: compare runs that differ in the algorithm only, or use --anyway")
+        raise SteelyardError(
+            f"{objections[0]}: compare runs that differ in the algorithm only, or use --anyway"
+        )
     return runs, objections
 
 

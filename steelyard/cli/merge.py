@@ -12,9 +12,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from steelyard.cli._console import console, escape, fail, show
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
 from steelyard.core.spec import to_text
+from steelyard.core.state import ClientId
 from steelyard.merge import Merge, Plan
 
 RuleText = Annotated[
@@ -30,7 +30,9 @@ RuleText = Annotated[
 def merge(
     base: Annotated[
         Path,
-        typer.Option(help="The global model: a .safetensors file, or a directory of shards with an index."),
+        typer.Option(
+            help="The global model: a .safetensors file, or a directory of shards with an index."
+        ),
     ],
     client: Annotated[
         list[Path],
@@ -40,7 +42,9 @@ def merge(
         Path,
         typer.Option(help="Where to write the merged model: a .safetensors file or a directory."),
     ],
-    more: Annotated[list[Path] | None, typer.Argument(help="Further client models.", show_default=False)] = None,
+    more: Annotated[
+        list[Path] | None, typer.Argument(help="Further client models.", show_default=False)
+    ] = None,
     rule: RuleText = "fedavg",
     metrics: Annotated[
         Path | None,
@@ -49,14 +53,20 @@ def merge(
             '{"num_examples": {"client-a": 600, ...}}, or as lists in the order of the clients.'
         ),
     ] = None,
-    server: Annotated[str | None, typer.Option(help="The server optimizer, for example 'sgd:lr=0.5'.")] = None,
+    server: Annotated[
+        str | None, typer.Option(help="The server optimizer, for example 'sgd:lr=0.5'.")
+    ] = None,
     allow_partial: Annotated[
         bool,
-        typer.Option("--allow-partial", help="Leave out clients that cannot be merged, and list them."),
+        typer.Option(
+            "--allow-partial", help="Leave out clients that cannot be merged, and list them."
+        ),
     ] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace the model at --out. Other files in a directory are kept."),
+        typer.Option(
+            "--force", help="Replace the model at --out. Other files in a directory are kept."
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
 ) -> None:
@@ -140,7 +150,10 @@ class _ReadCounter:
 
 
 def _name_clients(paths: list[Path]) -> dict[ClientId, Path]:
-    """Return the path of every client by name: the file name, or the path if two names are equal."""
+    """Return the path of every client by name.
+
+    The file name, or the path if two names are equal.
+    """
     for path, count in Counter(paths).items():
         if count > 1:
             raise SteelyardError(f"--client {path} is given twice: one model per client")

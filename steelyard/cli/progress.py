@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from steelyard.cli._console import Console, escape
-from steelyard.core.escape import escape_text
+from steelyard.core.errors import escape_text
 from steelyard.sim.callbacks import Callback
 
 if TYPE_CHECKING:

@@ -1,17 +1,22 @@
-"""The command `report`: writes one HTML page about runs."""
+"""The commands `report`, `plot` and `watch`: a page about runs, one figure, a live page."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from steelyard.cli._console import Console, escape, fail
+from steelyard.cli._console import Console, escape, fail, show
 from steelyard.core.errors import SteelyardError
 
-Directories = Annotated[list[Path], typer.Argument(help="Run directories, or directories that contain them.")]
+Directories = Annotated[
+    list[Path], typer.Argument(help="Run directories, or directories that contain them.")
+]
 Target = Annotated[
     float | None,
     typer.Option(
@@ -24,7 +29,9 @@ Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser
 
 def report(
     directories: Directories,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
     target: Target = None,
     open_it: Open = False,
 ) -> None:
@@ -37,8 +44,7 @@ def report(
 
     steelyard report runs/awa-vs-avg --target 0.9 -o comparison.html --open
     """
-    from steelyard.report.build import gather
-    from steelyard.report.page import write
+    from steelyard.report.build import gather, write
 
     try:
         contents = gather(directories, target, out)
@@ -52,3 +58,104 @@ def report(
     Console().print(f"{escape(str(path))}: {size}", highlight=False, soft_wrap=True)
     if open_it:
         webbrowser.open(path.resolve().as_uri())
+
+
+if TYPE_CHECKING:
+    from steelyard.report.figures import Report
+
+
+# The command `plot`: draws one figure of the report for print.
+
+
+def plot(
+    directories: Annotated[
+        list[str],
+        typer.Argument(
+            help="Run directories, or directories that contain them; then the name of a figure."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The file to write: .png, .svg or .pdf, or .csv for the numbers. Default: NAME.pdf.",
+            show_default=False,
+        ),
+    ] = None,
+    target: Target = None,
+) -> None:
+    """Draw one figure of the report as PNG, SVG or PDF. Without a name, list the figures.
+
+    steelyard plot runs/awa-vs-avg
+
+    steelyard plot runs/awa-vs-avg coherence -o coherence.pdf
+
+    steelyard plot runs/avg-1 runs/awa-1 accuracy -o accuracy.csv
+    """
+    from steelyard.report.build import find, gather
+    from steelyard.report.matplotlib_figures import save
+
+    # The last argument is the name of a figure unless it is a directory. os.path.isdir returns
+    # False for texts that cannot be a path; Path.is_dir raises an error.
+    name = None
+    if len(directories) >= 2 and not os.path.isdir(directories[-1]):
+        name = directories[-1]
+    try:
+        if name is None:
+            _print_figures(gather(directories, target), directories)
+            return
+        report = gather(directories[:-1], target)
+        path = save(find(report, name), out or Path(f"{name}.pdf"))
+    except (SteelyardError, OSError, ValueError) as error:
+        fail(error)
+    Console().print(escape(str(path)), highlight=False, soft_wrap=True)
+
+
+def _print_figures(report: Report, directories: list[str]) -> None:
+    """Print a table of the figures, and the command that draws one."""
+    table = Table(title="Figures", title_justify="left")
+    for column in ("name", "title", "section"):
+        table.add_column(column)
+    for figure in report.figures:
+        table.add_row(escape(figure.name), escape(figure.title), figure.section)
+    console = Console()
+    show(table, console)
+    command = f"steelyard plot {shlex.join(directories)} NAME -o NAME.pdf"
+    console.print(escape(f"Draw one: {command}"), highlight=False, soft_wrap=True)
+
+
+# The command `watch`: serves the report of runs while they are running.
+
+
+def watch(
+    directories: Directories,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1. 0 means any free port.")] = 0,
+    target: Target = None,
+    open_it: Open = False,
+) -> None:
+    """Serve a report that updates itself while runs are running. Ctrl-C stops the server.
+
+    Only this machine can open the page. It remains when a run ends, and shows runs that start later
+    in the same directory.
+
+    steelyard watch runs --open
+
+    steelyard watch runs/awa-1 --port 8008
+    """
+    from steelyard.report.watch import Watch
+
+    try:
+        server = Watch(directories, port, target)
+    except (SteelyardError, OSError) as error:
+        fail(error)
+    console = Console()
+    console.print(f"{server.address}  (Ctrl-C stops it)", highlight=False, soft_wrap=True)
+    if open_it:
+        webbrowser.open(server.address)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        console.print("stopped", highlight=False)
+    finally:
+        server.server_close()

@@ -54,7 +54,9 @@ def reproduce(
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(help="Random seeds, e.g. 1,2,3. Default: the seeds of the table.", show_default=False),
+        typer.Option(
+            help="Random seeds, e.g. 1,2,3. Default: the seeds of the table.", show_default=False
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -72,7 +74,9 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
-    parallel: Annotated[int | None, typer.Option(help="Number of simultaneous runs. Default: one per core.")] = None,
+    parallel: Annotated[
+        int | None, typer.Option(help="Number of simultaneous runs. Default: one per core.")
+    ] = None,
     overwrite: Annotated[
         bool,
         typer.Option("--overwrite", help="Replace runs in --out that have another configuration."),
@@ -146,7 +150,9 @@ def _run_table(
     from steelyard.experiments.reproduce import compute_results, make_jobs, to_csv, to_markdown
     from steelyard.runs.directory import environment, write_text
 
-    outcomes = run_with_board(make_jobs(table, seeds), out, "reproduction", parallel, overwrite, quiet, console)
+    outcomes = run_with_board(
+        make_jobs(table, seeds), out, "reproduction", parallel, overwrite, quiet, console
+    )
     cell_results = compute_results(table, outcomes)
     command = ["steelyard", *sys.argv[1:]]
     write_text(out / "table.md", to_markdown(table, cell_results, command, environment()))
@@ -210,7 +216,8 @@ def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
         grid.add_row(*map(escape, fields), format_duration(cost))
     show(grid, console)
     console.print(
-        f"at most {format_duration(total)} in all: runs may stop early at a target, and the estimate "
+        f"at most {format_duration(total)} in all: runs may stop early at a target, and the "
+        f"estimate "
         "assumes complete data sets",
         highlight=False,
     )

@@ -11,15 +11,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from steelyard.cli._console import console, fail, show
-from steelyard.cli._tables import Json, describe_entry
+from steelyard.cli._console import Json, console, describe_entry, fail, show
 from steelyard.core.errors import SteelyardError
-from steelyard.core.explain import explain as explain_rule
 from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, Entry
+from steelyard.core.round_report import explain as explain_rule
 from steelyard.core.spec import to_text
 from steelyard.core.weighting import Weighting
 from steelyard.metrics import MEANING
-from steelyard.rules.chain import parse_rule, with_default_source
+from steelyard.rules.combinators import parse_rule, with_default_source
 from steelyard.rules.detectors import DETECTORS
 
 # The registries of all parts except rules, by the option of an algorithm that takes them.
@@ -100,11 +99,14 @@ def _list_needs(part: Any) -> list[str]:
 
 
 def explain(
-    rule: Annotated[str, typer.Argument(help="A rule, e.g. 'feddisco|fedawa', or the name of another part.")],
+    rule: Annotated[
+        str, typer.Argument(help="A rule, e.g. 'feddisco|fedawa', or the name of another part.")
+    ],
 ) -> None:
     """Explain a rule: what clients disclose, what the server sees, costs and privacy.
 
-    For a client term, server optimizer, broadcast, refiner or detector: what it does, and its options.
+    For a client term, server optimizer, broadcast, refiner or detector: what it does, and its
+    options.
     """
     # A part that is not a rule is found by its name.
     name = re.split(r"[:+]", rule)[0].strip()
@@ -127,7 +129,8 @@ def explain(
     rule_count = len(getattr(weighting, "rules", (weighting,)))
     if root.rules[0] is not weighting and len(root.rules) > rule_count:
         console.print(
-            "  starts from weights by num_examples (fedavg), because it changes the weights of the rule before it"
+            "  starts from weights by num_examples (fedavg), because it changes the weights of the "
+            "rule before it"
         )
 
     # Print the facts.

@@ -20,7 +20,9 @@ if TYPE_CHECKING:  # pydantic is slow to import: only commands that need it do
     from steelyard.sim.config import Config
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON per round instead of the progress.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one line of JSON per round instead of the progress.")
+]
 Workers = Annotated[
     int | None,
     typer.Option(help="Number of processes. Default: one per core. It does not change results."),
@@ -60,7 +62,9 @@ def run(
             show_default=False,
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that --out contains.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run that --out contains.")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
     options: Annotated[
@@ -73,7 +77,8 @@ def run(
     Without arguments: FedAvg on the digits that come with Steelyard, ten clients, strongly non-IID.
     Every key of the file can be set on the command line:
 
-    steelyard run --set weighting=fedawa --set client=fedcos:mu=0.02 --set data.partition=dirichlet:0.1 --set rounds=50
+    steelyard run --set weighting=fedawa --set client=fedcos:mu=0.02 --set
+    data.partition=dirichlet:0.1 --set rounds=50
 
     steelyard run experiment.toml --set seed=3 --set data.name=fashion-mnist --out runs/awa-3
 
@@ -119,7 +124,8 @@ def resume(
         stored_config = read_config(directory)
         if "config" not in stored_config:
             raise SteelyardError(
-                f"{directory}: was started from Python: call simulate(..., out=..., resume=True) again"
+                f"{directory}: was started from Python: call simulate(..., out=..., resume=True) "
+                f"again"
             )
         values = {**stored_config["config"]}
         if rounds is not None:
@@ -132,7 +138,9 @@ def resume(
         fail(error)
 
 
-def _simulate(config: Config, directory: Path, console: Console, quiet: bool, as_json: bool, **options: Any) -> None:
+def _simulate(
+    config: Config, directory: Path, console: Console, quiet: bool, as_json: bool, **options: Any
+) -> None:
     """Run a simulation, show its progress and print its result.
 
     Args:

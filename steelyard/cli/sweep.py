@@ -18,13 +18,11 @@ from rich.text import Text
 from steelyard.cli._console import Console, escape, fail, show
 from steelyard.cli.run import Quiet
 from steelyard.core.checks import LARGEST
-from steelyard.core.errors import SteelyardError, shorten
-from steelyard.core.escape import escape_text
+from steelyard.core.errors import SteelyardError, escape_text, shorten
 
 if TYPE_CHECKING:
     from steelyard.experiments.jobs import Job, Outcome
-    from steelyard.experiments.results import Summary
-    from steelyard.experiments.sweep import Sweep
+    from steelyard.experiments.sweep import Summary, Sweep
     from steelyard.experiments.tables import Table
 
 MetricName = Annotated[
@@ -153,11 +151,17 @@ def sweep(
     file: Annotated[Path, typer.Argument(help="A TOML file in the format above.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The directory that will contain the runs. Default: `out` of the file, or runs/NAME."),
+        typer.Option(
+            help="The directory that will contain the runs. Default: `out` of the file, or runs/NAME."
+        ),
     ] = None,
-    parallel: Annotated[int | None, typer.Option(help="Number of simultaneous runs. Default: one per core.")] = None,
+    parallel: Annotated[
+        int | None, typer.Option(help="Number of simultaneous runs. Default: one per core.")
+    ] = None,
     metric: MetricName = "last10",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and which are finished, and exit.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the runs and which are finished, and exit.")
+    ] = False,
     overwrite: Annotated[
         bool,
         typer.Option("--overwrite", help="Replace runs in --out that have another configuration."),
@@ -182,9 +186,8 @@ def sweep(
     """
     console = Console()
     try:
-        from steelyard.experiments.results import run_sweep
         from steelyard.experiments.scores import metric as find_metric
-        from steelyard.experiments.sweep import read_sweep
+        from steelyard.experiments.sweep import read_sweep, run_sweep
 
         # Read the file.
         plan = read_sweep(file)
@@ -273,9 +276,13 @@ def read_seeds(text: str) -> tuple[int, ...]:
     try:
         seeds = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise SteelyardError(f"--seeds {shorten(text)}: write whole numbers with commas, e.g. --seeds 1,2,3") from None
+        raise SteelyardError(
+            f"--seeds {shorten(text)}: write whole numbers with commas, e.g. --seeds 1,2,3"
+        ) from None
     if min(seeds) < 0 or max(seeds) > LARGEST or len(set(seeds)) < len(seeds):
-        raise SteelyardError(f"--seeds {shorten(text)}: use distinct numbers, 0 or more and below 2^63")
+        raise SteelyardError(
+            f"--seeds {shorten(text)}: use distinct numbers, 0 or more and below 2^63"
+        )
     return seeds
 
 

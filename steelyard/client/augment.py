@@ -1,7 +1,7 @@
 """Augmentation: random changes to training images, applied batch by batch, never in evaluation.
 
-The random numbers are drawn with the batches, as a function of (seed, round, client): results do not
-depend on the executor, and a resumed run sees the same images as an uninterrupted one.
+The random numbers are drawn with the batches, as a function of (seed, round, client): results do
+not depend on the executor, and a resumed run sees the same images as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Augmentation(ABC):
         """Return the pixel outside an image, `[channels]`, computed once from all training inputs."""
 
     @abstractmethod
-    def __call__(self, images: torch.Tensor, changes: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, images: torch.Tensor, changes: torch.Tensor, background: torch.Tensor
+    ) -> torch.Tensor:
         """Return the changed images `[b, channels, height, width]`, in the same memory format.
 
         Args:
@@ -79,7 +81,8 @@ class CropFlip(Augmentation):
 
     name = "crop_flip"
     info = Info(
-        "images moved by up to `padding` pixels, half of them mirrored", "Zhang et al. (FedCos), IoT Journal 2023"
+        "images moved by up to `padding` pixels, half of them mirrored",
+        "Zhang et al. (FedCos), IoT Journal 2023",
     )
 
     def __post_init__(self) -> None:
@@ -93,11 +96,14 @@ class CropFlip(Augmentation):
         if inputs.ndim != 4 or not inputs.is_floating_point():
             sample = f"{str(inputs.dtype).removeprefix('torch.')} {list(inputs.shape[1:])}"
             raise SteelyardError(
-                f"augment={self.name}: a sample is {sample}: use images [channels, height, width], or leave augment out"
+                f"augment={self.name}: a sample is {sample}: use images [channels, height, width], "
+                f"or leave augment out"
             )
         if self.padding >= min(inputs.shape[2:]):
             size = f"{inputs.shape[2]}x{inputs.shape[3]}"
-            raise SteelyardError(f"augment={self.name}: padding={self.padding}, but images are {size}: use less")
+            raise SteelyardError(
+                f"augment={self.name}: padding={self.padding}, but images are {size}: use less"
+            )
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return top and left of the crop in the padded image, and 1 for a flip; `[count, 3]`."""
@@ -109,10 +115,14 @@ class CropFlip(Augmentation):
     def background(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return `fill`, or the smallest value of each channel."""
         if self.fill is not None:
-            return torch.full((inputs.shape[1],), self.fill, dtype=inputs.dtype, device=inputs.device)
+            return torch.full(
+                (inputs.shape[1],), self.fill, dtype=inputs.dtype, device=inputs.device
+            )
         return inputs.amin(dim=(0, 2, 3))
 
-    def __call__(self, images: torch.Tensor, changes: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, images: torch.Tensor, changes: torch.Tensor, background: torch.Tensor
+    ) -> torch.Tensor:
         """Return the cropped and flipped images."""
         # Copy the images into padded ones. Long rows of background are fast to copy.
         count, channels, height, width = images.shape
@@ -152,5 +162,7 @@ def parse_augmentation(spec: Any) -> Augmentation | None:
     augmentation = parse(spec, AUGMENTATIONS) if isinstance(spec, str) else spec
     if not isinstance(augmentation, Augmentation):
         kind = type(augmentation).__name__
-        raise SteelyardError(f"augment={spec!r} is a {kind}: pass an augmentation or its spec string")
+        raise SteelyardError(
+            f"augment={spec!r} is a {kind}: pass an augmentation or its spec string"
+        )
     return augmentation

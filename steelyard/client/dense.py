@@ -31,7 +31,8 @@ _SMALL = 1_000_000
 _MAX_CLIENTS = 8  # side by side: more were not faster in measurements
 _CACHED = 800_000  # number of parameters that fit into a core's caches, with intermediate results
 _HOOKS = tuple(
-    f"_{kind}_hooks" for kind in ("forward_pre", "forward", "backward_pre", "backward", "post_accumulate_grad")
+    f"_{kind}_hooks"
+    for kind in ("forward_pre", "forward", "backward_pre", "backward", "post_accumulate_grad")
 )
 
 
@@ -43,7 +44,9 @@ class _Layer(NamedTuple):
 
 
 class DenseModels:
-    """`count` networks of the same shape; `params` and `grad` are `[count, d]` in the layout's order.
+    """`count` networks of the same shape.
+
+    `params` and `grad` are `[count, d]` in the layout's order.
 
     Samples are columns: a softmax along columns is nine times as fast as one along short rows.
     """
@@ -136,7 +139,9 @@ class DenseModels:
                 np.matmul(delta, self._ones(delta), out=bias)
             _product(delta, active, out=weight)
 
-    def descend(self, inputs: Floats, index: Whole, labels: Whole, share: Floats, keep: float) -> None:
+    def descend(
+        self, inputs: Floats, index: Whole, labels: Whole, share: Floats, keep: float
+    ) -> None:
         """Run a step of plain SGD without storing the gradient.
 
         The arguments are those of `gradient`, except that `share` is `-lr / batch`. `keep` is the
@@ -186,7 +191,10 @@ class DenseModels:
             delta = below
 
     def _ones(self, delta: Floats) -> Floats:
-        """Return a column of ones: a product with it is three times as fast as a sum over samples."""
+        """Return a column of ones.
+
+        A product with it is three times as fast as a sum over samples.
+        """
         size = delta.shape[2]
         if size not in self.ones:
             self.ones[size] = np.ones((size, 1), dtype=np.float32)

@@ -1,8 +1,10 @@
 """FedCos: a cosine penalty along the last global step.
 
-Zhang et al., "FedCos: A Scene-adaptive Enhancement for Federated Learning", IEEE Internet of Things Journal, 2023.
+Zhang et al., "FedCos: A Scene-adaptive Enhancement for Federated Learning", IEEE Internet of Things
+Journal, 2023.
 
-With D = x - x_t, the client's displacement so far, and d, the last displacement of the global model:
+With D = x - x_t, the client's displacement so far, and d, the last displacement of the global
+model:
 
     paper      F_k(x) + mu (1 - cos(D, d)) ,  cos = 1 where D or d is zero                          (6)
     official   F_k(x) + mu (1 - <D, d> / sqrt(|D|^2 |d|^2 + e)) ,  e = 1e-4

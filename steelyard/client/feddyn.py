@@ -1,6 +1,7 @@
 """FedDyn: dynamic regularisation.
 
-Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, "Federated Learning Based on Dynamic Regularization", ICLR 2021.
+Acar, Zhao, Matas, Mattina, Whatmough, Saligrama, "Federated Learning Based on Dynamic
+Regularization", ICLR 2021.
 
 With h_k the sum of client k's past displacements, and H that of the server:
 
@@ -14,9 +15,9 @@ With h_k the sum of client k's past displacements, and H that of the server:
 
 The official code has equal weights (rule `uniform`), and reports the accuracy of the average before
 H is added; with `form="official"`, the simulator does the same. FedLAW's form sends and evaluates
-theta. Its h is our -mu H; if all clients train and a cohort is drawn afterwards, as in its code, all
-clients update their h_k. In the official form H is the mean of the h_k, so only those of the cohort
-change. Clients that do not start at x_t (FedMut) would change H by more than their h_k: this
+theta. Its h is our -mu H; if all clients train and a cohort is drawn afterwards, as in its code,
+all clients update their h_k. In the official form H is the mean of the h_k, so only those of the
+cohort change. Clients that do not start at x_t (FedMut) would change H by more than their h_k: this
 combination raises an error.
 """
 

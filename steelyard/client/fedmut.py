@@ -6,8 +6,8 @@ With Delta = theta_t - theta_{t-1}, client j of the cohort starts from
 
     theta_t + radius c_{j,l} Delta      for every tensor l, c shuffled separately for each tensor
 
-c is +1 for one half of the cohort and -1 + r for the other, `r = rate (1 - min(t / bound, 1))`, where
-t counts rounds from 0; the last client of an odd cohort is not mutated. The authors use equal
+c is +1 for one half of the cohort and -1 + r for the other, `r = rate (1 - min(t / bound, 1))`,
+where t counts rounds from 0; the last client of an odd cohort is not mutated. The authors use equal
 weights (rule `uniform`). They also mutate BatchNorm statistics, which can make variances negative:
 here only parameters are mutated.
 """
@@ -61,7 +61,9 @@ class FedMut(Broadcast):
         checks.number("rate", self.rate, 0.0)
         checks.integer("bound", self.bound, 1)
 
-    def coefficients(self, clients: int, leaves: Sequence[Leaf], round: int, rng: np.random.Generator) -> Array:
+    def coefficients(
+        self, clients: int, leaves: Sequence[Leaf], round: int, rng: np.random.Generator
+    ) -> Array:
         """Return the factors of Delta, one shuffled column per tensor."""
         return self.mutations(clients, len(leaves), round - 1, rng)
 

@@ -1,6 +1,7 @@
 """FedProx: a penalty on the distance to the received model.
 
-Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks",
+MLSys 2020.
 
     min  F_k(x) + mu/2 |x - x_t|^2                                                                  (2)
     gradient of the term: mu (x - x_t)

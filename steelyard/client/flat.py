@@ -1,10 +1,10 @@
 """A module whose parameters are views of one flat vector, and whose gradients are views of another.
 
-SGD and client terms are then a few vector operations, and an update is one copy. Convolution weights
-are stored channels last, which is 1.2 to 1.5 times as fast on a CPU: a permutation inside each
-tensor's part of the flat vector. Only this class uses that order. Its inputs and outputs are in the
-usual order (`turned` and `usual` convert), that of files and of Flower's messages, so that sums over
-coordinates have the same bits everywhere.
+SGD and client terms are then a few vector operations, and an update is one copy. Convolution
+weights are stored channels last, which is 1.2 to 1.5 times as fast on a CPU: a permutation inside
+each tensor's part of the flat vector. Only this class uses that order. Its inputs and outputs are
+in the usual order (`turned` and `usual` convert), that of files and of Flower's messages, so that
+sums over coordinates have the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class FlatModel:
         for leaf in self.layout.params:
             if leaf.dtype not in trainable:
                 raise SteelyardError(
-                    f"model: {leaf.name!r} is {leaf.dtype}, but clients train in float32 or float64: use model.float()"
+                    f"model: {leaf.name!r} is {leaf.dtype}, but clients train in float32 or "
+                    f"float64: use model.float()"
                 )
             if first is not None and leaf.dtype != first.dtype:
                 raise SteelyardError(
@@ -127,7 +128,9 @@ class FlatModel:
             result[leaf.start : leaf.stop].view(leaf.shape).copy_(self.view(vector, leaf))
         return result
 
-    def _bind(self, state: Mapping[str, torch.Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
+    def _bind(
+        self, state: Mapping[str, torch.Tensor], parameters: Mapping[str, nn.Parameter]
+    ) -> None:
         """Make parameters, gradients and statistics views of the flat vectors, with their values."""
         leaves = {leaf.name: leaf for leaf in self.layout.leaves}
         buffers = dict(self.module.named_buffers(remove_duplicate=False))
@@ -177,7 +180,9 @@ class FlatModel:
     def prepare_inputs(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return inputs in the memory format that `batch` expects, so that batches need no copy."""
         inputs = self.cast(inputs)
-        return inputs.permute(0, 2, 3, 1).contiguous() if self.channels_last else inputs.contiguous()
+        return (
+            inputs.permute(0, 2, 3, 1).contiguous() if self.channels_last else inputs.contiguous()
+        )
 
     def cast(self, values: torch.Tensor) -> torch.Tensor:
         """Return values on the model's device; floats also in the model's dtype."""
@@ -288,7 +293,9 @@ class FlatModel:
         parts = torch.split(counts, sizes) if sizes else ()
         return [part.view(leaf.shape) for part, leaf in zip(parts, self.layout.counts, strict=True)]
 
-    def state_dict(self, params: torch.Tensor, stats: torch.Tensor, counts: torch.Tensor) -> dict[str, torch.Tensor]:
+    def state_dict(
+        self, params: torch.Tensor, stats: torch.Tensor, counts: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         """Return flat vectors as a state dict with its own memory; tied weights share theirs."""
         tensors = {}
         for leaf in self.layout.params:
@@ -299,8 +306,13 @@ class FlatModel:
             tensors[leaf.name] = part.to(leaf.dtype).clone()
         return {leaf.name: tensors[leaf.tied or leaf.name] for leaf in self.layout.leaves}
 
-    def vectors(self, state: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return a state dict as flat vectors: parameters, statistics (float64), counters (int64)."""
+    def vectors(
+        self, state: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return a state dict as flat vectors.
+
+        Parameters, statistics (float64), counters (int64).
+        """
         params = torch.empty(self.layout.dim, dtype=self.layout.row_dtype)
         stats = torch.empty(self.layout.stat_dim, dtype=torch.float64)
         for leaf in self.layout.params:

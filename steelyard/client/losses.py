@@ -27,7 +27,10 @@ _HINT = (
 
 
 def mse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean squared error; outputs and targets have the same shape, or `[n, 1]` and `[n]`."""
+    """Return the mean squared error.
+
+    Outputs and targets have the same shape, or `[n, 1]` and `[n]`.
+    """
     return functional.mse_loss(*_match_shapes("mse", outputs, targets))
 
 
@@ -56,7 +59,9 @@ def resolve_loss(loss: str | Loss) -> Loss:
     function: Any = loss
     if not callable(function):
         names = ", ".join(LOSSES)
-        raise SteelyardError(f"loss={loss!r}: use a name ({names}) or a function loss(outputs, targets)")
+        raise SteelyardError(
+            f"loss={loss!r}: use a name ({names}) or a function loss(outputs, targets)"
+        )
     return loss
 
 
@@ -87,7 +92,9 @@ def check_targets(loss: Loss, targets: torch.Tensor) -> None:
 def try_network(
     model: FlatModel, inputs: torch.Tensor, targets: torch.Tensor, required: bool = False
 ) -> torch.Tensor | None:
-    """Run a copy of the network on the first two samples; raise an error if outputs do not fit targets.
+    """Run a copy of the network on the first two samples.
+
+    Raise an error if outputs do not fit targets.
 
     Args:
         model: network and loss.
@@ -121,7 +128,9 @@ def try_network(
             outputs = module(model.batch(model.prepare_inputs(first_inputs), index))
         except Exception as error:
             if required:
-                raise SteelyardError(f"the network fails on two samples: {type(error).__name__}: {error}") from error
+                raise SteelyardError(
+                    f"the network fails on two samples: {type(error).__name__}: {error}"
+                ) from error
             return None
 
         # Compute the loss.
@@ -141,7 +150,9 @@ def try_network(
     return outputs if isinstance(outputs, torch.Tensor) else None
 
 
-def _match_shapes(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _match_shapes(
+    name: str, outputs: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return outputs and targets with the same shape and dtype; raise an error if shapes differ."""
     targets = targets.to(outputs.dtype)
     if outputs.shape == targets.shape:

@@ -1,7 +1,7 @@
 """SCAFFOLD: control variates against client drift.
 
-Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-ICML 2020.
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning", ICML 2020.
 
     step     x <- x - eta (g - c_k + c)                                                              (3)
     option I    c_k <- g_k(x_t), the gradient at the model received                                  (4)

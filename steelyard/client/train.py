@@ -57,8 +57,8 @@ def width(count: int, batch_size: int) -> int:
 def cuts(count: int, local: LocalTraining, at_least_two: bool = False) -> tuple[list[int], int]:
     """Return where the batches of a pass over `count` samples start, and where the last one ends.
 
-    With `at_least_two`, a last batch of one sample is added to the batch before it: BatchNorm cannot
-    compute the variance of one sample.
+    With `at_least_two`, a last batch of one sample is added to the batch before it: BatchNorm
+    cannot compute the variance of one sample.
     """
     size = local.batch_size
     starts = list(range(0, count, size))
@@ -71,7 +71,9 @@ def cuts(count: int, local: LocalTraining, at_least_two: bool = False) -> tuple[
     return starts, count
 
 
-def batches(index: Indices, local: LocalTraining, rng: np.random.Generator, at_least_two: bool = False) -> Batches:
+def batches(
+    index: Indices, local: LocalTraining, rng: np.random.Generator, at_least_two: bool = False
+) -> Batches:
     """Return the batches of shuffled passes over a client's data.
 
     Args:
@@ -132,7 +134,9 @@ class Training:
         return self.local.augment(images, changes, self.background)
 
 
-def train(model: FlatModel | DenseModels, inputs: torch.Tensor, targets: torch.Tensor, job: Training) -> torch.Tensor:
+def train(
+    model: FlatModel | DenseModels, inputs: torch.Tensor, targets: torch.Tensor, job: Training
+) -> torch.Tensor:
     """Train `model.params[:C]` in place.
 
     Args:
@@ -142,9 +146,10 @@ def train(model: FlatModel | DenseModels, inputs: torch.Tensor, targets: torch.T
         job: what to train, and how.
 
     Returns:
-        CriticalFL's gradient norm of each client, float64 `[C]`: `eta` times the mean over epochs of
-        the sum over batches of `|g|^2`, where g is the clipped gradient of the loss without client
-        terms (in CriticalFL's code those are inside the optimizer, and the norm is computed outside).
+        CriticalFL's gradient norm of each client, float64 `[C]`: `eta` times the mean over epochs
+        of the sum over batches of `|g|^2`, where g is the clipped gradient of the loss without
+        client terms (in CriticalFL's code those are inside the optimizer, and the norm is computed
+        outside).
     """
     # Prepare the batches.
     local = job.local
@@ -217,7 +222,9 @@ class _Stack:
     Short batches are padded, so that a client's bits do not depend on the other clients.
     """
 
-    def __init__(self, group: Sequence[Batches], inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def __init__(
+        self, group: Sequence[Batches], inputs: torch.Tensor, targets: torch.Tensor
+    ) -> None:
         self.group = group
         self.rows = inputs.numpy()
         self.edges = group[0].edges
@@ -233,7 +240,9 @@ class _Stack:
             self.label = np.stack(self.labels)  # [C, n]
         self.shares: dict[int, NDArray[np.float32]] = {}
 
-    def at(self, step: int, active: int, scale: float) -> tuple[Indices, Indices, NDArray[np.float32]]:
+    def at(
+        self, step: int, active: int, scale: float
+    ) -> tuple[Indices, Indices, NDArray[np.float32]]:
         """Return the samples of a step.
 
         Args:

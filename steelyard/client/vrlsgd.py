@@ -1,6 +1,7 @@
 """VRL-SGD: variance-reduced local SGD.
 
-Liang, Shen, Liu, Pan, Chen, Cheng, "Variance Reduced Local SGD with Lower Communication Complexity", 2019.
+Liang, Shen, Liu, Pan, Chen, Cheng, "Variance Reduced Local SGD with Lower Communication
+Complexity", 2019.
 
     step     x <- x - eta (g - Delta_k)                                                    (Algorithm 1)
     server   Delta_k <- Delta_k + (x_{t+1} - x_k) / (K eta)    after averaging
@@ -9,8 +10,8 @@ K is the number of local steps (FedNova's a_k with local momentum; the authors u
 outside the cohort keep their Delta. CriticalFL's version, a baseline of PA3Fed, multiplies the
 increment by 0.005: `scale`.
 
-The sum of the Deltas is zero because x_{t+1} is the average. With a server optimizer, or a term that
-changes the model, it would not be, and training would stall or diverge: both raise an error.
+The sum of the Deltas is zero because x_{t+1} is the average. With a server optimizer, or a term
+that changes the model, it would not be, and training would stall or diverge: both raise an error.
 """
 
 from __future__ import annotations

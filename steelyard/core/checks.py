@@ -17,14 +17,18 @@ def one_of(name: str, value: Any, *allowed: Any) -> None:
         raise SteelyardError(f"{name}={shorten(value)}: use one of {choices}")
 
 
-def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> None:
+def number(
+    name: str, value: Any, low: float = -math.inf, high: float = math.inf, open_low: bool = False
+) -> None:
     """Raise an error unless the option is a finite number in `[low, high]`.
 
     With `open_low`, the interval is `(low, high]`.
     """
     # torch and numpy cannot compute with larger integers.
     if isinstance(value, int) and abs(value) > LARGEST:
-        raise SteelyardError(f"{name}={shorten(value)}: use a number below 2^63, or write it as 1e30")
+        raise SteelyardError(
+            f"{name}={shorten(value)}: use a number below 2^63, or write it as 1e30"
+        )
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     is_finite = is_number and math.isfinite(value)
     if not is_finite or not low <= value <= high or (open_low and value == low):

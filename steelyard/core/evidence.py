@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard import kernels, threads
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import NO_PROBE, NonFiniteUpdate, SteelyardError
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Granularity
 from steelyard.core.probe import Session, Trial
 from steelyard.core.refiner import Refiner
+from steelyard.core.state import ClientId
 from steelyard.core.store import UpdateStore
 from steelyard.core.view import View
 from steelyard.core.weighting import Weighting
@@ -144,7 +144,9 @@ def part_needing_proxy_data(rule: Weighting, refine: Refiner | None = None) -> s
     return None if refine is None else refine.name
 
 
-def inner_products(store: UpdateStore, layers: Granularity | None = None, chunk: int | None = None) -> Gram:
+def inner_products(
+    store: UpdateStore, layers: Granularity | None = None, chunk: int | None = None
+) -> Gram:
     """Return the Gram of a store's updates, of the whole model or per layer: the first pass."""
     partition = store.layout.layers(layers)
     spans = [(start, stop) for start, stop, _ in partition.spans]

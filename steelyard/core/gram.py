@@ -13,10 +13,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.core.rows import Array as Array
-from steelyard.core.rows import RowMap, Selection
+from steelyard.core.sums import Array as Array
+from steelyard.core.sums import RowMap, Selection
 
-# Squared distances below this share of the sum of the squared norms are rounding errors of the Gram.
+# Squared distances below this share of the sum of the squared norms are rounding errors of the
+# Gram.
 _NOISE = 4e-15
 
 
@@ -38,7 +39,10 @@ class Gram:
 
     @staticmethod
     def of_rows(products: Array, dims: Array) -> Gram:
-        """Return the Gram from the products `[g, K+1, K+1]` of a store's rows; `theta` is the last."""
+        """Return the Gram from the products `[g, K+1, K+1]` of a store's rows.
+
+        `theta` is the last.
+        """
         return Gram(products[:, :-1, :-1], products[:, -1, :-1], products[:, -1, -1], dims)
 
     @cached_property
@@ -117,7 +121,9 @@ class Gram:
         if isinstance(rows, Selection):
             return self._select_rows(rows)
         dots = rows @ self.dots @ rows.T
-        return Gram((dots + dots.transpose(0, 2, 1)) / 2, self.theta_dots @ rows.T, self.theta_sq, self.dims)
+        return Gram(
+            (dots + dots.transpose(0, 2, 1)) / 2, self.theta_dots @ rows.T, self.theta_sq, self.dims
+        )
 
     def _select_rows(self, rows: Selection) -> Gram:
         """Return the Gram of some updates, each times a factor, without a matrix product."""
@@ -143,7 +149,10 @@ class Gram:
         return self.group_layers(np.zeros(self.dots.shape[0], dtype=np.intp), 1)
 
     def group_layers(self, index: NDArray[np.intp], groups: int) -> Gram:
-        """Return the Gram with the blocks of each group added; `index[i]` is the group of block `i`."""
+        """Return the Gram with the blocks of each group added.
+
+        `index[i]` is the group of block `i`.
+        """
 
         def add(blocks: Array) -> Array:
             out = np.zeros((groups, *blocks.shape[1:]))

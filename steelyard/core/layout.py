@@ -119,14 +119,17 @@ class Layout:
         if isinstance(base, torch.Tensor):
             if base.ndim != 1 or not base.is_floating_point():
                 raise SteelyardError(
-                    f"base is {base.dtype} of shape {tuple(base.shape)}: pass a 1-D float tensor or a state dict"
+                    f"base is {base.dtype} of shape {tuple(base.shape)}: pass a 1-D float tensor "
+                    f"or a state dict"
                 )
             leaf = Leaf(FLAT, "param", tuple(base.shape), base.dtype, 0, base.numel())
             return _check_has_params(Layout((leaf,), flat=True))
 
         # Check the arguments.
         if not isinstance(base, Mapping):
-            raise SteelyardError(f"base is a {type(base).__name__}: pass a 1-D float tensor or a state dict")
+            raise SteelyardError(
+                f"base is a {type(base).__name__}: pass a 1-D float tensor or a state dict"
+            )
         if kinds is not None and not isinstance(kinds, Mapping):
             raise SteelyardError(f"kinds={kinds!r}: pass a dict from name patterns to kinds")
 
@@ -232,7 +235,11 @@ class Layout:
         # Label every parameter with its layer.
         if granularity is None:
             return Layers((FLAT,), ((0, self.dim, 0),))
-        if isinstance(granularity, tuple) and granularity and all(isinstance(size, int) for size in granularity):
+        if (
+            isinstance(granularity, tuple)
+            and granularity
+            and all(isinstance(size, int) for size in granularity)
+        ):
             return self._by_sizes(tuple(int(size) for size in granularity))
         if granularity == "tensor":
             labels = [leaf.name for leaf in self.params]
@@ -274,11 +281,14 @@ class Layout:
             )
         if sum(sizes) != self.dim or min(sizes) < 1:
             raise SteelyardError(
-                f"layers={sizes}: use positive sizes that add up to {self.dim}, the number of parameters"
+                f"layers={sizes}: use positive sizes that add up to {self.dim}, the number of "
+                f"parameters"
             )
         stops = np.cumsum(sizes).tolist()
         starts = [0, *stops[:-1]]
-        spans = tuple((start, stop, i) for i, (start, stop) in enumerate(zip(starts, stops, strict=True)))
+        spans = tuple(
+            (start, stop, i) for i, (start, stop) in enumerate(zip(starts, stops, strict=True))
+        )
         return Layers(tuple(f"{start}:{stop}" for start, stop, _ in spans), spans)
 
 
@@ -308,12 +318,17 @@ def _find_tied_leaves(base: Mapping[str, torch.Tensor]) -> dict[str, str]:
         tensor = base[name]
         if not isinstance(tensor, torch.Tensor):
             raise SteelyardError(
-                f"base[{name!r}] is a {type(tensor).__name__}, not a tensor: leave it out of the state dict"
+                f"base[{name!r}] is a {type(tensor).__name__}, not a tensor: leave it out of the "
+                f"state dict"
             )
         if tensor.is_complex():
-            raise SteelyardError(f"base[{name!r}] is {tensor.dtype}: store real and imaginary parts as two tensors")
+            raise SteelyardError(
+                f"base[{name!r}] is {tensor.dtype}: store real and imaginary parts as two tensors"
+            )
         if tensor.dtype not in DTYPES.values():
-            raise SteelyardError(f"base[{name!r}] is {tensor.dtype}, which cannot be aggregated: convert it first")
+            raise SteelyardError(
+                f"base[{name!r}] is {tensor.dtype}, which cannot be aggregated: convert it first"
+            )
         # Tensors without memory (empty, or on the meta device) have the address 0 and are not tied.
         if not tensor.data_ptr():
             continue
@@ -329,10 +344,13 @@ def _kind(name: str, tensor: torch.Tensor, kinds: Mapping[str, Kind]) -> Kind:
     for pattern, kind in kinds.items():
         if fnmatchcase(name, pattern):
             if kind not in ("param", "stat", "count"):
-                raise SteelyardError(f'kinds[{pattern!r}] is {kind!r}: use "param", "stat" or "count"')
+                raise SteelyardError(
+                    f'kinds[{pattern!r}] is {kind!r}: use "param", "stat" or "count"'
+                )
             if kind != "count" and not tensor.is_floating_point():
                 raise SteelyardError(
-                    f"kinds[{pattern!r}] = {kind!r}, but {name!r} is {tensor.dtype}: only floats can be averaged"
+                    f"kinds[{pattern!r}] = {kind!r}, but {name!r} is {tensor.dtype}: only floats "
+                    f"can be averaged"
                 )
             return kind
     last = name.rpartition(".")[2]

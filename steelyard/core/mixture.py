@@ -11,7 +11,7 @@ import torch
 
 from steelyard.core.gram import Array
 from steelyard.core.layout import Granularity
-from steelyard.core.rows import RowMap, compose_rows
+from steelyard.core.sums import RowMap, compose_rows
 
 
 class Reducer(Protocol):

@@ -19,9 +19,8 @@ import torch
 from steelyard import kernels
 from steelyard.core.gram import Array
 from steelyard.core.layout import Layout
-from steelyard.core.rows import RowMap, compose_rows
 from steelyard.core.store import UpdateStore
-from steelyard.core.sums import WeightedSum
+from steelyard.core.sums import RowMap, WeightedSum, compose_rows
 
 Objective = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -79,7 +78,11 @@ class ProxyLoss(Protocol):
     """A proxy data set that can open a session."""
 
     def open(
-        self, layout: Layout, number: int, buffers: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
+        self,
+        layout: Layout,
+        number: int,
+        buffers: Mapping[str, torch.Tensor],
+        state: Mapping[str, torch.Tensor],
     ) -> Session:
         """Return a session.
 
@@ -116,7 +119,9 @@ class Trial:
         """Return loss and derivatives at `base * theta + sum_k w_k d_k`, `weights` `[K]`."""
         self.mix(weights, base)
         loss = self.session.backward(batch)
-        dots = kernels.project(self.store, len(self.store.ids) + 1, self.session.slopes(), self.chunk)
+        dots = kernels.project(
+            self.store, len(self.store.ids) + 1, self.session.slopes(), self.chunk
+        )
         slopes = dots[:-1] if self.rows is None else self.rows @ dots[:-1]
         return Slopes(loss, slopes, float(dots[-1]))
 

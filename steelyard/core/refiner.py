@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from steelyard.core.client_state import State
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.layout import Leaf
 from steelyard.core.probe import Session, Trial
-from steelyard.core.sink import Sink
-from steelyard.core.store import UpdateStore
+from steelyard.core.state import State
+from steelyard.core.store import Sink, UpdateStore
 from steelyard.core.sums import UpdateMap
 from steelyard.core.weighting import Info
 
@@ -95,14 +94,18 @@ class SessionSink:
         """Store a statistic or a counter."""
         self.buffers[leaf.name] = (leaf, values)
 
-    def refine(self, refiner: Refiner, trial: Trial, shares: Array, state: State, sink: Sink) -> State:
+    def refine(
+        self, refiner: Refiner, trial: Trial, shares: Array, state: State, sink: Sink
+    ) -> State:
         """Run the refiner, write the trained model to `sink` and return the refiner's state."""
         # Train.
         self.session.adopt({name: values for name, (_, values) in self.buffers.items()})
         after = refiner.refine(RefineContext(self.session, trial, shares), state)
         params = self.session.params
         if not bool(torch.isfinite(params).all()):
-            raise SteelyardError(f"{refiner.name}: the trained model holds NaN or infinity: use a lower lr")
+            raise SteelyardError(
+                f"{refiner.name}: the trained model holds NaN or infinity: use a lower lr"
+            )
 
         # Write the parameters, then the statistics and counters.
         sink.write(0, params)

@@ -1,7 +1,8 @@
 """Names of parts, so that command line, configuration files and Flower share one syntax.
 
-Parts are found here and nowhere else: a text never imports code that is not installed as a part. An installed package
-adds parts by entry points; they are loaded when a name is not known, or when parts are listed.
+Parts are found here and nowhere else: a text never imports code that is not installed as a part. An
+installed package adds parts by entry points; they are loaded when a name is not known, or when
+parts are listed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,26 @@ from steelyard.core.optimizer import ServerOptimizer
 from steelyard.core.refiner import Refiner
 from steelyard.core.term import Broadcast, ClientTerm
 from steelyard.core.weighting import Info, Weighting
+
+# Options whose default depends on other options, such as a preset or an optimizer.
+
+
+class _Unset(str):
+    """The placeholder for an option that was not set; compare it with `is`.
+
+    It is text, so that lists of options can print it.
+    """
+
+
+UNSET: Any = _Unset("preset")
+
+
+def fill(part: Any, defaults: Mapping[str, Any]) -> None:
+    """Set the options of a frozen part that are `UNSET` to these defaults."""
+    for option, value in defaults.items():
+        if getattr(part, option) is UNSET:
+            object.__setattr__(part, option, value)
+
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -48,13 +69,19 @@ class Entry:
     @cached_property
     def slots(self) -> dict[str, Registry]:
         """The parameters that hold other parts, by their type, each with the registry of such parts."""
-        registries = {name: self._find_registry(parameter) for name, parameter in self.parameters.items()}
+        registries = {
+            name: self._find_registry(parameter) for name, parameter in self.parameters.items()
+        }
         return {name: registry for name, registry in registries.items() if registry is not None}
 
     @cached_property
     def options(self) -> dict[str, inspect.Parameter]:
         """The options by name, without the parts it cannot do without."""
-        return {name: p for name, p in self.parameters.items() if name not in self.slots or p.default is not p.empty}
+        return {
+            name: p
+            for name, p in self.parameters.items()
+            if name not in self.slots or p.default is not p.empty
+        }
 
     @property
     def wraps(self) -> bool:
@@ -81,7 +108,11 @@ class Entry:
             choices = get_args(annotation)
         for choice in choices:
             for registry in _REGISTRIES:
-                if isinstance(choice, type) and registry.base is not None and issubclass(choice, registry.base):
+                if (
+                    isinstance(choice, type)
+                    and registry.base is not None
+                    and issubclass(choice, registry.base)
+                ):
                     return registry
         return None
 
@@ -110,7 +141,12 @@ class Registry:
     """
 
     def __init__(
-        self, kind: str, base: type[Any] | None = None, group: str = "", home: str = "", usage: str = ""
+        self,
+        kind: str,
+        base: type[Any] | None = None,
+        group: str = "",
+        home: str = "",
+        usage: str = "",
     ) -> None:
         self.kind = kind
         self.base = base
@@ -133,17 +169,22 @@ class Registry:
         known = self._entries.get(name)
         if known is not None and (known.is_builtin or not entry.is_builtin):
             raise SteelyardError(
-                f"{self.kind} {name!r} is registered twice, by {known.module} and by {entry.module}: rename the latter"
+                f"{self.kind} {name!r} is registered twice, by {known.module} and by "
+                f"{entry.module}: rename the latter"
             )
         if known is not None:  # another package was imported before our own parts
             warnings.warn(
-                f"{self.kind} {name!r} of {known.module} is ignored: the name belongs to Steelyard", stacklevel=2
+                f"{self.kind} {name!r} of {known.module} is ignored: the name belongs to Steelyard",
+                stacklevel=2,
             )
         self._entries[name] = entry
         return make
 
     def load_plugins(self) -> None:
-        """Adds the parts of installed packages, once; one that cannot be added is named in a warning."""
+        """Adds the parts of installed packages, once.
+
+        One that cannot be added is named in a warning.
+        """
         with self._lock:
             # A plugin that looks up a name while it is imported must not start this again.
             if self._complete:
@@ -158,16 +199,29 @@ class Registry:
                 self._add_plugin(point)
 
     def _add_plugin(self, point: EntryPoint) -> None:
-        """Enters the part of one entry point; if it cannot be used, warns and leaves the registry as it was."""
+        """Enters the part of one entry point.
+
+        If it cannot be used, warns and leaves the registry as it was.
+        """
         before = dict(self._entries)
         try:
             self._enter_plugin(point.name, point.load())
         except (Exception, SystemExit) as error:
             self._entries = before
-            package = "an unknown package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
-            reason = str(error) if isinstance(error, SteelyardError) else f"{type(error).__name__}: {error}"
+            package = (
+                "an unknown package"
+                if point.dist is None
+                else f"{point.dist.name} {point.dist.version}"
+            )
+            reason = (
+                str(error)
+                if isinstance(error, SteelyardError)
+                else f"{type(error).__name__}: {error}"
+            )
             warnings.warn(
-                f"{self.kind} {point.name!r} of {package} ({point.value}) is not available: {reason}", stacklevel=4
+                f"{self.kind} {point.name!r} of {package} ({point.value}) is not available: "
+                f"{reason}",
+                stacklevel=4,
             )
 
     def _enter_plugin(self, name: str, make: Any) -> None:
@@ -182,7 +236,9 @@ class Registry:
             raise SteelyardError("the name has no text form: use letters, digits, '_', '-' and '.'")
         # The object must be a class of such parts, or a function that makes one.
         if not callable(make):
-            raise SteelyardError(f"it is a {type(make).__name__}: use a class, or a function that returns a part")
+            raise SteelyardError(
+                f"it is a {type(make).__name__}: use a class, or a function that returns a part"
+            )
         info = getattr(make, "info", None)
         if isinstance(make, type):
             self._check_class(name, make)
@@ -195,13 +251,17 @@ class Registry:
     def _check_class(self, name: str, part: type[Any]) -> None:
         """Raises if a plugin's class is not one of such parts, complete, and of this name."""
         if self.base is not None and not issubclass(part, self.base):
-            raise SteelyardError(f"{part.__name__} is not a {self.base.__name__}: derive it from that class")
+            raise SteelyardError(
+                f"{part.__name__} is not a {self.base.__name__}: derive it from that class"
+            )
         if inspect.isabstract(part):
             missing = ", ".join(sorted(part.__abstractmethods__))
             raise SteelyardError(f"{part.__name__} is abstract: define {missing}")
         if getattr(part, "name", None) != name:
             shown = getattr(part, "name", None)
-            raise SteelyardError(f"{part.__name__}.name is {shown!r}: use the name of the entry point, {name!r}")
+            raise SteelyardError(
+                f"{part.__name__}.name is {shown!r}: use the name of the entry point, {name!r}"
+            )
         if not isinstance(getattr(part, "info", None), Info):
             raise SteelyardError(f"{part.__name__} has no info: set info = Info(title, paper)")
 
@@ -225,7 +285,12 @@ class Registry:
 
 
 RULES = Registry("rule", Weighting, "steelyard.rules", "steelyard.rules")
-OPTIMIZERS = Registry("server optimizer", ServerOptimizer, "steelyard.server_optimizers", "steelyard.server.optimizers")
+OPTIMIZERS = Registry(
+    "server optimizer",
+    ServerOptimizer,
+    "steelyard.server_optimizers",
+    "steelyard.server.optimizers",
+)
 TERMS = Registry("client term", ClientTerm, "steelyard.client_terms", "steelyard.client")
 BROADCASTS = Registry("broadcast", Broadcast)
 REFINERS = Registry("refiner", Refiner, "steelyard.refiners", "steelyard.server.refiners")

@@ -11,9 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-from steelyard.core.client_state import ClientId
+from steelyard.core.state import ClientId
 
-Purpose = Literal["cohort", "dropout", "speed", "delay", "batches", "split", "module", "broadcast", "augment"]
+Purpose = Literal[
+    "cohort", "dropout", "speed", "delay", "batches", "split", "module", "broadcast", "augment"
+]
 # The codes are part of every run's bits: never reuse a number for another purpose.
 _CODES: dict[str, int] = {
     "cohort": 2,
@@ -46,13 +48,17 @@ def stream(
 
 def number(seed: int, purpose: Purpose, round: int = 0, client: ClientId | None = None) -> int:
     """Return a seed of 63 bits for torch's generator, from the same key as `stream`."""
-    return int(_sequence(seed, purpose, round, client).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int(
+        _sequence(seed, purpose, round, client).generate_state(1, np.uint64)[0] >> np.uint64(1)
+    )
 
 
 def _sequence(
     entropy: int | list[int], purpose: Purpose, round: int, client: ClientId | None
 ) -> np.random.SeedSequence:
-    return np.random.SeedSequence(entropy=entropy, spawn_key=(_CODES[purpose], round, *_words(client)))
+    return np.random.SeedSequence(
+        entropy=entropy, spawn_key=(_CODES[purpose], round, *_words(client))
+    )
 
 
 def _words(client: ClientId | None) -> tuple[int, ...]:

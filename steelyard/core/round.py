@@ -15,8 +15,6 @@ import numpy as np
 import torch
 
 from steelyard import kernels
-from steelyard.core.bounds import Bounds, clip_factors
-from steelyard.core.client_state import ClientId, State
 from steelyard.core.errors import (
     BAD_BASE,
     NOT_FINITE,
@@ -32,14 +30,14 @@ from steelyard.core.evidence import Evidence
 from steelyard.core.gram import Array
 from steelyard.core.layout import Layers, Layout, Leaf
 from steelyard.core.mixture import Mixture
-from steelyard.core.optimizer import ServerOptimizer
+from steelyard.core.optimizer import ServerOptimizer, ServerStep
 from steelyard.core.probe import ProxyLoss, Session
 from steelyard.core.refiner import Refiner, SessionSink
 from steelyard.core.round_report import Report, describe
-from steelyard.core.server_step import ServerStep
-from steelyard.core.sink import Sink
+from steelyard.core.server_terms import Bounds, clip_factors
 from steelyard.core.spec import to_text
-from steelyard.core.store import UpdateStore
+from steelyard.core.state import ClientId, State
+from steelyard.core.store import Sink, UpdateStore
 from steelyard.core.sums import UpdateMap, WeightedSum, are_finite
 from steelyard.core.weighting import Weighting
 
@@ -172,7 +170,10 @@ def _void_outcome(store: UpdateStore, mixture: Mixture, job: Round) -> Outcome:
 
 
 def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Outcome:
-    """Run the round once with all clients of `store`; raise an error that names unusable clients."""
+    """Run the round once with all clients of `store`.
+
+    Raise an error that names unusable clients.
+    """
     # Apply the rule to equal weights.
     evidence = Evidence(rule, store, job)
     prior = Mixture.convex(np.ones((1, len(store.ids))))
@@ -188,7 +189,8 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     # Stop here if the rule has no usable result.
     if not mixture.finite:
         raise SteelyardError(
-            f"{to_text(rule)} returned a weight that is NaN or infinite; the base model is unchanged: "
+            f"{to_text(rule)} returned a weight that is NaN or infinite; the base model is "
+            f"unchanged: "
             "check what clients report, or use if_finite(...) or guard(...)"
         )
     if mixture.void is not None:
@@ -330,7 +332,9 @@ def _combine(
                 server.refuse_overflow(rows)
         if not are_finite(values):
             _refuse_non_finite(rows)
-            raise RoundOverflow(f"the aggregated model overflows {layout.row_dtype}: the base model is unchanged")
+            raise RoundOverflow(
+                f"the aggregated model overflows {layout.row_dtype}: the base model is unchanged"
+            )
         if values is not room:
             sink.write(piece.start, values)
 
@@ -381,7 +385,10 @@ class _Reduction:
 
 
 def _merge_counters(store: UpdateStore, mixture: Mixture, sink: Sink) -> None:
-    """Write the counters of the new model, one leaf at a time: they can be as large as parameters."""
+    """Write the counters of the new model, one leaf at a time.
+
+    They can be as large as parameters.
+    """
     for leaf in store.layout.counts:
         is_batch_count = leaf.name.endswith("num_batches_tracked")
         counts = _merge_counts(store.counts(leaf), is_batch_count, mixture.stat_clip)

@@ -1,4 +1,6 @@
-"""Spec strings, the text form of parts: `fedawa:steps=10`, `feddisco|fedawa`, `guard(fedadp):clip=2`.
+"""Spec strings, the text form of parts.
+
+`fedawa:steps=10`, `feddisco|fedawa`, `guard(fedadp):clip=2`.
 
 rule    part | part | ...                     a chain
 part    name(rule, ...):option=value,...      brackets and options are optional; a value without a
@@ -126,7 +128,10 @@ class _Parser:
         return self.make(entry, inner, options)
 
     def find(self, name: str, registry: Registry) -> Entry:
-        """Return the entry of this name; where parts of another kind go inside, the error shows the whole text."""
+        """Return the entry of this name.
+
+        Where parts of another kind go inside, the error shows the whole text.
+        """
         try:
             return registry[name]
         except SteelyardError as error:
@@ -146,7 +151,9 @@ class _Parser:
             if len(inner) == 1 and not entry.slots and self.chain is not None:
                 return self.chain(inner[0], entry.make(**options))
             if len(inner) > len(entry.slots):
-                raise self.error(f"{entry.name} takes {len(entry.slots)} in brackets, found {len(inner)}")
+                raise self.error(
+                    f"{entry.name} takes {len(entry.slots)} in brackets, found {len(inner)}"
+                )
             slots = dict(zip(entry.slots, inner, strict=False))
             return entry.make(**slots, **options)
         except TypeError as error:
@@ -199,7 +206,9 @@ class _Parser:
         word = self.take()
         value = word[1:-1] if word.startswith('"') else _read(word)
         if isinstance(value, int) and abs(value) > LARGEST:
-            raise self.error(f"{shorten(value)} is too large: use a number below 2^63, or write it as 1e30")
+            raise self.error(
+                f"{shorten(value)} is too large: use a number below 2^63, or write it as 1e30"
+            )
         return value
 
 

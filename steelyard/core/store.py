@@ -1,4 +1,4 @@
-"""The interface of update stores: they give access to tensors in memory or on disk."""
+"""The interfaces of update stores and of what receives a new model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,29 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from steelyard.core.client_state import ClientId
 from steelyard.core.layout import Layout, Leaf, Params
+from steelyard.core.state import ClientId
+
+# The interface of what receives a new model.
+
+
+class Sink(Protocol):
+    """Receives a new model.
+
+    Parameters arrive in chunks, from several threads; statistics and counters leaf by leaf.
+    """
+
+    def room(self, start: int, stop: int) -> torch.Tensor | None:
+        """Return a tensor for the coordinates `start:stop`, in the dtype of the rows.
+
+        Return None to receive them through `write` instead.
+        """
+
+    def write(self, start: int, values: torch.Tensor) -> None:
+        """Write parameters, starting at position `start`."""
+
+    def put(self, leaf: Leaf, values: torch.Tensor) -> None:
+        """Write a statistic or a counter, in the leaf's dtype."""
 
 
 @runtime_checkable
@@ -46,7 +67,10 @@ class UpdateStore(Protocol):
         """Return the coordinates `start:stop` of every row, `[K+1, stop - start]`."""
 
     def stats(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the statistics in float64: of the clients `[K, m]` and of the global model `[m]`."""
+        """Return the statistics in float64.
+
+        Of the clients `[K, m]` and of the global model `[m]`.
+        """
 
     def counts(self, leaf: Leaf) -> torch.Tensor:
         """Return a counter of all clients, `[K, ...]`."""

@@ -145,7 +145,10 @@ class ClientTerm(ABC):
         """Add the term's gradient at `x` to `grad`, in place."""
 
     def finish(self, x: torch.Tensor, at: ClientContext, work: torch.Tensor) -> None:  # noqa: B027 - optional
-        """Update the clients' own vectors in place after the last step; `work` is FedNova's a_i `[C, 1]`."""
+        """Update the clients' own vectors in place after the last step.
+
+        `work` is FedNova's a_i `[C, 1]`.
+        """
 
     def settle(self, at: ServerContext) -> None:  # noqa: B027 - optional
         """Update vectors, and possibly the model, at the server after the aggregation.
@@ -170,7 +173,9 @@ class Terms:
     def __post_init__(self) -> None:
         names = [term.name for term in self.terms]
         if len(set(names)) < len(names):
-            raise SteelyardError(f"client terms {' + '.join(names)}: use each term once, with the sum of the options")
+            raise SteelyardError(
+                f"client terms {' + '.join(names)}: use each term once, with the sum of the options"
+            )
 
     def __add__(self, other: ClientTerm | Terms) -> Terms:
         return Terms(self.terms + (other.terms if isinstance(other, Terms) else (other,)))
@@ -204,7 +209,9 @@ class Broadcast(ABC):
     info: Info
 
     @abstractmethod
-    def coefficients(self, clients: int, leaves: Sequence[Leaf], round: int, rng: np.random.Generator) -> Array:
+    def coefficients(
+        self, clients: int, leaves: Sequence[Leaf], round: int, rng: np.random.Generator
+    ) -> Array:
         """Return the coefficients of the last global step in each client's start, per leaf.
 
         Returns:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import UndeclaredNeed
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Granularity
 from steelyard.core.needs import Needs
 from steelyard.core.probe import Trial
-from steelyard.core.rows import RowMap, Selection, compose_rows
+from steelyard.core.state import ClientId
+from steelyard.core.sums import RowMap, Selection, compose_rows
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from steelyard.core.client_state import State
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
+from steelyard.core.state import State
 from steelyard.core.view import View
 
 
@@ -25,7 +25,9 @@ class Info:
     title: str
     paper: str = ""
     secagg: str = "no: the server must see single updates"
-    dp: str = "refuse: weights depend on every client's data, sensitivity is up to 2C instead of C/K"
+    dp: str = (
+        "refuse: weights depend on every client's data, sensitivity is up to 2C instead of C/K"
+    )
 
 
 class Weighting(ABC):

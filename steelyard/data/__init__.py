@@ -1,8 +1,6 @@
 """Data sets: where they come from, how they are read, and how they are distributed over clients."""
 
 from steelyard.data import (
-    block_partitions,
-    dirichlet_partitions,
     domains,
     images,
     news,
@@ -23,9 +21,7 @@ __all__ = [
     "Partition",
     "Source",
     "Vocabulary",
-    "block_partitions",
     "corrupt",
-    "dirichlet_partitions",
     "domains",
     "encode",
     "images",

@@ -31,7 +31,9 @@ def tensor(name: str, value: Any) -> torch.Tensor:
 def as_inputs(values: torch.Tensor) -> torch.Tensor:
     """Return floating-point numbers and booleans as float32, integers (tokens) as int64."""
     if values.dtype == torch.uint8:
-        raise SteelyardError("inputs are uint8: use float32 for images (divide by 255), int64 for tokens")
+        raise SteelyardError(
+            "inputs are uint8: use float32 for images (divide by 255), int64 for tokens"
+        )
     is_real = values.is_floating_point() or values.dtype == torch.bool
     return values.to(torch.float32 if is_real else torch.int64)
 
@@ -69,10 +71,14 @@ def read_torch_dataset(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the inputs and the targets of a map-style torch data set."""
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
         raise SteelyardError(
-            "the torch data set has no length (an iterable one?): use one with __getitem__ and __len__"
+            "the torch data set has no length (an iterable one?): use one with __getitem__ and "
+            "__len__"
         )
     if len(data) == 0:
-        raise SteelyardError("the torch data set is empty, so its shape is unknown: give it a sample, or leave it out")
+        raise SteelyardError(
+            "the torch data set is empty, so its shape is unknown: give it a sample, or leave it "
+            "out"
+        )
     columns = _columns(data)
     if columns is not None:
         return columns
@@ -122,5 +128,8 @@ def _stack_values(name: str, values: list[Any]) -> torch.Tensor:
             column.append(tensor(f"{name} of item {position}", value))
     shapes = {tuple(value.shape) for value in column}
     if len(shapes) > 1:
-        raise SteelyardError(f"{name} of the torch data set have different shapes, {sorted(shapes)[:3]}: use one shape")
+        raise SteelyardError(
+            f"{name} of the torch data set have different shapes, {sorted(shapes)[:3]}: use one "
+            f"shape"
+        )
     return torch.stack(column)

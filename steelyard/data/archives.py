@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from steelyard.core.errors import SteelyardError
-from steelyard.data.damage import reading, write
+from steelyard.data.formats import reading, write
 
 LIMIT = 4 << 30  # maximum number of bytes after unpacking
 MEMBERS = 1_000_000  # maximum number of files
@@ -63,12 +63,15 @@ def members(path: Path, limit: int = LIMIT) -> Iterator[tuple[str, int, IO[bytes
     files = _read_zip(path, limit) if path.suffix == ".zip" else _read_tar(path, limit)
     for count, (name, size, stream) in enumerate(files):
         if count >= MEMBERS:
-            raise SteelyardError(f"{path} contains more than {MEMBERS} files, which cannot be right: fetch it again")
+            raise SteelyardError(
+                f"{path} contains more than {MEMBERS} files, which cannot be right: fetch it again"
+            )
         parts = PurePosixPath(name).parts
         is_absolute = not parts or name.startswith("/") or ":" in parts[0]
         if is_absolute or ".." in parts or "\\" in name or "\0" in name:
             raise SteelyardError(
-                f"{path} contains {name[:80]!r}, a path that leads out of its folder: do not use this archive"
+                f"{path} contains {name[:80]!r}, a path that leads out of its folder: do not use "
+                f"this archive"
             )
         yield name, size, stream
 
@@ -93,7 +96,9 @@ def unpack(archive: Path, target: Path, limit: int = LIMIT) -> None:
                     while data := stream.read(_STEP):
                         write(out, data, target)
         if not (hidden / target.name).is_dir():
-            raise SteelyardError(f"{archive} does not contain a folder {target.name!r}: fetch it again")
+            raise SteelyardError(
+                f"{archive} does not contain a folder {target.name!r}: fetch it again"
+            )
         # Rename it when it is complete.
         try:
             os.rename(hidden / target.name, target)
@@ -121,7 +126,9 @@ def _read_zip(path: Path, limit: int) -> Iterator[tuple[str, int, IO[bytes]]]:
 def _read_tar(path: Path, limit: int) -> Iterator[tuple[str, int, IO[bytes]]]:
     """Yield name, size and stream of each file of a tar archive, compressed or not."""
     if path.suffix not in _OPENERS:
-        raise SteelyardError(f"{path} is not an archive: use {', '.join(sorted({*_OPENERS, '.zip'}))}")
+        raise SteelyardError(
+            f"{path} is not an archive: use {', '.join(sorted({*_OPENERS, '.zip'}))}"
+        )
     with _OPENERS[path.suffix](path, "rb") as raw:
         limited = cast("IO[bytes]", _LimitedStream(raw, limit, path))
         with tarfile.open(fileobj=limited, mode="r|") as archive:
@@ -141,8 +148,12 @@ def _read_tar(path: Path, limit: int) -> Iterator[tuple[str, int, IO[bytes]]]:
 
 
 def _too_large(path: Path, limit: int) -> SteelyardError:
-    return SteelyardError(f"{path} unpacks to more than {limit:,} bytes, which cannot be right: fetch it again")
+    return SteelyardError(
+        f"{path} unpacks to more than {limit:,} bytes, which cannot be right: fetch it again"
+    )
 
 
 def _not_regular(path: Path, name: str) -> SteelyardError:
-    return SteelyardError(f"{path} contains {name[:80]!r}, a link or a device: do not use this archive")
+    return SteelyardError(
+        f"{path} contains {name[:80]!r}, a link or a device: do not use this archive"
+    )

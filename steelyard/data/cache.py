@@ -39,7 +39,9 @@ def directory() -> Path | None:
     return parent / "steelyard"
 
 
-def load_cached(name: str, options: Mapping[str, Any], files: Sequence[Path], make: Callable[[], Split]) -> Split:
+def load_cached(
+    name: str, options: Mapping[str, Any], files: Sequence[Path], make: Callable[[], Split]
+) -> Split:
     """Return the data set from the cache, or call `make` and write its result to the cache.
 
     Args:

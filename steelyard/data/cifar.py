@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
-from steelyard.data.damage import reading
+from steelyard.data.formats import reading
 
 Bytes = NDArray[np.uint8]
 Part = tuple[Bytes, Bytes]
@@ -74,7 +74,9 @@ class Form:
         low = min(labels)
         high = max(labels)
         if low < 0 or high >= self.classes:
-            raise SteelyardError(f"{path} has labels in {low}..{high}, not 0..{self.classes - 1}: fetch it again")
+            raise SteelyardError(
+                f"{path} has labels in {low}..{high}, not 0..{self.classes - 1}: fetch it again"
+            )
         return images.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.uint8)
 
     def _binary(self, path: Path, name: str) -> tuple[Bytes, list[int]]:
@@ -83,7 +85,10 @@ class Form:
         width = self.marks + PIXELS
         size = path.stat().st_size
         if size != records * width:
-            raise SteelyardError(f"{path} has {size} bytes, not the {records * width} of {self.title}: fetch it again")
+            raise SteelyardError(
+                f"{path} has {size} bytes, not the {records * width} of {self.title}: fetch it "
+                f"again"
+            )
         rows = np.frombuffer(path.read_bytes(), dtype=np.uint8).reshape(records, width)
         return rows[:, self.marks :], rows[:, self.marks - 1].tolist()
 
@@ -111,7 +116,9 @@ TEN = Form(
     1,
     10,
 )
-HUNDRED = Form("CIFAR-100", "cifar-100-python", "cifar-100-binary", ("train",), "test", b"fine_labels", 2, 100)
+HUNDRED = Form(
+    "CIFAR-100", "cifar-100-python", "cifar-100-binary", ("train",), "test", b"fine_labels", 2, 100
+)
 
 
 def _parse_pickle(raw: bytes, word: bytes) -> tuple[bytes, bool, list[int]]:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from steelyard.core import checks
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
+from steelyard.core.state import ClientId
 from steelyard.data.dataset import Federation, slices
 from steelyard.data.partitions import Index
 
@@ -68,7 +68,9 @@ def corrupt(
     return replace(own, train=replace(own.train, inputs=inputs, targets=targets, classes=classes))
 
 
-def find_corrupted_clients(federation: Federation, share: float, seed: int = 0) -> tuple[ClientId, ...]:
+def find_corrupted_clients(
+    federation: Federation, share: float, seed: int = 0
+) -> tuple[ClientId, ...]:
     """Return the ids of the clients that `corrupt` corrupts."""
     return tuple(federation.ids[client] for client in _choose_clients(federation, share, seed))
 
@@ -81,7 +83,9 @@ def _check_kind(federation: Federation, kind: str) -> None:
         return
     classes = federation.classes
     if classes is None or classes < 2 or federation.train.targets.ndim != 1:
-        raise SteelyardError(f"kind={kind!r}: targets are not labels of two classes or more, use 'noise'")
+        raise SteelyardError(
+            f"kind={kind!r}: targets are not labels of two classes or more, use 'noise'"
+        )
 
 
 def _choose_clients(federation: Federation, share: float, seed: int) -> list[int]:
@@ -101,7 +105,9 @@ def _label_table(kind: str, labels: Index, classes: int, rng: np.random.Generato
     table = np.arange(classes, dtype=np.int64)
     if kind == "flip":
         return table[::-1].copy()
-    own_label = int(rng.choice(np.unique(labels)))  # a label of this client: otherwise nothing changes
+    own_label = int(
+        rng.choice(np.unique(labels))
+    )  # a label of this client: otherwise nothing changes
     new_label = int(rng.choice(np.delete(table, own_label)))
     table[own_label] = new_label
     table[new_label] = own_label
@@ -113,7 +119,9 @@ def _copy_shared_samples(federation: Federation) -> Federation:
     order = np.concatenate(federation.index)
     if len(np.unique(order)) == len(order):
         return federation
-    return replace(federation, train=federation.train.take(order), index=slices(federation.sizes.tolist()))
+    return replace(
+        federation, train=federation.train.take(order), index=slices(federation.sizes.tolist())
+    )
 
 
 def _rng(seed: int, purpose: int, client: int) -> np.random.Generator:

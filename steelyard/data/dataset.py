@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.core.client_state import ClientId, client_id
 from steelyard.core.errors import SteelyardError
 from steelyard.core.spec import parse
+from steelyard.core.state import ClientId, client_id
 from steelyard.data import adapters, hugging_face
 from steelyard.data.hugging_face import Columns
 from steelyard.data.partitions import PARTITIONS, Index, Partition
@@ -46,23 +46,32 @@ class Dataset:
     def __post_init__(self) -> None:
         if self.inputs.ndim == 0 or self.targets.ndim == 0 or len(self.inputs) != len(self.targets):
             shapes = f"{tuple(self.inputs.shape)} and {tuple(self.targets.shape)}"
-            raise SteelyardError(f"{self._label}inputs and targets are {shapes}: give one target per input")
+            raise SteelyardError(
+                f"{self._label}inputs and targets are {shapes}: give one target per input"
+            )
         if self.inputs.dtype not in (torch.float32, torch.int64):
-            raise SteelyardError(f"{self._label}inputs are {self.inputs.dtype}: use float32, or int64 for tokens")
+            raise SteelyardError(
+                f"{self._label}inputs are {self.inputs.dtype}: use float32, or int64 for tokens"
+            )
         groups = self.groups
-        if groups is not None and (groups.dtype != torch.int64 or groups.shape != (len(self.inputs),)):
+        if groups is not None and (
+            groups.dtype != torch.int64 or groups.shape != (len(self.inputs),)
+        ):
             raise SteelyardError(
                 f"{self._label}groups are {groups.dtype} {tuple(groups.shape)}: "
                 f"give one int64 number per sample, [{len(self)}]"
             )
         if not _is_finite(self.inputs):
-            raise SteelyardError(f"{self._label}inputs contain NaN or infinity: remove these samples first")
+            raise SteelyardError(
+                f"{self._label}inputs contain NaN or infinity: remove these samples first"
+            )
         if self.classes is not None and self.targets.ndim == 1 and len(self):
             low = int(self.targets.min())
             high = int(self.targets.max())
             if low < 0 or high >= self.classes:
                 raise SteelyardError(
-                    f"{self._label}targets lie in {low}..{high}: with classes={self.classes} use 0..{self.classes - 1}"
+                    f"{self._label}targets lie in {low}..{high}: with classes={self.classes} use "
+                    f"0..{self.classes - 1}"
                 )
 
     @property
@@ -127,7 +136,9 @@ class Dataset:
         """Return the samples at these positions; a slice returns views."""
         positions = torch.from_numpy(index) if isinstance(index, np.ndarray) else index
         groups = None if self.groups is None else self.groups[positions]
-        return replace(self, inputs=self.inputs[positions], targets=self.targets[positions], groups=groups)
+        return replace(
+            self, inputs=self.inputs[positions], targets=self.targets[positions], groups=groups
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,17 +164,22 @@ class Federation:
         object.__setattr__(self, "ids", tuple(map(client_id, self.ids)))
         if len(self.ids) != len(self.index) or len(set(self.ids)) != len(self.ids) or not self.ids:
             raise SteelyardError(
-                f"{len(self.ids)} ids and {len(self.index)} index lists: give one list per distinct id"
+                f"{len(self.ids)} ids and {len(self.index)} index lists: give one list per "
+                f"distinct id"
             )
         for client, positions in zip(self.ids, self.index, strict=True):
             _check_positions(client, positions, len(self.train))
         if not self.sizes.any():
-            raise SteelyardError(f"{len(self.ids)} clients have no samples: give data to at least one of them")
+            raise SteelyardError(
+                f"{len(self.ids)} clients have no samples: give data to at least one of them"
+            )
         if self.test is not None:
             _check_test(self.train, self.test)
 
     @classmethod
-    def of(cls, clients: Mapping[ClientId, Any] | Sequence[Any], test: Any = None, name: str = "") -> Federation:
+    def of(
+        cls, clients: Mapping[ClientId, Any] | Sequence[Any], test: Any = None, name: str = ""
+    ) -> Federation:
         """Build a federation from one data set per client.
 
         Args:
@@ -179,7 +195,9 @@ class Federation:
             parts[client] = None if adapters.is_empty(data) else _read(f"client {client!r}", data)
         nonempty = {client: part for client, part in parts.items() if part is not None}
         if not nonempty:
-            raise SteelyardError(f"{len(parts)} clients have no samples: give data to at least one of them")
+            raise SteelyardError(
+                f"{len(parts)} clients have no samples: give data to at least one of them"
+            )
         _check_same_form(nonempty)
 
         # Join them to one data set.
@@ -196,7 +214,9 @@ class Federation:
         return cls(train, tuple(parts), index, test_set, name)
 
     @classmethod
-    def partitioned(cls, train: Any, test: Any, partition: str | Partition, clients: int, seed: int) -> Federation:
+    def partitioned(
+        cls, train: Any, test: Any, partition: str | Partition, clients: int, seed: int
+    ) -> Federation:
         """Distribute one data set over clients 0, 1, ... by a partition.
 
         Args:
@@ -229,9 +249,13 @@ class Federation:
     def label_counts(self) -> NDArray[np.int64]:
         """Return the number of samples per client and class, `[K, classes]`."""
         if self.classes is None or self.train.targets.ndim != 1:
-            raise SteelyardError("targets are not labels of a known number of classes: there is nothing to count")
+            raise SteelyardError(
+                "targets are not labels of a known number of classes: there is nothing to count"
+            )
         labels = self.train.targets.numpy()
-        counts = [np.bincount(labels[positions], minlength=self.classes) for positions in self.index]
+        counts = [
+            np.bincount(labels[positions], minlength=self.classes) for positions in self.index
+        ]
         return np.stack(counts).astype(np.int64)
 
     def group_counts(self) -> NDArray[np.int64]:
@@ -272,7 +296,9 @@ class Federation:
 def slices(sizes: list[int]) -> tuple[Index, ...]:
     """Return the positions of consecutive slices of these sizes."""
     ends = np.cumsum(sizes)
-    return tuple(np.arange(end - size, end, dtype=np.int64) for size, end in zip(sizes, ends, strict=True))
+    return tuple(
+        np.arange(end - size, end, dtype=np.int64) for size, end in zip(sizes, ends, strict=True)
+    )
 
 
 def _read(role: str, data: Any, name: str = "") -> Dataset:
@@ -301,7 +327,9 @@ def _partition_keys(data: Dataset, rule: Partition) -> Index:
     """Return what the partition looks at: labels, groups, or zeros if it needs neither."""
     if rule.by_groups:
         if data.groups is None:
-            raise SteelyardError(f"partition={rule.name}: the data has no groups: give Dataset(..., groups=...)")
+            raise SteelyardError(
+                f"partition={rule.name}: the data has no groups: give Dataset(..., groups=...)"
+            )
         return data.groups.numpy()
     if not rule.needs_labels:
         return np.zeros(len(data), dtype=np.int64)
@@ -316,7 +344,9 @@ def _partition_keys(data: Dataset, rule: Partition) -> Index:
 def _check_positions(client: ClientId, positions: Index, size: int) -> None:
     """Raise an error if positions are not int64 `[n]` in the range of the data."""
     if positions.dtype != np.int64 or positions.ndim != 1:
-        raise SteelyardError(f"index of client {client!r} is {positions.dtype} {positions.shape}: use int64 [n]")
+        raise SteelyardError(
+            f"index of client {client!r} is {positions.dtype} {positions.shape}: use int64 [n]"
+        )
     if len(positions) and not 0 <= positions.min() <= positions.max() < size:
         raise SteelyardError(
             f"index of client {client!r} lies in {positions.min()}..{positions.max()}: "
@@ -329,7 +359,9 @@ def _check_test(train: Dataset, test: Dataset) -> None:
     if len(test) == 0:
         raise SteelyardError("test has no samples: use test=None to run without a test set")
     if _form(test) != _form(train):
-        raise SteelyardError(f"a test sample is {_form(test)}, a training sample {_form(train)}: use the same form")
+        raise SteelyardError(
+            f"a test sample is {_form(test)}, a training sample {_form(train)}: use the same form"
+        )
 
 
 def _check_same_form(parts: Mapping[ClientId, Dataset]) -> None:
@@ -338,7 +370,8 @@ def _check_same_form(parts: Mapping[ClientId, Dataset]) -> None:
     for client, part in parts.items():
         if _form(part) != _form(parts[first]):
             raise SteelyardError(
-                f"a sample of client {client!r} is {_form(part)}, of client {first!r} {_form(parts[first])}: "
+                f"a sample of client {client!r} is {_form(part)}, of client {first!r} "
+                f"{_form(parts[first])}: "
                 "use the same form"
             )
 
@@ -346,7 +379,9 @@ def _check_same_form(parts: Mapping[ClientId, Dataset]) -> None:
 def _form(data: Dataset) -> str:
     """Return shape and type of one sample as text, such as `float32 [1, 8, 8] -> int64 []`."""
     tensors = (data.inputs, data.targets)
-    return " -> ".join(f"{str(value.dtype).removeprefix('torch.')} {list(value.shape[1:])}" for value in tensors)
+    return " -> ".join(
+        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape[1:])}" for value in tensors
+    )
 
 
 def _update_digest(digest: hashlib._Hash, data: Dataset, order: Index) -> None:
@@ -364,4 +399,6 @@ def _update_digest(digest: hashlib._Hash, data: Dataset, order: Index) -> None:
     while width > 1 and math.gcd(step, width) > 1:
         step += 1
     offsets = torch.arange(0, total, step)
-    digest.update(inputs.view(-1)[rows[offsets // width] * width + offsets % width].numpy().tobytes())
+    digest.update(
+        inputs.view(-1)[rows[offsets // width] * width + offsets % width].numpy().tobytes()
+    )

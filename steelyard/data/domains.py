@@ -14,8 +14,9 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.spec import parse
 from steelyard.core.weighting import Info
-from steelyard.data import libsvm, matlab, npz, pictures
-from steelyard.data.catalog import File
+from steelyard.data import pictures
+from steelyard.data.download import File
+from steelyard.data.formats import read_libsvm, read_matlab, read_npz
 from steelyard.data.images import (
     MNIST,
     Bytes,
@@ -78,10 +79,11 @@ class SVHN(Images):
 
     def _part(self, path: Path) -> Part:
         """Return images and labels of one file."""
-        images, labels = matlab.read(path, "X", "y")
+        images, labels = read_matlab(path, "X", "y")
         if images.dtype != np.uint8 or images.ndim != 4:
             raise SteelyardError(
-                f"{path}: X is {images.dtype} {images.shape}, not bytes [32, 32, 3, N]: fetch it again"
+                f"{path}: X is {images.dtype} {images.shape}, not bytes [32, 32, 3, N]: fetch it "
+                f"again"
             )
         numbers = _check_labels(path, labels.reshape(-1), 0, 10) % 10
         return check_images(path, images.transpose(3, 2, 0, 1), numbers, (3, 32, 32))
@@ -112,7 +114,9 @@ class Synth(SVHN):
         """Return the folder of SYN's files, or the file of the fonts."""
         file = self.file.format("train")
         folder = self.fonts.removesuffix("_28x28.npz")
-        path = find(self.name, directory, f"synth/{file}", file, f"{folder}/{self.fonts}", self.fonts)
+        path = find(
+            self.name, directory, f"synth/{file}", file, f"{folder}/{self.fonts}", self.fonts
+        )
         return path if path.suffix == ".npz" else path.parent
 
     def read(self, directory: Path | None) -> Pictures:
@@ -120,11 +124,13 @@ class Synth(SVHN):
         path = self.locate(directory)
         if path.suffix != ".npz":
             return super().read(directory)
-        images, labels = npz.read(path, "images", "labels")
-        (font,) = npz.read(path, "font_index", dtype="uint16")
+        images, labels = read_npz(path, "images", "labels")
+        (font,) = read_npz(path, "font_index", dtype="uint16")
         check_images(path, images, labels, (28, 28))
         if font.shape != labels.shape or not 0 < (font % 5 == 0).sum() < len(font):
-            raise SteelyardError(f"{path} has fonts {font.shape} for {len(labels)} images: fetch it again")
+            raise SteelyardError(
+                f"{path} has fonts {font.shape} for {len(labels)} images: fetch it again"
+            )
         coloured = np.broadcast_to(images[:, None], (len(images), 3, 28, 28))
         return split_pictures(coloured, labels, font % 5 == 0)
 
@@ -169,10 +175,12 @@ class USPS(Images):
         path = self.locate(directory)
         if path.suffix == ".npz":
             names = ("train_images", "train_labels", "test_images", "test_labels")
-            train_images, train_labels, test_images, test_labels = npz.read(path, *names)
+            train_images, train_labels, test_images, test_labels = read_npz(path, *names)
             check_images(path, train_images, train_labels, (16, 16))
             check_images(path, test_images, test_labels, (16, 16))
-            return Pictures((train_images[:, None], train_labels), (test_images[:, None], test_labels))
+            return Pictures(
+                (train_images[:, None], train_labels), (test_images[:, None], test_labels)
+            )
         test = path.with_name("usps.t.bz2")
         if not test.is_file():
             raise SteelyardError(f"{path} is there, but {test.name} is missing: fetch both again")
@@ -180,7 +188,7 @@ class USPS(Images):
 
     def _part(self, path: Path) -> Part:
         """Return images and labels of one LIBSVM file."""
-        values, labels = libsvm.read(path, 256)
+        values, labels = read_libsvm(path, 256)
         if not (np.abs(values) <= 1).all():
             raise SteelyardError(f"{path} has values outside [-1, 1]: fetch it again")
         images = ((values + 1) / 2 * 255).astype(np.uint8).reshape(-1, 1, 16, 16)
@@ -208,14 +216,16 @@ class MNISTM(Images):
 
     def locate(self, directory: Path | None) -> Path:
         """Return the folder with the files of labels, or the file of labels of the montages."""
-        return find(self.name, directory, "mnist_m", f"{self.name}/mnist_m", "mnist_m_subset/index.npz")
+        return find(
+            self.name, directory, "mnist_m", f"{self.name}/mnist_m", "mnist_m_subset/index.npz"
+        )
 
     def read(self, directory: Path | None) -> Pictures:
         """Read the form that is there."""
         path = self.locate(directory)
         if path.suffix != ".npz":
             return Pictures(self._part(path, "train"), self._part(path, "test"))
-        labels = npz.read(path, "train_labels", "test_labels")
+        labels = read_npz(path, "train_labels", "test_labels")
         return Pictures(tiles(path, ("train",), labels[0]), tiles(path, ("test",), labels[1]))
 
     def _part(self, folder: Path, part: str) -> Part:
@@ -227,17 +237,29 @@ class MNISTM(Images):
         # Each line has the name of an image and its digit.
         rows = [line.split() for line in path.read_bytes()[: MAX_LINES * 16].splitlines()]
         for number, row in enumerate(rows, 1):
-            if len(row) != 2 or b"/" in row[0] or not row[0].endswith(b".png") or row[1] not in _DIGITS:
-                raise SteelyardError(f"{path}, line {number}, is not the name of an image and a digit: fetch it again")
+            if (
+                len(row) != 2
+                or b"/" in row[0]
+                or not row[0].endswith(b".png")
+                or row[1] not in _DIGITS
+            ):
+                raise SteelyardError(
+                    f"{path}, line {number}, is not the name of an image and a digit: fetch it "
+                    f"again"
+                )
         # Every image must be there.
         files = [images / row[0].decode("utf-8", "replace") for row in rows]
         for file in files:
             if not file.is_file():
-                raise SteelyardError(f"{path} names {file.name}, which is not in {images}: unpack the archive again")
+                raise SteelyardError(
+                    f"{path} names {file.name}, which is not in {images}: unpack the archive again"
+                )
         # Decode the images.
         contents = ((str(file), pictures.content(file)) for file in files)
         labels = np.array([int(row[1]) for row in rows], dtype=np.uint8)
-        return check_images(path, pictures.stack(contents, len(files), 32, "PNG"), labels, (3, 32, 32))
+        return check_images(
+            path, pictures.stack(contents, len(files), 32, "PNG"), labels, (3, 32, 32)
+        )
 
 
 @SOURCES.register
@@ -266,8 +288,14 @@ class Digits5(Images):
 
     def __post_init__(self) -> None:
         checks.one_of("scale", self.scale, "default", "unit", "half")
-        if not isinstance(self.domains, tuple) or not self.domains or len(set(self.domains)) < len(self.domains):
-            raise SteelyardError(f"domains={self.domains!r}: use a list of distinct domains, e.g. [mnist,usps]")
+        if (
+            not isinstance(self.domains, tuple)
+            or not self.domains
+            or len(set(self.domains)) < len(self.domains)
+        ):
+            raise SteelyardError(
+                f"domains={self.domains!r}: use a list of distinct domains, e.g. [mnist,usps]"
+            )
         for domain in self.domains:
             checks.one_of("domains", domain, *DOMAINS)
         checks.one_of("size", self.size, 28, 32)
@@ -287,7 +315,9 @@ class Digits5(Images):
     def read(self, directory: Path | None) -> Pictures:
         """Read all domains, one after another."""
         self.locate(directory)
-        domains: list[Pictures] = [parse(domain, SOURCES).read(directory) for domain in self.domains]
+        domains: list[Pictures] = [
+            parse(domain, SOURCES).read(directory) for domain in self.domains
+        ]
         train, groups = self._join_parts([self._thin_out(*domain.train) for domain in domains])
         test, test_groups = self._join_parts([domain.test for domain in domains])
         return Pictures(train, test, groups=(groups, test_groups))
@@ -302,7 +332,9 @@ class Digits5(Images):
         """Return the images and labels of all domains, and the group of each image."""
         images = np.concatenate([_resize_images(images, self.size) for images, _ in parts])
         labels = np.concatenate([labels for _, labels in parts])
-        groups = np.repeat(np.arange(len(parts), dtype=np.uint8), [len(labels) for _, labels in parts])
+        groups = np.repeat(
+            np.arange(len(parts), dtype=np.uint8), [len(labels) for _, labels in parts]
+        )
         return (images, labels), groups
 
 
@@ -318,10 +350,16 @@ def _missing(domain: str, directory: Path | None) -> str:
 def _resize_images(images: Bytes, size: int) -> Bytes:
     """Return the images in colour, `[N, 3, size, size]`, resized by linear interpolation."""
     out = np.empty((len(images), 3, size, size), dtype=np.uint8)
-    for start in range(0, len(images), 4096):  # in blocks, because floats need four times the memory
-        block = torch.from_numpy(np.ascontiguousarray(images[start : start + 4096], dtype=np.float32))
+    for start in range(
+        0, len(images), 4096
+    ):  # in blocks, because floats need four times the memory
+        block = torch.from_numpy(
+            np.ascontiguousarray(images[start : start + 4096], dtype=np.float32)
+        )
         if block.shape[-1] != size:
-            block = torch.nn.functional.interpolate(block, (size, size), mode="bilinear", antialias=True)
+            block = torch.nn.functional.interpolate(
+                block, (size, size), mode="bilinear", antialias=True
+            )
         out[start : start + 4096] = block.round_().clamp_(0, 255).numpy()
     return out
 
@@ -330,5 +368,7 @@ def _check_labels(path: Path, labels: NDArray[np.generic], low: int, high: int) 
     """Return labels as bytes; raise an error if they are not integers in this range."""
     numbers = labels.astype(np.float64)
     if not ((numbers >= low) & (numbers <= high) & (numbers == np.floor(numbers))).all():
-        raise SteelyardError(f"{path} has labels that are not integers in {low}..{high}: fetch it again")
+        raise SteelyardError(
+            f"{path} has labels that are not integers in {low}..{high}: fetch it again"
+        )
     return numbers.astype(np.uint8)

@@ -10,12 +10,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError
-from steelyard.data.damage import write
+from steelyard.data.archives import unpack
+from steelyard.data.formats import write
 
 Progress = Callable[[int, int | None], None]
 """Called with the number of bytes received so far, and the total number if it is known."""
@@ -72,7 +74,8 @@ def fetch(
             if not job.run(part):
                 partial.unlink()
                 raise SteelyardError(
-                    f"{url}: the file received has another {algorithm} than {checksum} and was removed: try again"
+                    f"{url}: the file received has another {algorithm} than {checksum} and was "
+                    f"removed: try again"
                 )
             # Rename the verified file.
             os.fsync(part.fileno())
@@ -140,17 +143,24 @@ class _Download:
             total = have + int(length) if length.isdecimal() else self.size
             limit = LIMIT if self.size is None else self.size
             if (total or 0) > limit:
-                raise SteelyardError(f"{self.url}: the server announces {total} bytes, not {limit}: it is another file")
+                raise SteelyardError(
+                    f"{self.url}: the server announces {total} bytes, not {limit}: it is another "
+                    f"file"
+                )
             # Write block by block.
             while data := self._read(response, have):
                 have += len(data)
                 if have > limit:
-                    raise SteelyardError(f"{self.url}: received more than {limit} bytes: it is another file")
+                    raise SteelyardError(
+                        f"{self.url}: received more than {limit} bytes: it is another file"
+                    )
                 write(part, data, self.target)
                 self.progress(have, total)
             part.flush()
         if total is not None and have < total:
-            raise SteelyardError(f"{self.url}: the connection ended at {have} of {total} bytes: {_RETRY}")
+            raise SteelyardError(
+                f"{self.url}: the connection ended at {have} of {total} bytes: {_RETRY}"
+            )
 
     def _start(self, response: Any, requested: int) -> int:
         """Return the position of the first byte the server sends.
@@ -159,9 +169,13 @@ class _Download:
         """
         if response.status != 206:
             return 0
-        match = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", response.headers.get("Content-Range", ""))
+        match = re.fullmatch(
+            r"bytes (\d+)-\d+/(?:\d+|\*)", response.headers.get("Content-Range", "")
+        )
         if match is None or int(match[1]) != requested:
-            raise SteelyardError(f"{self.url}: the server did not send the part from byte {requested}: try again")
+            raise SteelyardError(
+                f"{self.url}: the server did not send the part from byte {requested}: try again"
+            )
         return requested
 
     def _request(self, have: int) -> Any:
@@ -173,7 +187,9 @@ class _Download:
         if have:
             headers["Range"] = f"bytes={have}-"
         try:
-            return _opener().open(urllib.request.Request(self.url, headers=headers), timeout=self.timeout)
+            return _opener().open(
+                urllib.request.Request(self.url, headers=headers), timeout=self.timeout
+            )
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 416 and have:
@@ -187,7 +203,9 @@ class _Download:
     def _read(self, response: Any, have: int) -> bytes:
         """Return the next block."""
         try:
-            data: bytes = response.read1(_STEP)  # what has arrived, so that nothing is lost on a timeout
+            data: bytes = response.read1(
+                _STEP
+            )  # what has arrived, so that nothing is lost on a timeout
             return data
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._connection_error(error, f" after {have} bytes") from None
@@ -195,7 +213,9 @@ class _Download:
     def _connection_error(self, error: Exception, progress: str = "") -> SteelyardError:
         cause = getattr(error, "reason", error)
         if isinstance(cause, TimeoutError):
-            return SteelyardError(f"{self.url}: no answer for {self.timeout:g} s{progress}: {_RETRY}")
+            return SteelyardError(
+                f"{self.url}: no answer for {self.timeout:g} s{progress}: {_RETRY}"
+            )
         reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
         return SteelyardError(f"{self.url}: the connection failed{progress} ({reason}): {_RETRY}")
 
@@ -265,3 +285,68 @@ def _sync_directory(folder: Path) -> None:
 
 def _ignore_progress(have: int, total: int | None) -> None:
     """Do nothing."""
+
+
+# Fetch data sets from the web. Each data set lists its files in `Source.downloads`.
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to fetch; the checksum is the one of its publisher or of the usual libraries.
+
+    Attributes:
+        url: its address.
+        path: where to write it, below the data directory.
+        md5: the checksum; give this or `sha256`.
+        sha256: the checksum; give this or `md5`.
+        size: the number of bytes, if known.
+        folder: the folder, beside the file, that an archive is unpacked to; the archive is then
+            removed.
+    """
+
+    url: str
+    path: str
+    md5: str | None = None
+    sha256: str | None = None
+    size: int | None = None
+    folder: str | None = None
+
+
+HOMES: dict[str, tuple[File, ...]] = {}
+"""The files of each data set that can be fetched; every `Source` enters its `downloads` here."""
+
+
+def bring(
+    name: str, directory: Path, watch: Callable[[File], Progress] | None = None
+) -> list[Path]:
+    """Fetch the files of a data set and unpack them; files that are already there are not changed.
+
+    Args:
+        name: a key of `HOMES`.
+        directory: the data directory.
+        watch: called with each file; returns the function to call as its bytes arrive.
+
+    Returns:
+        The files, or the folders they were unpacked to.
+    """
+    paths = []
+    for file in HOMES[name]:
+        path = directory / file.path
+        target = path if file.folder is None else path.with_name(file.folder)
+        if file.folder is None or not target.is_dir():
+            progress = None if watch is None else watch(file)
+            fetch(
+                file.url, path, md5=file.md5, sha256=file.sha256, size=file.size, progress=progress
+            )
+            if file.folder is not None:
+                unpack(path, target)
+                path.unlink(missing_ok=True)
+        paths.append(target)
+    return paths
+
+
+def find_name(name: str) -> str:
+    """Return the name of a data set; raise an error if it cannot be fetched."""
+    if name not in HOMES:
+        raise SteelyardError(f"{name!r} cannot be fetched: use one of {', '.join(sorted(HOMES))}")
+    return name

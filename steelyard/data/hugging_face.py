@@ -72,13 +72,18 @@ def _check_type(data: Any) -> None:
         )
     if not hasattr(data, "__len__") or not hasattr(data, "select_columns"):
         raise SteelyardError(
-            f"data is a {type(data).__name__}, which is read as a stream: load it with streaming=False"
+            f"data is a {type(data).__name__}, which is read as a stream: load it with "
+            f"streaming=False"
         )
     if len(data) == 0:
-        raise SteelyardError("the Hugging Face data set is empty, so its shape is unknown: leave it out")
+        raise SteelyardError(
+            "the Hugging Face data set is empty, so its shape is unknown: leave it out"
+        )
 
 
-def _choose_column(role: str, column: str | None, usual: Sequence[str], names: Sequence[str]) -> str:
+def _choose_column(
+    role: str, column: str | None, usual: Sequence[str], names: Sequence[str]
+) -> str:
     """Return the name of a column: `column`, or if it is None the first usual name that exists."""
     candidates = usual if column is None else (column,)
     for name in candidates:
@@ -88,7 +93,10 @@ def _choose_column(role: str, column: str | None, usual: Sequence[str], names: S
         problem = f"no column of {', '.join(usual)}"
     else:
         problem = f"{role}={column!r}: there is no such column"
-    raise SteelyardError(f"{problem} in {', '.join(names)}: name a column, e.g. Dataset.of(data, {role}={names[0]!r})")
+    raise SteelyardError(
+        f"{problem} in {', '.join(names)}: name a column, e.g. Dataset.of(data, "
+        f"{role}={names[0]!r})"
+    )
 
 
 def _inputs(data: Any, name: str, columns: Columns) -> torch.Tensor:
@@ -99,9 +107,12 @@ def _inputs(data: Any, name: str, columns: Columns) -> torch.Tensor:
         if columns.vocabulary is None:
             raise SteelyardError(
                 f"column {name!r} contains text: "
-                "give vocabulary=steelyard.data.text.Vocabulary.of(texts) and length=, or encode it first"
+                "give vocabulary=steelyard.data.text.Vocabulary.of(texts) and length=, or encode "
+                "it first"
             )
-        return encode((str(text) for part in parts for text in part), columns.vocabulary, columns.length)
+        return encode(
+            (str(text) for part in parts for text in part), columns.vocabulary, columns.length
+        )
     # Images. Greyscale images among coloured ones become RGB.
     if _has_images(data, name):
         channels = max(part.shape[1] for part in parts)
@@ -109,7 +120,9 @@ def _inputs(data: Any, name: str, columns: Columns) -> torch.Tensor:
         return torch.from_numpy(_join_parts(name, parts).astype(np.float32)).div_(255)
     # Numbers. The library turns uint8 into int64, which would look like tokens.
     if _number_type(_feature(data, name)) == "uint8":
-        raise SteelyardError(f"column {name!r} is uint8: cast it to float32 for images in [0, 1], int64 for tokens")
+        raise SteelyardError(
+            f"column {name!r} is uint8: cast it to float32 for images in [0, 1], int64 for tokens"
+        )
     return adapters.as_inputs(adapters.tensor(name, _join_parts(name, parts)))
 
 
@@ -117,10 +130,14 @@ def _labels(data: Any, name: str) -> torch.Tensor:
     """Return the targets; raise an error for text and missing values."""
     values = _join_parts(name, list(_parts(data, name)))
     if values.dtype.kind in "UO":
-        raise SteelyardError(f"column {name!r} contains text: number it, data.class_encode_column({name!r})")
+        raise SteelyardError(
+            f"column {name!r} contains text: number it, data.class_encode_column({name!r})"
+        )
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         row = int(np.argwhere(~np.isfinite(values))[0][0])
-        raise SteelyardError(f"column {name!r} has no number in row {row}: remove such rows with data.filter")
+        raise SteelyardError(
+            f"column {name!r} has no number in row {row}: remove such rows with data.filter"
+        )
     return adapters.as_targets(adapters.tensor(name, values))
 
 
@@ -128,7 +145,9 @@ def _number_values(data: Any, name: str) -> NDArray[np.int64]:
     """Return values of any type as numbers from 0, in sorted order."""
     values = _join_parts(name, list(_parts(data, name)))
     if values.ndim != 1:
-        raise SteelyardError(f"groups={name!r}: a value has shape {values.shape[1:]}, use a column of single values")
+        raise SteelyardError(
+            f"groups={name!r}: a value has shape {values.shape[1:]}, use a column of single values"
+        )
     if values.dtype == object:
         values = values.astype(str)
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
@@ -156,10 +175,14 @@ def _stack_images(name: str, images: Sequence[Any]) -> NDArray[np.uint8]:
     """Return Pillow images as one array `[n, channels, height, width]`."""
     sizes = {image.size for image in images}
     if len(sizes) > 1:
-        raise SteelyardError(f"column {name!r} has images of sizes {sorted(sizes)[:3]}: resize them first")
+        raise SteelyardError(
+            f"column {name!r} has images of sizes {sorted(sizes)[:3]}: resize them first"
+        )
     for image in images:
         if image.mode.startswith(("I", "F")):  # 16 bits or more, which a conversion would cut off
-            raise SteelyardError(f"column {name!r} has an image of mode {image.mode}: convert it to 8 bits first")
+            raise SteelyardError(
+                f"column {name!r} has an image of mode {image.mode}: convert it to 8 bits first"
+            )
     is_grey = all(image.mode in ("L", "1") for image in images)
     arrays = np.stack([np.asarray(image.convert("L" if is_grey else "RGB")) for image in images])
     return np.ascontiguousarray(arrays[:, None] if is_grey else arrays.transpose(0, 3, 1, 2))
@@ -172,20 +195,26 @@ def _stack_rows(name: str, start: int, values: Sequence[Any]) -> NDArray[Any]:
     """
     for row, value in enumerate(values, start):
         if value is None:
-            raise SteelyardError(f"column {name!r} has no value in row {row}: remove such rows with data.filter")
+            raise SteelyardError(
+                f"column {name!r} has no value in row {row}: remove such rows with data.filter"
+            )
     if hasattr(values[0], "getbands"):
         return _stack_images(name, values)
     try:
         return np.stack([np.asarray(value) for value in values])
     except ValueError:
         shapes = sorted({np.shape(value) for value in values})[:3]
-        raise SteelyardError(f"column {name!r} has values of shapes {shapes}: use one shape") from None
+        raise SteelyardError(
+            f"column {name!r} has values of shapes {shapes}: use one shape"
+        ) from None
 
 
 def _join_parts(name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
     shapes = {part.shape[1:] for part in parts}
     if len(shapes) > 1:
-        raise SteelyardError(f"column {name!r} has values of shapes {sorted(shapes)[:3]}: use one shape")
+        raise SteelyardError(
+            f"column {name!r} has values of shapes {sorted(shapes)[:3]}: use one shape"
+        )
     return np.concatenate(parts)
 
 

@@ -21,9 +21,10 @@ from safetensors.torch import load_file
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.weighting import Info
-from steelyard.data import cifar, idx, npz, pictures
-from steelyard.data.catalog import File
+from steelyard.data import cifar, pictures
 from steelyard.data.dataset import Dataset
+from steelyard.data.download import File
+from steelyard.data.formats import read_idx, read_npz
 from steelyard.data.sources import SOURCES, Size, Source, Split, find
 
 Bytes = NDArray[np.uint8]
@@ -76,12 +77,16 @@ class Images(Source):
         test = self._scale_images(*data.test, data.classes, data.groups[1])
         return train, test
 
-    def _scale_images(self, images: Bytes, labels: Bytes, classes: int, groups: Bytes | None) -> Dataset:
+    def _scale_images(
+        self, images: Bytes, labels: Bytes, classes: int, groups: Bytes | None
+    ) -> Dataset:
         """Return a data set of images as float32."""
         inputs = torch.from_numpy(np.ascontiguousarray(images, dtype=np.float32)).div_(self.top)
         scale = self.usual if self.scale == "default" else self.scale
         if scale != "unit":
-            for channel, (mean, deviation) in enumerate(zip(self.mean, self.deviation, strict=True)):
+            for channel, (mean, deviation) in enumerate(
+                zip(self.mean, self.deviation, strict=True)
+            ):
                 low, width = (0.5, 0.5) if scale == "half" else (mean, deviation)
                 inputs[:, channel].sub_(low).div_(width)
         targets = torch.from_numpy(labels.astype(np.int64))
@@ -91,7 +96,10 @@ class Images(Source):
 
 def idx_files(url: str, name: str, *files: tuple[str, str, int]) -> tuple[File, ...]:
     """Return the downloads of a data set in MNIST's format: name, md5 and size of each file."""
-    return tuple(File(f"{url}{file}.gz", f"{name}/{file}.gz", md5=md5, size=size) for file, md5, size in files)
+    return tuple(
+        File(f"{url}{file}.gz", f"{name}/{file}.gz", md5=md5, size=size)
+        for file, md5, size in files
+    )
 
 
 def check_images(
@@ -112,7 +120,9 @@ def check_images(
     """
     if images.shape[1:] != shape or len(images) == 0:
         expected = ", ".join(map(str, shape))
-        raise SteelyardError(f"{path} contains images of shape {images.shape}, not [N, {expected}]: fetch it again")
+        raise SteelyardError(
+            f"{path} contains images of shape {images.shape}, not [N, {expected}]: fetch it again"
+        )
     label_file = label_path or path
     if labels.shape != (len(images),):
         raise SteelyardError(
@@ -193,8 +203,8 @@ class MNIST(Images):
         """Return images and labels, `part` being `train` or `t10k`."""
         image_file = self._file(directory, f"{part}-images-idx3-ubyte")
         label_file = self._file(directory, f"{part}-labels-idx1-ubyte")
-        images = idx.read(image_file, 3)
-        labels = idx.read(label_file, 1)
+        images = read_idx(image_file, 3)
+        labels = read_idx(label_file, 1)
         check_images(image_file, images, labels, (28, 28), label_file)
         return images[:, None], labels
 
@@ -284,7 +294,7 @@ class CIFAR10(Images):
         path = self.locate(directory)
         if path.suffix != ".npz":
             return Pictures(*self.form.read(path), self.form.classes)
-        train_labels, test_labels = npz.read(path, "train_labels", "test_labels")
+        train_labels, test_labels = read_npz(path, "train_labels", "test_labels")
         train = tiles(path, self.form.train, train_labels)
         test = tiles(path, (self.form.test,), test_labels)
         return Pictures(train, test, self.form.classes)
@@ -319,6 +329,8 @@ def tiles(index: Path, files: tuple[str, ...], labels: Bytes) -> Part:
     for file in files:
         path = index.with_name(f"{file}.webp")
         if not path.is_file():
-            raise SteelyardError(f"{index} has labels of {path.name}, which is not beside it: fetch both again")
+            raise SteelyardError(
+                f"{index} has labels of {path.name}, which is not beside it: fetch both again"
+            )
         montages.append(pictures.montage(path, 32))
     return check_images(index, np.concatenate(montages), labels, (3, 32, 32))

@@ -15,9 +15,9 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.weighting import Info
 from steelyard.data.cache import load_cached
-from steelyard.data.catalog import File
 from steelyard.data.dataset import Dataset
-from steelyard.data.lines import LINE, lines
+from steelyard.data.download import File
+from steelyard.data.formats import LINE, lines
 from steelyard.data.sources import SOURCES, Source, Split, find_file
 from steelyard.data.text import Vocabulary, encode
 
@@ -55,7 +55,9 @@ class News(Source):
         """Return the training and the test part."""
         train = find_file(self.name, directory, self.folders, self.files[0])
         test = find_file(self.name, directory, self.folders, self.files[1])
-        return load_cached(self.name, asdict(self), (train, test), lambda: self._make_datasets(train, test))
+        return load_cached(
+            self.name, asdict(self), (train, test), lambda: self._make_datasets(train, test)
+        )
 
     def locate(self, directory: Path | None) -> Path:
         """Return the file of the training part."""
@@ -64,7 +66,9 @@ class News(Source):
     def _make_datasets(self, train: Path, test: Path) -> Split:
         """Return the training and the test part, with a vocabulary of the training part."""
         # Two passes over the training part: the texts of Sogou News may not fit into memory.
-        vocabulary = Vocabulary.of((text for _, text in self.rows(train)), self.vocabulary, self.unit)
+        vocabulary = Vocabulary.of(
+            (text for _, text in self.rows(train)), self.vocabulary, self.unit
+        )
         return self._part(train, vocabulary), self._part(test, vocabulary)
 
     def _part(self, path: Path, vocabulary: Vocabulary) -> Dataset:
@@ -96,7 +100,9 @@ class ZhangNews(News):
             columns = columns or len(row)
             if len(row) not in (2, 3) or len(row) != columns:
                 expected = columns if columns in (2, 3) else "2 or 3"
-                raise SteelyardError(f"{path}, line {number} has {len(row)} columns, not {expected}: fetch it again")
+                raise SteelyardError(
+                    f"{path}, line {number} has {len(row)} columns, not {expected}: fetch it again"
+                )
             label = _label(path, number, row[0], 1, self.classes)
             yield label - 1, " ".join(row[1:])
 
@@ -173,7 +179,9 @@ class THUCNews(News):
             if tab:
                 yield _label(path, number, topic, 0, self.classes - 1), text
             elif line.strip():
-                raise SteelyardError(f"{path}, line {number} has no tab between title and topic: fetch it again")
+                raise SteelyardError(
+                    f"{path}, line {number} has no tab between title and topic: fetch it again"
+                )
 
 
 def _csv(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -187,7 +195,9 @@ def _csv(path: Path) -> Iterator[tuple[int, list[str]]]:
             if row:
                 yield reader.line_num, row
     except csv.Error as error:
-        raise SteelyardError(f"{path}, line {reader.line_num} is not csv ({error}): fetch it again") from error
+        raise SteelyardError(
+            f"{path}, line {reader.line_num} is not csv ({error}): fetch it again"
+        ) from error
     finally:
         csv.field_size_limit(old_limit)
 
@@ -197,4 +207,6 @@ def _label(path: Path, number: int, text: str, low: int, high: int) -> int:
     digits = text.strip()
     if digits.isascii() and digits.isdigit() and len(digits) < 9 and low <= int(digits) <= high:
         return int(digits)
-    raise SteelyardError(f"{path}, line {number} has class {text[:20]!r}, not {low}..{high}: fetch it again")
+    raise SteelyardError(
+        f"{path}, line {number} has class {text[:20]!r}, not {low}..{high}: fetch it again"
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.core.errors import SteelyardError
-from steelyard.data.damage import reading
+from steelyard.data.formats import reading
 
 Bytes = NDArray[np.uint8]
 
@@ -38,7 +38,9 @@ def stack(files: Iterable[tuple[str, bytes]], count: int, side: int, kind: str) 
                 picture = image.open(io.BytesIO(raw), formats=(kind,))
                 if picture.size != (side, side):
                     size = "x".join(map(str, picture.size))
-                    raise SteelyardError(f"{name} is an image of {size}, not {side}x{side}: fetch it again")
+                    raise SteelyardError(
+                        f"{name} is an image of {size}, not {side}x{side}: fetch it again"
+                    )
                 out[position] = np.asarray(picture.convert("RGB"))
     return out.transpose(0, 3, 1, 2)
 

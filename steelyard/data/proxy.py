@@ -45,7 +45,10 @@ class Proxy:
         if self.rho is not None:
             checks.number("rho", self.rho, 1.0)
             if self.per_class is None:
-                raise SteelyardError(f"rho={self.rho}: a long tail needs per_class, its largest class: give per_class")
+                raise SteelyardError(
+                    f"rho={self.rho}: a long tail needs per_class, its largest class: give "
+                    f"per_class"
+                )
         checks.integer("batch_size", self.batch_size, 1)
         checks.one_of("bn", self.bn, "proxy", "average", "frozen")
 
@@ -59,7 +62,10 @@ class Proxy:
         own = None if self.data is None else Dataset.of(self.data, "proxy")
         pool = own if own is not None else test
         if pool is None:
-            raise SteelyardError("proxy.per_class: there is no test set to take proxy data from: give test=, or data=")
+            raise SteelyardError(
+                "proxy.per_class: there is no test set to take proxy data from: give test=, or "
+                "data="
+            )
         if self.per_class is None:
             return pool, test, None
         # Draw the samples, from the user's data or from the test set.
@@ -70,7 +76,9 @@ class Proxy:
         # Samples from the test set are no longer for testing.
         rest = np.setdiff1d(np.arange(len(pool)), positions)
         if len(rest) == 0:
-            raise SteelyardError(f"proxy.per_class={self.per_class}: takes all {len(pool)} test samples: use fewer")
+            raise SteelyardError(
+                f"proxy.per_class={self.per_class}: takes all {len(pool)} test samples: use fewer"
+            )
         return proxy, pool.take(rest), warning
 
     def choose_samples(self, pool: Dataset, seed: int) -> tuple[Index, str | None]:
@@ -81,7 +89,9 @@ class Proxy:
         """
         assert self.per_class is not None
         if pool.classes is None or pool.targets.ndim != 1:
-            raise SteelyardError("proxy.per_class: the targets are not classes: give proxy data without per_class")
+            raise SteelyardError(
+                "proxy.per_class: the targets are not classes: give proxy data without per_class"
+            )
         # Shuffle the samples.
         sequence = np.random.SeedSequence(entropy=seed, spawn_key=(_STREAM,))
         order = np.random.Generator(np.random.Philox(sequence)).permutation(len(pool))

@@ -32,7 +32,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.weighting import Info
 from steelyard.data.cache import load_cached
 from steelyard.data.dataset import Dataset
-from steelyard.data.lines import chunks, lines
+from steelyard.data.formats import chunks, lines
 from steelyard.data.sources import SOURCES, Source, Split, check_directory, find_file
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -43,7 +43,9 @@ JSON = 1 << 30
 
 Codes = NDArray[np.uint8]
 
-_UNKNOWN = ALPHABET.index(" ")  # LEAF's find() returns -1, which is not a valid index of an embedding
+_UNKNOWN = ALPHABET.index(
+    " "
+)  # LEAF's find() returns -1, which is not a valid index of an embedding
 _TABLE = np.full(128, _UNKNOWN, dtype=np.uint8)
 _TABLE[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
 
@@ -108,7 +110,8 @@ class Shakespeare(Source):
         numbers = {role: number for number, role in enumerate(roles)}
         if not numbers.keys() & train.keys() or not numbers.keys() & test.keys():
             raise SteelyardError(
-                f"shakespeare: minimum={self.minimum}: of the {len(sizes)} roles in {files[0][0].parent}, "
+                f"shakespeare: minimum={self.minimum}: of the {len(sizes)} roles in "
+                f"{files[0][0].parent}, "
                 "too few have this number of samples, use fewer or a smaller stride"
             )
         return _make_dataset(train, numbers), _make_dataset(test, numbers)
@@ -143,7 +146,9 @@ class Shakespeare(Source):
         content = _parse_json(str(path), b"".join(chunks(path, JSON)))
         users = content.get("user_data") if isinstance(content, dict) else None
         if not isinstance(users, dict):
-            raise SteelyardError(f"{path} has no object 'user_data' as LEAF's files do: run its preprocess.sh again")
+            raise SteelyardError(
+                f"{path} has no object 'user_data' as LEAF's files do: run its preprocess.sh again"
+            )
         for role, samples in users.items():
             x, y = _leaf_samples(path, role, samples)
             if not x:
@@ -153,7 +158,8 @@ class Shakespeare(Source):
             y_lengths = {len(text) for text in y}
             if y_lengths != {1} or len(x_lengths) != 1 or len(x[0]) < self.length:
                 raise SteelyardError(
-                    f"{path}, user {role[:60]!r} has x of {min(x_lengths)} to {max(x_lengths)} characters: "
+                    f"{path}, user {role[:60]!r} has x of {min(x_lengths)} to {max(x_lengths)} "
+                    f"characters: "
                     f"LEAF's have one character in y and at least length={self.length} in all x"
                 )
             # The end of each input, followed by its target.
@@ -210,7 +216,10 @@ def _leaf_samples(path: Path, role: str, samples: Any) -> tuple[list[str], list[
     x = fields.get("x")
     y = fields.get("y")
     if not _are_texts(x) or not _are_texts(y) or len(x) != len(y):
-        raise SteelyardError(f"{path}, user {role[:60]!r} has no lists x and y with equally many texts: fetch it again")
+        raise SteelyardError(
+            f"{path}, user {role[:60]!r} has no lists x and y with equally many texts: fetch it "
+            f"again"
+        )
     return x, y
 
 

@@ -18,8 +18,8 @@ from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Registry
 from steelyard.core.spec import parse
 from steelyard.core.weighting import Info
-from steelyard.data.catalog import HOMES, File
 from steelyard.data.dataset import Dataset
+from steelyard.data.download import HOMES, File
 
 Split = tuple[Dataset, Dataset]
 
@@ -89,12 +89,16 @@ def load(source: str | Source, directory: str | os.PathLike[str] | None = None) 
         return reader(data_directory(directory))
     except MemoryError:
         raise SteelyardError(
-            f"{shorten(str(reader), 200)}: the data does not fit into memory: use fewer samples, or shorter ones"
+            f"{shorten(str(reader), 200)}: the data does not fit into memory: use fewer samples, "
+            f"or shorter ones"
         ) from None
 
 
 def data_directory(directory: str | os.PathLike[str] | None) -> Path | None:
-    """Return the data directory: `directory`, or else `$STEELYARD_DATA`; None if neither is given."""
+    """Return the data directory: `directory`, or else `$STEELYARD_DATA`.
+
+    None if neither is given.
+    """
     path = directory if directory is not None else os.environ.get(VARIABLE)
     return Path(path) if path else None
 
@@ -118,15 +122,20 @@ def check_directory(name: str, directory: Path | None) -> Path:
     """Return the directory; raise an error if it is None or does not exist."""
     remedy = _remedy(name, directory)
     if directory is None:
-        raise SteelyardError(f"{name} is read from files; name their directory, or set {VARIABLE} to it, or {remedy}")
+        raise SteelyardError(
+            f"{name} is read from files; name their directory, or set {VARIABLE} to it, or {remedy}"
+        )
     if not directory.is_dir():
         raise SteelyardError(
-            f"{name}: {directory} is not a directory; name the one that contains the files, or {remedy}"
+            f"{name}: {directory} is not a directory; name the one that contains the files, or "
+            f"{remedy}"
         )
     return directory
 
 
-def find_file(name: str, directory: Path | None, folders: Sequence[str], files: Sequence[str]) -> Path:
+def find_file(
+    name: str, directory: Path | None, folders: Sequence[str], files: Sequence[str]
+) -> Path:
     """Return the first of these files that exists in the directory or one of its folders.
 
     A file may be compressed by xz.
@@ -137,7 +146,9 @@ def find_file(name: str, directory: Path | None, folders: Sequence[str], files: 
             for path in (folder / file, folder / f"{file}.xz"):
                 if path.is_file():
                     return path
-    raise SteelyardError(f"{name}: there is no {' or '.join(files)} in {parent}; {_remedy(name, parent)}")
+    raise SteelyardError(
+        f"{name}: there is no {' or '.join(files)} in {parent}; {_remedy(name, parent)}"
+    )
 
 
 def _remedy(name: str, directory: Path | None) -> str:

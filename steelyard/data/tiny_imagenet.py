@@ -15,8 +15,8 @@ import numpy as np
 from steelyard.core.errors import SteelyardError
 from steelyard.core.weighting import Info
 from steelyard.data import archives, pictures
-from steelyard.data.catalog import File
-from steelyard.data.damage import reading
+from steelyard.data.download import File
+from steelyard.data.formats import reading
 from steelyard.data.images import Images, Part, Pictures
 from steelyard.data.sources import SOURCES, Size, find
 
@@ -52,7 +52,9 @@ class TinyImageNet(Images):
         """Return the folder or the archive."""
         names = ("tiny-imagenet-200", "tiny-imagenet-200.zip")
         subset = "tiny_imagenet_subset/tiny-imagenet-20.tar.xz"
-        return find(self.name, directory, *names, *(f"{self.name}/{name}" for name in names), subset)
+        return find(
+            self.name, directory, *names, *(f"{self.name}/{name}" for name in names), subset
+        )
 
     def read(self, directory: Path | None) -> Pictures:
         """Read the folder or the archive, whichever is there."""
@@ -68,20 +70,26 @@ class TinyImageNet(Images):
                 else:
                     part, label = _part_and_class(path)
                     parts[part].append(Image(label, path.name, content))
-            rows = (line.split("\t")[:2] for line in annotations.decode("utf-8").splitlines() if line)
+            rows = (
+                line.split("\t")[:2] for line in annotations.decode("utf-8").splitlines() if line
+            )
             label_by_name = dict(rows)
 
         # The classes are those of the training part.
         classes = sorted({image.label for image in parts["train"]})
         if len(classes) > 200:
-            raise SteelyardError(f"{source} contains {len(classes)} classes, more than 200: fetch it again")
+            raise SteelyardError(
+                f"{source} contains {len(classes)} classes, more than 200: fetch it again"
+            )
 
         # In the authors' layout, the classes of the test part are in the file of annotations.
         val = []
         for image in parts["val"]:
             label = image.label or label_by_name.get(image.name, "")
             val.append(image._replace(label=label))
-        return Pictures(_decode(source, parts["train"], classes), _decode(source, val, classes), len(classes))
+        return Pictures(
+            _decode(source, parts["train"], classes), _decode(source, val, classes), len(classes)
+        )
 
 
 class Image(NamedTuple):
@@ -141,5 +149,7 @@ def _archive(source: Path) -> Iterator[tuple[str, bytes]]:
     for name, size, stream in archives.members(source):
         if _is_needed(name):
             if size > pictures.MOST:
-                raise SteelyardError(f"{source}: {name} has {size} bytes, too many for a small image: fetch it again")
+                raise SteelyardError(
+                    f"{source}: {name} has {size} bytes, too many for a small image: fetch it again"
+                )
             yield name, stream.read()

@@ -33,8 +33,17 @@ from steelyard.diagnostics.fisher import (
     federated_fisher_trace,
     fisher_trace,
 )
-from steelyard.diagnostics.flatness import Spectrum, hessian_spectrum, losses_along
-from steelyard.diagnostics.landscape import Landscape, simplex_grid, to_plane, weight_landscape
+from steelyard.diagnostics.landscape import (
+    Landscape,
+    Point,
+    Spectrum,
+    Surface,
+    hessian_spectrum,
+    losses_along,
+    simplex_grid,
+    to_plane,
+    weight_landscape,
+)
 from steelyard.diagnostics.periods import (
     Deviation,
     Periods,
@@ -53,7 +62,6 @@ from steelyard.diagnostics.shrinking import (
     share_near_zero,
     shrinking_terms,
 )
-from steelyard.diagnostics.surface import Point, Surface
 from steelyard.diagnostics.toy import THREE_CLIENTS, TWO_CLIENTS, Toy, Trajectory, trajectory
 from steelyard.diagnostics.weights import (
     Correlations,

@@ -23,7 +23,7 @@ import numpy as np
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.round_report import coherence
-from steelyard.diagnostics.cohort import Updates, Weights, gram_of, shares_of
+from steelyard.diagnostics.distances import Updates, Weights, gram_of, shares_of
 from steelyard.diagnostics.recorded import Series
 
 
@@ -52,7 +52,9 @@ def gradient_coherence(updates: Updates, weights: Weights | None = None) -> floa
     return coherence(gram, shares_of(weights, gram.dots.shape[1]))
 
 
-def group_coherence(updates: Updates, groups: Sequence[Hashable], weights: Weights | None = None) -> Coherence:
+def group_coherence(
+    updates: Updates, groups: Sequence[Hashable], weights: Weights | None = None
+) -> Coherence:
     """Compute Definition 5.1 for the cohort, within groups and between groups (Figure 5).
 
     Args:
@@ -64,7 +66,9 @@ def group_coherence(updates: Updates, groups: Sequence[Hashable], weights: Weigh
     gram = gram_of(updates)
     count = gram.dots.shape[1]
     if len(groups) != count:
-        raise SteelyardError(f"groups has {len(groups)} labels: give one for each of the {count} clients")
+        raise SteelyardError(
+            f"groups has {len(groups)} labels: give one for each of the {count} clients"
+        )
     shares = shares_of(weights, count)
     # The positions of the clients of each group.
     members: dict[Hashable, list[int]] = {}
@@ -72,7 +76,9 @@ def group_coherence(updates: Updates, groups: Sequence[Hashable], weights: Weigh
         members.setdefault(label, []).append(client)
 
     def within(clients: list[int]) -> float:
-        return coherence(gram.transform(np.eye(count)[clients]), shares_of(shares[clients], len(clients)))
+        return coherence(
+            gram.transform(np.eye(count)[clients]), shares_of(shares[clients], len(clients))
+        )
 
     def between(a: list[int], b: list[int]) -> float:
         part = shares_of(shares[a + b], len(a + b))
@@ -86,7 +92,9 @@ def group_coherence(updates: Updates, groups: Sequence[Hashable], weights: Weigh
     )
 
 
-def critical_point(series: Series | Sequence[float], near: float = 0.05, hold: int = 1) -> int | None:
+def critical_point(
+    series: Series | Sequence[float], near: float = 0.05, hold: int = 1
+) -> int | None:
     """Return the round in which coherence falls from positive to near zero (Section 5.2).
 
     Return None if it does not.
@@ -131,12 +139,17 @@ def heterogeneity_coherence(
     table = np.asarray(counts, dtype=np.float64)
     is_table = table.ndim == 2 and 0 not in table.shape
     if not is_table or not np.isfinite(table).all() or table.min() < 0 or table.sum() == 0:
-        raise SteelyardError(f"counts have shape {list(table.shape)}: give numbers >= 0, not all 0, [clients, classes]")
+        raise SteelyardError(
+            f"counts have shape {list(table.shape)}: give numbers >= 0, not all 0, [clients, "
+            f"classes]"
+        )
     positions = _positions(cohort, len(table))
     sizes = table.sum(axis=1)
     shares = shares_of(sizes[positions] if weights is None else weights, len(positions))
     if (shares[sizes[positions] == 0] > 0).any():
-        raise SteelyardError("weights: a client without samples has no distribution: give it weight 0")
+        raise SteelyardError(
+            "weights: a client without samples has no distribution: give it weight 0"
+        )
     rows = table[positions] / np.maximum(sizes[positions], 1e-300)[:, None]
     p = shares @ rows
     q = table.sum(axis=0) / table.sum()
@@ -145,7 +158,9 @@ def heterogeneity_coherence(
     return float(p @ q / np.linalg.norm(p) / np.linalg.norm(q))
 
 
-def cohort_alignment(updates: Updates, cohort: Sequence[int], weights: Weights | None = None) -> float:
+def cohort_alignment(
+    updates: Updates, cohort: Sequence[int], weights: Weights | None = None
+) -> float:
     """Return `cos(sum_{i in cohort} l_i d_i, sum_j l_j d_j)`.
 
     This is Definition 5.2 applied to updates; it is not in the paper.
@@ -171,5 +186,7 @@ def _positions(cohort: Sequence[int], count: int) -> list[int]:
     positions = [int(k) for k in cohort]
     is_distinct = len(set(positions)) == len(positions)
     if not positions or not is_distinct or not all(0 <= k < count for k in positions):
-        raise SteelyardError(f"cohort={positions}: use positions from 0 to {count - 1}, each once, and at least one")
+        raise SteelyardError(
+            f"cohort={positions}: use positions from 0 to {count - 1}, each once, and at least one"
+        )
     return positions

@@ -29,10 +29,10 @@ import torch
 from numpy.typing import ArrayLike
 
 from steelyard.core import checks
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Params
+from steelyard.core.state import ClientId
 from steelyard.data import Federation
 from steelyard.data.partitions import Index
 from steelyard.diagnostics.weights import Models, gram_of_models, pearson
@@ -75,7 +75,9 @@ def client_distances(base: Params, clients: Models, metric: str = "cosine") -> C
     along = gram.theta_dots[:, :, None] + gram.theta_dots[:, None, :]
     dots = gram.theta_sq[:, None, None] + along + gram.dots
     model_gram = Gram(dots, gram.theta_dots, gram.theta_sq, gram.dims)
-    return ClientDistances(ids, _zero_diagonal(1 - gram.cosines()[0]), _zero_diagonal(1 - model_gram.cosines()[0]))
+    return ClientDistances(
+        ids, _zero_diagonal(1 - gram.cosines()[0]), _zero_diagonal(1 - model_gram.cosines()[0])
+    )
 
 
 def data_distances(
@@ -125,7 +127,10 @@ def data_vector(
     index = (*federation.index, all_positions)
     clouds, label_cost = _clouds(federation, index, samples, seed, cost, features)
     distances = [_transport(cloud, clouds[-1], label_cost) for cloud in clouds[:-1]]
-    return {client: 1 / (1 + distance) for client, distance in zip(federation.ids, distances, strict=True)}
+    return {
+        client: 1 / (1 + distance)
+        for client, distance in zip(federation.ids, distances, strict=True)
+    }
 
 
 def matrix_correlation(a: ArrayLike, b: ArrayLike) -> float | None:
@@ -137,7 +142,9 @@ def matrix_correlation(a: ArrayLike, b: ArrayLike) -> float | None:
     y = np.asarray(b, dtype=np.float64)
     if x.ndim != 2 or x.shape[0] != x.shape[1] or x.shape != y.shape or len(x) < 3:
         shapes = f"{list(x.shape)} and {list(y.shape)}"
-        raise SteelyardError(f"matrices are {shapes}: give two of the same clients, at least 3 of them")
+        raise SteelyardError(
+            f"matrices are {shapes}: give two of the same clients, at least 3 of them"
+        )
     above = np.triu_indices(len(x), 1)
     return pearson(x[above], y[above])
 
@@ -221,7 +228,8 @@ def _pot() -> Any:
         import ot
     except ModuleNotFoundError:
         raise SteelyardError(
-            "distances between data sets need POT, which is not installed: pip install 'steelyard[diagnostics]'"
+            "distances between data sets need POT, which is not installed: pip install "
+            "'steelyard[diagnostics]'"
         ) from None
     return ot
 

@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
-from steelyard.diagnostics.cohort import Weights, shares_of
+from steelyard.diagnostics.distances import Weights, shares_of
 
 _ELEMENTS = 1 << 24  # of per-sample gradients in memory at the same time
 _PER_SAMPLE = 64  # maximum number of samples in one call, whatever the size of their gradients
@@ -60,7 +60,9 @@ def empirical_fisher_trace(
 ) -> float:
     """Return the mean over samples of `|grad log p(y | x)|^2` with the observed labels `[N]`."""
     if len(inputs) != len(targets) or targets.is_floating_point() or targets.ndim != 1:
-        raise SteelyardError(f"targets are {targets.dtype} {list(targets.shape)}: give {len(inputs)} class numbers")
+        raise SteelyardError(
+            f"targets are {targets.dtype} {list(targets.shape)}: give {len(inputs)} class numbers"
+        )
     positions = _draw_samples(inputs, n, seed)
     own, squared_norms = _prepare(model, inputs[positions])
     classes = _logits(own, inputs[:1]).shape[1]
@@ -68,11 +70,14 @@ def empirical_fisher_trace(
     high = int(targets.max())
     if low < 0 or high >= classes:
         raise SteelyardError(
-            f"targets go from {low} to {high}: the model has {classes} classes: use 0 to {classes - 1}"
+            f"targets go from {low} to {high}: the model has {classes} classes: use 0 to "
+            f"{classes - 1}"
         )
     samples = torch.split(inputs[positions], _batch(own))
     labels = torch.split(targets[positions], _batch(own))
-    total = sum(float(squared_norms(x, y).double().sum()) for x, y in zip(samples, labels, strict=True))
+    total = sum(
+        float(squared_norms(x, y).double().sum()) for x, y in zip(samples, labels, strict=True)
+    )
     return total / len(positions)
 
 
@@ -103,13 +108,18 @@ def _prepare(model: nn.Module, inputs: torch.Tensor) -> tuple[nn.Module, Squared
     logits = _logits(own, inputs[:1])
     if logits.ndim != 2:
         raise SteelyardError(
-            f"the model's output has shape {list(logits.shape)}: give a classifier, [samples, classes]"
+            f"the model's output has shape {list(logits.shape)}: give a classifier, [samples, "
+            f"classes]"
         )
     learned = {name: p.detach() for name, p in own.named_parameters() if p.requires_grad}
     if not learned:
-        raise SteelyardError("the model has no learned parameters: set requires_grad on some of them")
+        raise SteelyardError(
+            "the model has no learned parameters: set requires_grad on some of them"
+        )
 
-    def log_likelihood(params: Parameters, sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    def log_likelihood(
+        params: Parameters, sample: torch.Tensor, label: torch.Tensor
+    ) -> torch.Tensor:
         logits: torch.Tensor = functional_call(own, params, (sample.unsqueeze(0),))[0]
         return logits.log_softmax(dim=0).gather(0, label.unsqueeze(0))[0]
 
@@ -118,18 +128,23 @@ def _prepare(model: nn.Module, inputs: torch.Tensor) -> tuple[nn.Module, Squared
         return torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum()
 
     def one_by_one(samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return torch.stack([squared_norm(sample, label) for sample, label in zip(samples, labels, strict=True)])
+        return torch.stack(
+            [squared_norm(sample, label) for sample, label in zip(samples, labels, strict=True)]
+        )
 
     def compute_with_vmap(samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel(SDPBackend.MATH):  # the only attention kernel that vmap supports
             squares: torch.Tensor = vmap(squared_norm)(samples, labels)
         return squares
 
-    # Try vmap on two samples. It fails, or warns that it is slow, for recurrent layers and some others.
+    # Try vmap on two samples. It fails, or warns that it is slow, for recurrent layers and some
+    # others.
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "There is a performance drop")
-            compute_with_vmap(inputs[:2], torch.zeros(len(inputs[:2]), dtype=torch.int64, device=inputs.device))
+            compute_with_vmap(
+                inputs[:2], torch.zeros(len(inputs[:2]), dtype=torch.int64, device=inputs.device)
+            )
     except (RuntimeError, UserWarning):
         return own, one_by_one
     return own, compute_with_vmap

@@ -69,7 +69,9 @@ def _parse_period_detector(detector: str | Detector) -> PeriodDetector:
     """Return a detector of the FGN; raise an error if it looks at something else."""
     rule = parse_detector(detector)
     if not isinstance(rule, PeriodDetector):
-        raise SteelyardError(f"detector={rule.name}: it does not look at FGN: use eq6, criticalfl_window or always")
+        raise SteelyardError(
+            f"detector={rule.name}: it does not look at FGN: use eq6, criticalfl_window or always"
+        )
     return rule
 
 
@@ -90,7 +92,9 @@ def critical_periods(run: Run, detector: str | Detector = "eq6") -> Periods:
     return Periods(rounds, fgn, detect(fgn, rule))
 
 
-def stability(run: Run, column: str = "accuracy", window: int = scores.WINDOW) -> scores.Stability | None:
+def stability(
+    run: Run, column: str = "accuracy", window: int = scores.WINDOW
+) -> scores.Stability | None:
     """Return the five measures of PA3Fed's Table 1.
 
     See `steelyard.experiments.scores.stability`.
@@ -109,7 +113,9 @@ class Deviation:
     rest: float | None
 
 
-def loss_deviation(run: Run, periods: Periods | Detector | str = "eq6", over: str = "rounds") -> Deviation:
+def loss_deviation(
+    run: Run, periods: Periods | Detector | str = "eq6", over: str = "rounds"
+) -> Deviation:
     """Return the mean deviation of losses inside and outside critical periods (PA3Fed, Fig. 5).
 
     The paper records "the loss trajectories of all clients" and averages their deviation. It does
@@ -132,7 +138,9 @@ def loss_deviation(run: Run, periods: Periods | Detector | str = "eq6", over: st
     table = by_client(history, "reported.loss_before" if only_before else "reported.loss")
     is_critical = np.isin(table.rounds, periods.rounds[periods.critical])
     axis = 0 if over == "rounds" else 1
-    return Deviation(_deviation(table.values[is_critical], axis), _deviation(table.values[~is_critical], axis))
+    return Deviation(
+        _deviation(table.values[is_critical], axis), _deviation(table.values[~is_critical], axis)
+    )
 
 
 def _deviation(losses: Array, axis: int) -> float | None:
@@ -144,5 +152,7 @@ def _deviation(losses: Array, axis: int) -> float | None:
     if not has_several.any():
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # columns that are all NaN: they are left out
+        warnings.simplefilter(
+            "ignore", RuntimeWarning
+        )  # columns that are all NaN: they are left out
         return float(np.nanstd(losses, axis=axis)[has_several].mean())

@@ -70,7 +70,9 @@ def _gradient_divergence(record: Mapping[str, Any]) -> float | None:
     return divergence / lr if divergence is not None and lr else None
 
 
-_DERIVED: dict[str, Callable[[Mapping[str, Any]], float | None]] = {"gradient_divergence": _gradient_divergence}
+_DERIVED: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
+    "gradient_divergence": _gradient_divergence
+}
 
 
 class Series(NamedTuple):
@@ -92,7 +94,9 @@ class ByClient(NamedTuple):
         by_name = {str(client): value for client, value in clients.items()}
         missing = [client for client in self.clients if client not in by_name]
         if missing:
-            raise SteelyardError(f"client {missing[0]!r} has no number: give one for each of {len(self.clients)}")
+            raise SteelyardError(
+                f"client {missing[0]!r} has no number: give one for each of {len(self.clients)}"
+            )
         return np.array([by_name[client] for client in self.clients], dtype=np.float64)
 
 
@@ -138,9 +142,13 @@ def by_client(run: Run, name: str) -> ByClient:
             rounds.append(record["round"])
             rows.append(row)
     if not rows:
-        raise SteelyardError(_missing_error(history, "table by client", name, client_names(history)))
+        raise SteelyardError(
+            _missing_error(history, "table by client", name, client_names(history))
+        )
     clients = tuple(sorted({client for row in rows for client in row}, key=_natural))
-    values = [[np.nan if row.get(client) is None else row[client] for client in clients] for row in rows]
+    values = [
+        [np.nan if row.get(client) is None else row[client] for client in clients] for row in rows
+    ]
     return ByClient(np.array(rounds, dtype=np.int64), clients, np.array(values, dtype=np.float64))
 
 
@@ -159,7 +167,9 @@ def curves(run: Run, round: int | None = None) -> dict[str, Any]:
         raise SteelyardError(_missing_error(history, "curves", "trace", []))
     number = max(traces) if round is None else round
     if number not in traces:
-        raise SteelyardError(f"round={round}: has no curves: use one of {', '.join(map(str, traces))}")
+        raise SteelyardError(
+            f"round={round}: has no curves: use one of {', '.join(map(str, traces))}"
+        )
     trace: dict[str, Any] = traces[number]
     return trace
 
@@ -170,9 +180,13 @@ def names(run: Run) -> list[str]:
     # Numbers of the record itself.
     plain: dict[str, None] = {}
     for record in history:
-        plain |= dict.fromkeys(name for name, value in record.items() if name != "round" and _is_number(value))
+        plain |= dict.fromkeys(
+            name for name, value in record.items() if name != "round" and _is_number(value)
+        )
     # Numbers that are computed from others.
-    derived = [name for name in _DERIVED if any(_number(record, name) is not None for record in history)]
+    derived = [
+        name for name in _DERIVED if any(_number(record, name) is not None for record in history)
+    ]
     # Numbers of tables that are not by client.
     inner: dict[str, None] = {}
     for table in NOT_BY_CLIENT:
@@ -190,7 +204,9 @@ def client_names(run: Run) -> list[str]:
             tables = {name: value}
             if name == "reported":
                 tables = {f"{name}.{key}": item for key, item in value.items()}
-            names |= dict.fromkeys(key for key, item in tables.items() if _is_table(item) and key not in NOT_BY_CLIENT)
+            names |= dict.fromkeys(
+                key for key, item in tables.items() if _is_table(item) and key not in NOT_BY_CLIENT
+            )
     return list(names)
 
 
@@ -223,7 +239,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(v is None or _is_number(v) for v in value.values())
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(v is None or _is_number(v) for v in value.values())
+    )
 
 
 def _natural(client: str) -> tuple[bool, int, str]:

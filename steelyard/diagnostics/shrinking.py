@@ -27,7 +27,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.evidence import inner_products
 from steelyard.core.gram import Array
 from steelyard.core.layout import Params
-from steelyard.diagnostics.surface import Surface
+from steelyard.diagnostics.landscape import Surface
 from steelyard.stores.memory import MemoryStore
 
 
@@ -69,7 +69,9 @@ def shrinking_terms(theta: Params, update: Params, gamma: float) -> Shrinking:
     size = _store_params(theta).layout.dim
     update_size = _store_params(update).layout.dim
     if size != update_size:
-        raise SteelyardError(f"theta has {size} parameters and update {update_size}: give both of one model")
+        raise SteelyardError(
+            f"theta has {size} parameters and update {update_size}: give both of one model"
+        )
     return Shrinking(gamma * parameter_norm(update), abs(1 - gamma) * parameter_norm(theta))
 
 
@@ -127,4 +129,6 @@ def _store_params(params: Params) -> MemoryStore:
     try:
         return MemoryStore.of(params, {})
     except SteelyardError as error:
-        raise SteelyardError(f"params are not valid ({error}): give a model with parameters, all finite") from None
+        raise SteelyardError(
+            f"params are not valid ({error}): give a model with parameters, all finite"
+        ) from None

@@ -53,7 +53,9 @@ class Toy:
     def loss(self, points: Array) -> Array:
         """Return the global objective at `[..., 2]`."""
         difference = np.asarray(points, dtype=np.float64)[..., None, :] - np.array(self.optima)
-        values: Array = 0.5 * np.einsum("...ki,kij,...kj->...", difference, np.array(self.curvatures), difference)
+        values: Array = 0.5 * np.einsum(
+            "...ki,kij,...kj->...", difference, np.array(self.curvatures), difference
+        )
         return values
 
 
@@ -116,7 +118,10 @@ def trajectory(
     checks.integer("steps", steps, 1)
     checks.number("lr", lr, 0.0, open_low=True)
     if term is not None and (term.client_slots or term.server_slots):
-        raise SteelyardError(f"term {term.name!r} keeps vectors between rounds: use fedcos or fedprox, which keep none")
+        raise SteelyardError(
+            f"term {term.name!r} keeps vectors between rounds: use fedcos or fedprox, which keep "
+            f"none"
+        )
     curvatures = torch.tensor(toy.curvatures, dtype=torch.float64)  # [C, 2, 2]
     optima = torch.tensor(toy.optima, dtype=torch.float64)  # [C, 2]
     ones = torch.ones(len(optima), 1, dtype=torch.float64)

@@ -20,11 +20,11 @@ from torch import nn
 
 from steelyard.client.local import LocalTraining
 from steelyard.core import checks
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
 from steelyard.core.evidence import inner_products
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Params
+from steelyard.core.state import ClientId
 from steelyard.data import Federation
 from steelyard.diagnostics.recorded import Run, Series, by_client, history_of
 from steelyard.runs.directory import read_clients
@@ -56,13 +56,16 @@ def similarity(weights: ArrayLike, vector: ArrayLike) -> Array:
     row = np.asarray(vector, dtype=np.float64)
     if row.shape != table.shape[-1:]:
         raise SteelyardError(
-            f"weights of {table.shape[-1]} clients and a vector {list(row.shape)}: use the same clients"
+            f"weights of {table.shape[-1]} clients and a vector {list(row.shape)}: use the same "
+            f"clients"
         )
     has_weight = ~np.isnan(table)
     x = np.where(has_weight, table, 0.0)
     y = np.where(has_weight, row, 0.0)
     lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
-    cosine: Array = np.divide((x * y).sum(axis=-1), lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    cosine: Array = np.divide(
+        (x * y).sum(axis=-1), lengths, out=np.zeros_like(lengths), where=lengths > 0
+    )
     return cosine
 
 
@@ -97,7 +100,8 @@ def heterogeneity(counts: ArrayLike, floor: float = 0.0) -> Array:
     if not variance.all():
         balanced = int(np.argmin(variance))
         raise SteelyardError(
-            f"counts: the classes of client {balanced} are balanced, 1 / variance is infinite: give e.g. floor=1e-6"
+            f"counts: the classes of client {balanced} are balanced, 1 / variance is infinite: "
+            f"give e.g. floor=1e-6"
         )
     degree: Array = 1 / variance
     return degree
@@ -117,7 +121,9 @@ class Correlations:
     product: float | None
 
 
-def weight_correlations(weights: ArrayLike, sizes: ArrayLike, counts: ArrayLike, floor: float = 0.0) -> Correlations:
+def weight_correlations(
+    weights: ArrayLike, sizes: ArrayLike, counts: ArrayLike, floor: float = 0.0
+) -> Correlations:
     """Return the correlations of weights `[T, K]` or `[K]`, summed over rounds.
 
     `floor` is that of `heterogeneity`.
@@ -137,7 +143,9 @@ def run_correlations(run: Run, floor: float = 0.0) -> Correlations:
     ids, sizes = _read_client_counts(run, "sizes")
     by_id = dict(zip(ids, _read_client_counts(run, "counts")[1], strict=True))
     counts = np.array([by_id[client] for client in table.clients])
-    return weight_correlations(table.values, table.columns(dict(zip(ids, sizes, strict=True))), counts, floor)
+    return weight_correlations(
+        table.values, table.columns(dict(zip(ids, sizes, strict=True))), counts, floor
+    )
 
 
 def pearson(a: ArrayLike, b: ArrayLike) -> float | None:
@@ -179,7 +187,10 @@ def ideal_distances(
     models = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
     share = np.asarray(weights, dtype=np.float64)
     if share.shape != (len(models),) or not share.sum() > 0:
-        raise SteelyardError(f"weights={share.tolist()}: give one for each of {len(models)} clients, not all of them 0")
+        raise SteelyardError(
+            f"weights={share.tolist()}: give one for each of {len(models)} clients, not all of "
+            f"them 0"
+        )
     # The ideal model is the last row of the Gram.
     gram = gram_of_models(base, [*models, ideal])[1]
     mixture = np.append(share / share.sum(), 0.0)[None]
@@ -231,7 +242,9 @@ def _read_client_counts(run: Run, name: str) -> tuple[list[str], list[Any]]:
     path = history_of(run).path
     clients = None if path is None else read_clients(path)
     if clients is None:
-        raise SteelyardError(f"{path or 'a run in memory'}: has no record of its clients: give arrays of your own")
+        raise SteelyardError(
+            f"{path or 'a run in memory'}: has no record of its clients: give arrays of your own"
+        )
     if name not in clients:
         raise SteelyardError(f"{path}: has no {name} of clients: targets are not classes")
     return [str(client) for client in clients["ids"]], clients[name]

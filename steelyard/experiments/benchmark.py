@@ -6,8 +6,8 @@
     [[setting]]  data, partition and participation
     [[rule]]     an algorithm as one line of text: a rule, then `key=value` for what else it changes
 
-`benchmark.csv` has the results of our own runs, one line per run. A line names the algorithm in the same text form, so
-that results of rules that are not in the file can be read as well.
+`benchmark.csv` has the results of our own runs, one line per run. A line names the algorithm in the
+same text form, so that results of rules that are not in the file can be read as well.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ class Rule:
     Attributes:
         name: as in `--rules`.
         label: for people.
-        algorithm: a rule, then `key=value` for what else the row changes: `fedavg client=fedcos:mu=0.02`.
+        algorithm: a rule, then `key=value` for what else the row changes: `fedavg
+            client=fedcos:mu=0.02`.
         note: what a reader has to know, such as that it uses proxy data.
         is_control: whether it does nothing, and shows what noise does.
-        tried: algorithms of which the tuning seeds chose one; empty where a paper's default was taken.
+        tried: algorithms of which the tuning seeds chose one; empty where a paper's default was
+            taken.
     """
 
     name: str
@@ -103,7 +105,10 @@ class Benchmark:
     rules: tuple[Rule, ...]
 
     def select(self, rules: Sequence[str] = (), settings: Sequence[str] = ()) -> Benchmark:
-        """Return the benchmark with only the rules and settings of these names; all of them where none is named."""
+        """Return the benchmark with only the rules and settings of these names.
+
+        All of them where none is named.
+        """
         for kind, names, known in (
             ("rule", rules, [rule.name for rule in self.rules]),
             ("setting", settings, [setting.name for setting in self.settings]),
@@ -114,7 +119,9 @@ class Benchmark:
         return replace(
             self,
             rules=tuple(rule for rule in self.rules if not rules or rule.name in rules),
-            settings=tuple(setting for setting in self.settings if not settings or setting.name in settings),
+            settings=tuple(
+                setting for setting in self.settings if not settings or setting.name in settings
+            ),
         )
 
     def change(self, changes: Sequence[str]) -> Benchmark:
@@ -129,7 +136,9 @@ class Benchmark:
         known = {rule.name for rule in self.rules}
         for rule in rules:
             if rule.name in known:
-                raise SteelyardError(f"rule {rule.name!r} is there already: give yours another name")
+                raise SteelyardError(
+                    f"rule {rule.name!r} is there already: give yours another name"
+                )
         return replace(self, rules=(*(() if alone else self.rules), *rules))
 
     def config(self, rule: Rule, setting: Setting) -> dict[str, Any]:
@@ -138,7 +147,12 @@ class Benchmark:
 
     def jobs(self, seeds: Sequence[int]) -> list[Job]:
         """Return all runs, seed by seed, so that a benchmark that is cut short has whole seeds."""
-        return [self._job(rule, setting, seed) for seed in seeds for setting in self.settings for rule in self.rules]
+        return [
+            self._job(rule, setting, seed)
+            for seed in seeds
+            for setting in self.settings
+            for rule in self.rules
+        ]
 
     def _job(self, rule: Rule, setting: Setting, seed: int) -> Job:
         name = f"{setting.name}/{rule.name}"
@@ -187,7 +201,9 @@ def read_benchmark(path: str | Path | None = None) -> Benchmark:
     try:
         return _parse(raw)
     except KeyError as error:
-        raise SteelyardError(f"{source}: {error.args[0]!r} is missing: compare with {DEFINITION.name}") from None
+        raise SteelyardError(
+            f"{source}: {error.args[0]!r} is missing: compare with {DEFINITION.name}"
+        ) from None
     except (TypeError, tomllib.TOMLDecodeError) as error:
         raise SteelyardError(f"{source}: not a benchmark: {error}") from None
 
@@ -205,7 +221,9 @@ def _parse(raw: Mapping[str, Any]) -> Benchmark:
         for rule in raw["rule"]
     )
     settings = tuple(
-        Setting(setting["id"], setting["label"], setting["about"], setting["target"], setting["set"])
+        Setting(
+            setting["id"], setting["label"], setting["about"], setting["target"], setting["set"]
+        )
         for setting in raw["setting"]
     )
     names = [rule.name for rule in rules]
@@ -215,7 +233,13 @@ def _parse(raw: Mapping[str, Any]) -> Benchmark:
         _check_name(name)
     seeds = tuple(raw["seeds"])
     return Benchmark(
-        raw["title"], seeds, tuple(raw.get("tuning_seeds", ())), raw["reference"], raw["base"], settings, rules
+        raw["title"],
+        seeds,
+        tuple(raw.get("tuning_seeds", ())),
+        raw["reference"],
+        raw["base"],
+        settings,
+        rules,
     )
 
 
@@ -223,7 +247,9 @@ def parse_rule_text(text: str) -> Rule:
     """Return the row of `NAME: ALGORITHM`, e.g. `mine: fedadp:alpha=3 client=fedcos:mu=0.02`."""
     label, separator, algorithm = text.partition(": ")
     if not separator or not label.strip() or not algorithm.strip():
-        raise SteelyardError(f"{text!r}: write 'NAME: RULE key=value ...', e.g. 'mine: fedadp:alpha=3 client=fedcos'")
+        raise SteelyardError(
+            f"{text!r}: write 'NAME: RULE key=value ...', e.g. 'mine: fedadp:alpha=3 client=fedcos'"
+        )
     name = re.sub(r"[^a-z0-9.]+", "-", label.strip().lower()).strip("-.")
     _check_name(name)
     rule = Rule(name, label.strip(), algorithm.strip())
@@ -257,7 +283,9 @@ def make_results(benchmark: Benchmark, outcomes: Iterable[Outcome]) -> list[Resu
             for name in SCORES:
                 scores[name] = METRICS[name].of(outcome.history, targets[labels["setting"]])
         error = outcome.error or ""
-        results.append(Result(rules[labels["rule"]], labels["setting"], int(labels["seed"]), scores, error))
+        results.append(
+            Result(rules[labels["rule"]], labels["setting"], int(labels["seed"]), scores, error)
+        )
     return results
 
 
@@ -267,7 +295,10 @@ def format_results(results: Iterable[Result]) -> str:
     for result in results:
         rule = result.rule
         # A share of 10,000 images has four digits: six are more than there is to know.
-        scores = [None if value is None else round(value, 6) for value in (result.scores[name] for name in SCORES)]
+        scores = [
+            None if value is None else round(value, 6)
+            for value in (result.scores[name] for name in SCORES)
+        ]
         note = "control" if rule.is_control else rule.note
         head = [rule.name, rule.label, rule.algorithm, note, result.setting]
         rows.append([*head, result.seed, *scores, result.error, result.version])
@@ -285,10 +316,22 @@ def read_results(path: Path) -> list[Result]:
     for number, line in enumerate(lines, 2):
         try:
             scores = {name: float(line[name]) if line[name] else None for name in SCORES}
-            rule = Rule(line["rule"], line["label"], line["algorithm"], line["note"], line["note"] == "control")
-            results.append(Result(rule, line["setting"], int(line["seed"]), scores, line["error"], line["version"]))
+            rule = Rule(
+                line["rule"],
+                line["label"],
+                line["algorithm"],
+                line["note"],
+                line["note"] == "control",
+            )
+            results.append(
+                Result(
+                    rule, line["setting"], int(line["seed"]), scores, line["error"], line["version"]
+                )
+            )
         except (KeyError, TypeError, ValueError) as error:
-            raise SteelyardError(f"{path}, line {number}: not a result of the benchmark: {error!r}") from None
+            raise SteelyardError(
+                f"{path}, line {number}: not a result of the benchmark: {error!r}"
+            ) from None
     return results
 
 

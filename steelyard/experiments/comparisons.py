@@ -112,7 +112,9 @@ def compare(
             for seed, run in seeds.items():
                 if seed in base_runs:
                     speedups[seed] = speedup(run.history, base_runs[seed].history)
-            comparisons.append(Comparison(format_labels(setting), seed_difference, speedups, monitored))
+            comparisons.append(
+                Comparison(format_labels(setting), seed_difference, speedups, monitored)
+            )
         all_comparisons += correct_comparisons(comparisons)
     return all_comparisons
 
@@ -138,7 +140,9 @@ def find_reference(algorithms: Sequence[Labels], against: str | None = None) -> 
     if against is not None:
         by_label = {format_labels(algorithm): algorithm for algorithm in algorithms}
         if against not in by_label:
-            raise SteelyardError(f"against {against!r}: no such algorithm here: use one of {'; '.join(by_label)}")
+            raise SteelyardError(
+                f"against {against!r}: no such algorithm here: use one of {'; '.join(by_label)}"
+            )
         return by_label[against]
     for algorithm in algorithms:
         if algorithm and {value for _, value in algorithm} <= {"fedavg", "none"}:

@@ -21,11 +21,13 @@ from steelyard.data.partitions import PARTITIONS
 from steelyard.data.sources import SOURCES, Size
 from steelyard.models import build
 from steelyard.models.registry import Shape
-from steelyard.rules.chain import parse_rule
+from steelyard.rules.combinators import parse_rule
 from steelyard.sim.config import Config
 
 SIZES: dict[str, Size] = {
-    entry.name: size for entry in SOURCES if (size := getattr(entry.make, "published_size", None)) is not None
+    entry.name: size
+    for entry in SOURCES
+    if (size := getattr(entry.make, "published_size", None)) is not None
 }
 EFFICIENCY = 0.6  # speed of convolutions and small products, relative to one large product
 

@@ -40,8 +40,8 @@ class Number:
     """The paper's number of a cell.
 
     Attributes:
-        value: rounds, or accuracy in percent; None if the target was not reached, or if the paper has
-            no number.
+        value: rounds, or accuracy in percent; None if the target was not reached, or if the paper
+            has no number.
         best: the accuracy in percent that was reached instead of the target.
     """
 
@@ -142,7 +142,9 @@ class Table:
         for pattern in patterns:
             if not any(fnmatchcase(cell.name, pattern) for cell in self.cells):
                 names = ", ".join(cell.name for cell in self.cells[:4])
-                raise SteelyardError(f"--cells {pattern!r}: {self.name} has no such cell; it has {names}, ...")
+                raise SteelyardError(
+                    f"--cells {pattern!r}: {self.name} has no such cell; it has {names}, ..."
+                )
         cells = []
         for cell in self.cells:
             if any(fnmatchcase(cell.name, pattern) for pattern in patterns):
@@ -157,7 +159,9 @@ class Table:
             for setting in settings:
                 set_key(raw, setting)
             if self.metric == "rounds" and raw.get("target") is None:
-                raise SteelyardError("--set target=none: this table counts rounds to a target: use one in (0, 1]")
+                raise SteelyardError(
+                    "--set target=none: this table counts rounds to a target: use one in (0, 1]"
+                )
             cells.append(replace(cell, raw=raw))
         return replace(self, cells=tuple(cells), settings=(*self.settings, *settings))
 
@@ -233,7 +237,9 @@ def parse_table(name: str, raw: Mapping[str, Any]) -> Table:
     )
 
 
-def _select_numbers(table: str, row: str, is_control: bool, numbers: Mapping[str, Any], count: int) -> Sequence[Any]:
+def _select_numbers(
+    table: str, row: str, is_control: bool, numbers: Mapping[str, Any], count: int
+) -> Sequence[Any]:
     """Return the paper's numbers of a row, one per column; `-` for each cell of a control.
 
     Args:
@@ -245,11 +251,15 @@ def _select_numbers(table: str, row: str, is_control: bool, numbers: Mapping[str
     """
     if is_control:
         if row in numbers:
-            raise SteelyardError(f"{table}: row {row!r} is a control and has numbers: remove one of the two")
+            raise SteelyardError(
+                f"{table}: row {row!r} is a control and has numbers: remove one of the two"
+            )
         return ["-"] * count
     row_numbers: Sequence[Any] = numbers.get(row, [])
     if len(row_numbers) != count:
-        raise SteelyardError(f"{table}: row {row!r} has {len(row_numbers)} numbers for {count} columns")
+        raise SteelyardError(
+            f"{table}: row {row!r} has {len(row_numbers)} numbers for {count} columns"
+        )
     return row_numbers
 
 

@@ -1,13 +1,15 @@
-"""What the results of the benchmark say: differences from the reference with corrected p-values, and mean ranks.
+"""What the results of the benchmark say.
 
-Differences are paired by seed (see `statistics`); within a setting their p-values are corrected for the number of
-rules (Holm). Over settings, rules are ranked by their mean score, 1 the best. Two mean ranks over N settings
-that differ by less than the critical difference
+Differences from the reference with corrected p-values, and mean ranks.
+
+Differences are paired by seed (see `statistics`); within a setting their p-values are corrected for
+the number of rules (Holm). Over settings, rules are ranked by their mean score, 1 the best. Two
+mean ranks over N settings that differ by less than the critical difference
 
     CD = q sqrt(k (k + 1) / (6 N))
 
-cannot be told apart: Nemenyi's test of k rules, q the quantile of the studentised range over sqrt 2 (Demsar,
-"Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006).
+cannot be told apart: Nemenyi's test of k rules, q the quantile of the studentised range over sqrt 2
+(Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006).
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class Ranks:
     Attributes:
         by_rule: mean rank by the rule's name, best first.
         settings: how many settings they are means over.
-        critical_difference: mean ranks closer than this cannot be told apart; None for fewer than two settings.
+        critical_difference: mean ranks closer than this cannot be told apart; None for fewer than
+            two settings.
         friedman_p: p-value of Friedman's test that all rules are alike; None where it has none.
     """
 
@@ -76,7 +79,8 @@ class Analysis:
     """All that is said of the results.
 
     Attributes:
-        rules: those that have results, in the order of the benchmark; rules it does not know come last.
+        rules: those that have results, in the order of the benchmark; rules it does not know come
+            last.
         seeds: of the results.
         scores: by setting, score and rule.
         failures: by setting and rule, how many runs failed.
@@ -107,29 +111,45 @@ def analyse(
         here = [result for result in results if result.setting == setting.name]
         if here:
             by_setting[setting.name] = {
-                name: _compare(benchmark.reference, rules, here, METRICS[name], confidence) for name in scores
+                name: _compare(benchmark.reference, rules, here, METRICS[name], confidence)
+                for name in scores
             }
     failures = {
         (setting, rule.name): sum(
-            bool(result.error) for result in results if result.rule.name == rule.name and result.setting == setting
+            bool(result.error)
+            for result in results
+            if result.rule.name == rule.name and result.setting == setting
         )
         for setting in by_setting
         for rule in rules
     }
     columns = [
-        {name: score.mean for name, score in by_setting[setting][scores[0]].items() if not failures[setting, name]}
+        {
+            name: score.mean
+            for name, score in by_setting[setting][scores[0]].items()
+            if not failures[setting, name]
+        }
         for setting in by_setting
     ]
-    names = [rule.name for rule in rules if all(rule.name in by_setting[s][scores[0]] for s in by_setting)]
+    names = [
+        rule.name
+        for rule in rules
+        if all(rule.name in by_setting[s][scores[0]] for s in by_setting)
+    ]
     ranks = rank_rules(names, columns, METRICS[scores[0]].higher, confidence)
     seeds = tuple(sorted({result.seed for result in results}))
     return Analysis(rules, seeds, by_setting, failures, ranks)
 
 
 def rank_rules(
-    names: Sequence[str], columns: Sequence[Mapping[str, float | None]], higher: bool = True, confidence: float = 0.95
+    names: Sequence[str],
+    columns: Sequence[Mapping[str, float | None]],
+    higher: bool = True,
+    confidence: float = 0.95,
 ) -> Ranks:
-    """Rank rules within each setting, 1 the best, and take means; a rule without a value is the worst of its setting.
+    """Rank rules within each setting, 1 the best, and take means.
+
+    A rule without a value is the worst of its setting.
 
     Args:
         names: of the rules.
@@ -146,7 +166,9 @@ def rank_rules(
         values = [column.get(name) for name in names]
         losses.append([worst if value is None else -value if higher else value for value in values])
     ranks = [stats.rankdata(row) for row in losses]
-    means = {name: mean([float(row[position]) for row in ranks]) for position, name in enumerate(names)}
+    means = {
+        name: mean([float(row[position]) for row in ranks]) for position, name in enumerate(names)
+    }
     ordered = dict(sorted(means.items(), key=lambda item: item[1]))
 
     count = len(names)
@@ -156,12 +178,17 @@ def rank_rules(
     critical = quantile * math.sqrt(count * (count + 1) / (6 * len(columns)))
     friedman = None
     if count > 2 and any(len(set(row)) > 1 for row in losses):
-        friedman = float(stats.friedmanchisquare(*([row[k] for row in ranks] for k in range(count))).pvalue)
+        friedman = float(
+            stats.friedmanchisquare(*([row[k] for row in ranks] for k in range(count))).pvalue
+        )
     return Ranks(ordered, len(columns), critical, friedman)
 
 
 def _order_rules(benchmark: Benchmark, results: Sequence[Result]) -> tuple[Rule, ...]:
-    """Return the rules that have results; one that the benchmark defines is described as it says."""
+    """Return the rules that have results.
+
+    One that the benchmark defines is described as it says.
+    """
     found = {result.rule.name: result.rule for result in results}
     known = [rule for rule in benchmark.rules if rule.name in found]
     names = {rule.name for rule in known}
@@ -169,7 +196,11 @@ def _order_rules(benchmark: Benchmark, results: Sequence[Result]) -> tuple[Rule,
 
 
 def _compare(
-    reference: str, rules: Sequence[Rule], results: Sequence[Result], metric: Metric, confidence: float
+    reference: str,
+    rules: Sequence[Rule],
+    results: Sequence[Result],
+    metric: Metric,
+    confidence: float,
 ) -> dict[str, Score]:
     """Return a score of every rule in one setting, with its difference from the reference."""
     values: dict[str, dict[str, float | None]] = {}
@@ -186,7 +217,9 @@ def _compare(
             own, others = values[rule.name], values[reference]
             paired = difference(rule.label, labels[reference], own, others, confidence)
         known = [value for value in values[rule.name].values() if value is not None]
-        scores[rule.name] = Score(mean(known) if known else None, deviation(known), len(known), paired)
+        scores[rule.name] = Score(
+            mean(known) if known else None, deviation(known), len(known), paired
+        )
 
     compared = [name for name, score in scores.items() if score.difference is not None]
     p_values = [scores[name].difference.p_value for name in compared]  # type: ignore[union-attr]

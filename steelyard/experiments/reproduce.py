@@ -236,7 +236,8 @@ def to_markdown(
         f"$ {shlex.join(_drop_out_option(command))}",
         "```",
         "",
-        f"{versions}; {environment['cores']} cores; {format_duration(seconds)} of rounds in all, runs side by side.",
+        f"{versions}; {environment['cores']} cores; {format_duration(seconds)} of rounds in all, "
+        f"runs side by side.",
         "",
     ]
 
@@ -248,7 +249,8 @@ def to_markdown(
         lines += [f"**Reduced: {rounds} rounds instead of {paper_rounds}.** Gaps say little.", ""]
     if any(result.subset for result in cell_results):
         lines += [
-            "**Some cells had only a subset of their data set.** They cannot be compared with the paper's.",
+            "**Some cells had only a subset of their data set.** They cannot be compared with the "
+            "paper's.",
             "",
         ]
     if any(result.cell.difference and not result.cell.is_control for result in cell_results):
@@ -265,7 +267,12 @@ def to_markdown(
     for result in cell_results:
         cell = result.cell
         fields = [cell.column, cell.row, cell.paper_text]
-        fields += [format_mean(result), format_values(result), format_gap(result), _describe_flag(result, table)]
+        fields += [
+            format_mean(result),
+            format_values(result),
+            format_gap(result),
+            _describe_flag(result, table),
+        ]
         lines.append(f"| {' | '.join(map(markdown_text, fields))} |")
 
     # What the flags mean.

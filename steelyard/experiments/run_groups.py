@@ -112,7 +112,9 @@ class Run:
         return f"{format_labels(self.algorithm) or 'run'} ({context})"
 
 
-def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tuple[list[Run], list[str]]:
+def read_runs(
+    directories: Sequence[str | Path], unfinished: bool = False
+) -> tuple[list[Run], list[str]]:
     """Read the finished runs in directories and their subdirectories.
 
     Args:
@@ -164,7 +166,8 @@ def read_runs(directories: Sequence[str | Path], unfinished: bool = False) -> tu
         for run in runs:
             if read_cohorts(run.path) is None:
                 notes.append(
-                    f"{run.path / COHORTS}: cannot be read: whether its rounds had the same clients "
+                    f"{run.path / COHORTS}: cannot be read: whether its rounds had the same "
+                    f"clients "
                     "as those of other runs is not checked"
                 )
     return runs, notes
@@ -317,7 +320,9 @@ def _find_run_directories(directories: Iterable[Path]) -> list[Path]:
         else:
             runs = sorted(path.parent for path in directory.rglob(CONFIG))
         if not runs:
-            raise SteelyardError(f"{directory}: holds no run: give run directories, or a directory of them")
+            raise SteelyardError(
+                f"{directory}: holds no run: give run directories, or a directory of them"
+            )
         paths |= dict.fromkeys(runs)
     return list(paths)
 

@@ -140,9 +140,9 @@ def void_rounds(history: History) -> int:
 class Stability:
     """PA3Fed's Table 1: how much a curve varies. Lower values are steadier.
 
-    The paper names the measures but gives no formulas. The formulas here agree with the order of its
-    numbers: its moving deviation (0.019) is far below its deviation (0.089), so it is taken within
-    windows; its change rate (0.270) is below its range (0.307), so it is a difference, not a
+    The paper names the measures but gives no formulas. The formulas here agree with the order of
+    its numbers: its moving deviation (0.019) is far below its deviation (0.089), so it is taken
+    within windows; its change rate (0.270) is below its range (0.307), so it is a difference, not a
     quotient.
 
     Attributes:
@@ -221,7 +221,9 @@ class Metric:
 
 def _rounds_to_target(history: History, target: float | None) -> float | None:
     if target is None:
-        raise SteelyardError("metric 'rounds': no target is given: use --target 0.9, or target = 0.9 in the file")
+        raise SteelyardError(
+            "metric 'rounds': no target is given: use --target 0.9, or target = 0.9 in the file"
+        )
     return rounds_to(history, target)
 
 
@@ -265,9 +267,13 @@ def _time_metric(name: str, title: str, measure: Callable[[History], float | Non
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("last10", "accuracy, mean of the last 10 evaluations", lambda history, _: last(history)),
+        Metric(
+            "last10", "accuracy, mean of the last 10 evaluations", lambda history, _: last(history)
+        ),
         Metric("best", "accuracy of the best round", lambda history, _: best(history)),
-        Metric("best10", "accuracy, mean of the 10 best rounds", lambda history, _: best_mean(history)),
+        Metric(
+            "best10", "accuracy, mean of the 10 best rounds", lambda history, _: best_mean(history)
+        ),
         Metric("final", "accuracy of the last evaluation", lambda history, _: final(history)),
         Metric(
             "rounds",
@@ -302,7 +308,10 @@ METRICS = {
             words=("has", "more than", "fewer than"),
             is_of_curve=False,
         ),
-        *(Metric(name, title, _stability_of(name), higher=False) for name, title in _STABILITY_TITLES.items()),
+        *(
+            Metric(name, title, _stability_of(name), higher=False)
+            for name, title in _STABILITY_TITLES.items()
+        ),
     )
 }
 

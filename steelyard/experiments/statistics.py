@@ -1,4 +1,6 @@
-"""Statistics of several runs: means over seeds, and differences over the seeds that two algorithms share.
+"""Statistics of several runs.
+
+Means over seeds, and differences over the seeds that two algorithms share.
 
 Runs with the same seed have the same data, initial model and cohorts, so differences are taken seed
 by seed: the effect of the seed on both cancels out. With m the mean of the differences of n common
@@ -25,7 +27,10 @@ def mean(values: Sequence[float]) -> float:
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """Return the sample deviation, sqrt(sum (x - mean)^2 / (n - 1)); None for fewer than two values."""
+    """Return the sample deviation, sqrt(sum (x - mean)^2 / (n - 1)).
+
+    None for fewer than two values.
+    """
     if len(values) < 2:
         return None
     average = mean(values)
@@ -70,7 +75,10 @@ class Difference:
 
     @property
     def p_value(self) -> float | None:
-        """The two-sided p-value of the paired t-test against a mean of 0; None for fewer than two seeds."""
+        """The two-sided p-value of the paired t-test against a mean of 0.
+
+        None for fewer than two seeds.
+        """
         average = self.mean
         spread = deviation(list(self.by_seed.values()))
         if average is None or spread is None:

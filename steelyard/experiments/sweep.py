@@ -12,14 +12,35 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError, nearest_name
-from steelyard.experiments.jobs import Job, flatten_keys
-from steelyard.experiments.run_groups import format_setting, is_bare, is_of_algorithm
+from steelyard.experiments.comparisons import Comparison, compare
+from steelyard.experiments.jobs import Job, Outcome, Silent, Watch, flatten_keys, run_jobs
+from steelyard.experiments.run_groups import (
+    Run,
+    find_differences,
+    format_setting,
+    is_bare,
+    is_of_algorithm,
+)
+from steelyard.experiments.scores import METRICS, Metric, of_monitored
+from steelyard.experiments.scores import metric as find_metric
+from steelyard.experiments.tables import (
+    Table,
+    csv_lines,
+    long_head,
+    long_row,
+    markdown_text,
+    overview,
+    pivot,
+)
+from steelyard.runs.directory import write_text
+from steelyard.runs.lock import lock_directory
 from steelyard.runs.monitor import check_target
 from steelyard.sim.config import Config, check_values, read_toml, validate_config
 
@@ -76,10 +97,14 @@ def plan(raw: Mapping[str, Any], source: str = "sweep") -> Sweep:
     case_keys = {key for settings in cases.values() for key in settings}
     grid_keys = {*grid, "seed"} if seeds else {*grid}
     for key in case_keys & grid_keys:
-        raise SteelyardError(f"{source}: {key!r} is in [grid] and in a [[case]]: keep it in one of them")
+        raise SteelyardError(
+            f"{source}: {key!r} is in [grid] and in a [[case]]: keep it in one of them"
+        )
     total = max(1, len(seeds)) * max(1, len(cases)) * math.prod(map(len, grid.values()))
     if total > _MAX_RUNS:
-        raise SteelyardError(f"{source}: {total} runs: use fewer values in [grid] (at most {_MAX_RUNS} runs)")
+        raise SteelyardError(
+            f"{source}: {total} runs: use fewer values in [grid] (at most {_MAX_RUNS} runs)"
+        )
 
     # Combine them. Runs of a case that changes the data must not be compared with those of another
     # case: such a case is a setting.
@@ -87,7 +112,9 @@ def plan(raw: Mapping[str, Any], source: str = "sweep") -> Sweep:
     case_items: list[tuple[str | None, dict[str, Any]]] = [*cases.items()] or [(None, {})]
     configs = []
     all_labels = []
-    for *values, (case, case_settings), seed in itertools.product(*grid.values(), case_items, seeds or [None]):
+    for *values, (case, case_settings), seed in itertools.product(
+        *grid.values(), case_items, seeds or [None]
+    ):
         grid_settings = dict(zip(grid, values, strict=True))
         settings = grid_settings | case_settings
         if seed is not None:
@@ -104,7 +131,8 @@ def plan(raw: Mapping[str, Any], source: str = "sweep") -> Sweep:
     notes = []
     if len({config.seed for config in configs}) == 1:
         notes.append(
-            f"one seed ({configs[0].seed}) says nothing about noise: use several, such as seed = [1, 2, 3] in [grid]"
+            f"one seed ({configs[0].seed}) says nothing about noise: use several, such as seed = "
+            f"[1, 2, 3] in [grid]"
         )
 
     # Make the jobs.
@@ -127,7 +155,9 @@ def _check_keys(raw: Mapping[str, Any], source: str) -> None:
     for key in raw:
         if key not in _KEYS:
             if key in Config.model_fields:
-                raise SteelyardError(f"{source}: unknown key {key!r}: keys of a run go below [base]")
+                raise SteelyardError(
+                    f"{source}: unknown key {key!r}: keys of a run go below [base]"
+                )
             near = nearest_name(key, _KEYS)
             hint = f"did you mean {near!r}?" if near else f"known: {', '.join(_KEYS)}"
             raise SteelyardError(f"{source}: unknown key {key!r}: {hint}")
@@ -177,9 +207,13 @@ def _parse_cases(raw: Sequence[Any], source: str) -> dict[str, dict[str, Any]]:
     for number, case in enumerate(raw, 1):
         name = case.get("label") if isinstance(case, Mapping) else None
         if not isinstance(name, str) or not name.strip():
-            raise SteelyardError(f'{source}: case {number} has no label: give it one, such as label = "FedCos"')
+            raise SteelyardError(
+                f'{source}: case {number} has no label: give it one, such as label = "FedCos"'
+            )
         if name in cases:
-            raise SteelyardError(f"{source}: case {number}: the label {name!r} is taken: give it another")
+            raise SteelyardError(
+                f"{source}: case {number}: the label {name!r} is taken: give it another"
+            )
         cases[name] = flatten_keys({key: value for key, value in case.items() if key != "label"})
     return cases
 
@@ -193,7 +227,9 @@ def _make_config(base: Mapping[str, Any], settings: Mapping[str, Any], source: s
         for section_name in section_names:
             section = section.setdefault(section_name, {})
             if not isinstance(section, dict):
-                raise SteelyardError(f"{source}: {key!r}: {section_name!r} is a value, not a section")
+                raise SteelyardError(
+                    f"{source}: {key!r}: {section_name!r} is a value, not a section"
+                )
         section[name] = value
     return validate_config(raw, source)
 
@@ -231,3 +267,172 @@ def _to_file_name(axis: str, value: str) -> str:
     characters = [c if c.isascii() and (c.isalnum() or c in "._+") else "-" for c in name]
     parts = "".join(characters).split("-")
     return "-".join(filter(None, parts)).strip(".-") or axis
+
+
+# Runs a sweep and writes its results.
+#
+# `results.csv` is written while the sweep runs; `results.md`, `results.tex` and `table.csv` at
+# its end.
+
+RESULTS = "results.csv"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The results of a sweep.
+
+    Attributes:
+        table: one score of all algorithms and settings.
+        overview: all scores.
+        comparisons: the comparison of every algorithm with the reference.
+        failed: the outcomes of failed jobs.
+        unlike: sentences about runs with the same seed that did not start alike.
+        notes: what the user should know.
+    """
+
+    table: Table
+    overview: Table
+    comparisons: tuple[Comparison, ...]
+    failed: tuple[Outcome, ...]
+    unlike: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def summarise(
+    sweep: Sweep, outcomes: Sequence[Outcome], metric: Metric, confidence: float = 0.95
+) -> Summary:
+    """Return the tables and comparisons of the finished runs.
+
+    Args:
+        sweep: the sweep.
+        outcomes: the outcomes of its jobs.
+        metric: the score of the table and of comparisons.
+        confidence: the confidence level of intervals.
+    """
+    runs = [Run.of(outcome) for outcome in outcomes if outcome.history is not None]
+    return Summary(
+        pivot(runs, metric, sweep.target, sweep.seeds),
+        overview(runs, sweep.target),
+        tuple(compare(runs, metric, target=sweep.target, confidence=confidence)),
+        tuple(outcome for outcome in outcomes if outcome.error is not None),
+        tuple(find_differences(runs)),
+        sweep.notes,
+    )
+
+
+def to_markdown(sweep: Sweep, summary: Summary, metric: Metric) -> str:
+    """Return the page `results.md`."""
+    table = summary.table
+    parts = [f"# {markdown_text(sweep.name)}\n", f"{table.title}.\n", table.markdown()]
+
+    # Differences.
+    sentences = [comparison.sentence(metric) for comparison in summary.comparisons]
+    sentences += [comparison.communication() for comparison in summary.comparisons]
+    if sentences:
+        parts += ["## Differences\n", _format_list(filter(None, sentences))]
+
+    # All scores, failures and notes.
+    parts += ["## All measures\n", f"{summary.overview.title}.\n", summary.overview.markdown()]
+    if summary.failed:
+        errors = [f"{outcome.job.name}: {outcome.error or ''}" for outcome in summary.failed]
+        parts += ["## Failed\n", _format_list(errors)]
+    notes = (*summary.unlike, *summary.notes)
+    if notes:
+        parts += ["## Notes\n", _format_list(notes)]
+    parts.append(
+        f"{len(sweep.jobs)} runs, Steelyard {__version__}; `environment.json` of each run has the "
+        f"rest.\n"
+    )
+    return "\n".join(parts)
+
+
+def _format_list(texts: Iterable[str]) -> str:
+    """Return texts as a list in Markdown."""
+    return "".join(f"- {markdown_text(text)}\n" for text in texts)
+
+
+def write(
+    sweep: Sweep, outcomes: Sequence[Outcome], summary: Summary, metric: Metric, out: Path
+) -> list[Path]:
+    """Write the files of a finished sweep, each atomically, and return their paths.
+
+    Args:
+        sweep: the sweep.
+        outcomes: the outcomes of its jobs.
+        summary: their summary.
+        metric: the score of comparisons.
+        out: the directory.
+    """
+    rows = []
+    for outcome in outcomes:
+        if outcome.history is not None:
+            rows.append(long_row(outcome.job.name, sweep.axes, Run.of(outcome), sweep.target))
+    texts = {
+        "results.md": to_markdown(sweep, summary, metric),
+        "results.tex": summary.table.latex() + "\n" + summary.overview.latex(),
+        "table.csv": summary.table.csv(),
+        RESULTS: csv_lines([long_head(sweep.axes, sweep.target), *rows]),
+    }
+    for name, text in texts.items():
+        write_text(out / name, text)
+    return [out / name for name in texts]
+
+
+class _ResultWriter:
+    """Writes a row to `results.csv` when a run finishes, and forwards all calls to `watch`."""
+
+    def __init__(self, sweep: Sweep, out: Path, watch: Watch) -> None:
+        self.sweep = sweep
+        self.path = out / RESULTS
+        self.watch = watch
+        self.on_start = watch.on_start
+        self.on_progress = watch.on_progress
+        self.has_head = False
+
+    def on_finish(self, outcome: Outcome) -> None:
+        """Write a row, unless the job failed."""
+        axes = self.sweep.axes
+        target = self.sweep.target
+        rows: list[list[str | float | None]] = []
+        if not self.has_head:
+            rows.append([*long_head(axes, target)])
+        if outcome.history is not None:
+            rows.append(long_row(outcome.job.name, axes, Run.of(outcome), target))
+        with open(self.path, "a" if self.has_head else "w", encoding="utf-8") as file:
+            file.write(csv_lines(rows))
+        self.has_head = True
+        self.watch.on_finish(outcome)
+
+
+def run_sweep(
+    sweep: Sweep,
+    out: str | Path,
+    *,
+    metric: str | Metric = "last10",
+    parallel: int | None = None,
+    watch: Watch | None = None,
+    overwrite: bool = False,
+) -> Summary:
+    """Run the unfinished jobs of a sweep, and write the results.
+
+    Args:
+        sweep: the sweep.
+        out: the directory of the runs and the results. It is locked meanwhile.
+        metric: the score of the table and of comparisons, or its name.
+        parallel: the number of simultaneous runs; by default one per core.
+        watch: callbacks.
+        overwrite: replace runs of another configuration instead of raising an error.
+    """
+    score = find_metric(metric) if isinstance(metric, str) else metric
+    if score.name == "rounds" and sweep.target is None:
+        raise SteelyardError("metric 'rounds': no target is given: use target = 0.9 in the file")
+    out = Path(out)
+    writer = _ResultWriter(sweep, out, watch or Silent())
+    with lock_directory(out, "sweep"):
+        outcomes = run_jobs(sweep.jobs, out, parallel=parallel, watch=writer, overwrite=overwrite)
+        histories = [outcome.history for outcome in outcomes if outcome.history is not None]
+        if score.name in METRICS:
+            score = of_monitored(score, histories, strict=False)
+        summary = summarise(sweep, outcomes, score)
+        write(sweep, outcomes, summary, score, out)
+    return summary

@@ -109,7 +109,9 @@ class Table:
         return csv_lines([[self.corner, *self.heads], *rows])
 
 
-def pivot(runs: Iterable[Run], metric: Metric, target: float | None = None, count: int | None = None) -> Table:
+def pivot(
+    runs: Iterable[Run], metric: Metric, target: float | None = None, count: int | None = None
+) -> Table:
     """Return a table of algorithms x settings with mean ± deviation over seeds.
 
     Args:
@@ -184,7 +186,8 @@ def overview(runs: Iterable[Run], target: float | None = None, against: str | No
             name = ", ".join(filter(None, (format_labels(algorithm), format_labels(setting))))
             rows.append((name, tuple(cells)))
     return Table(
-        f"means over seeds, accuracies in %; saved: communication against {format_labels(base)}, in %",
+        f"means over seeds, accuracies in %; saved: communication against {format_labels(base)}, "
+        f"in %",
         "run",
         tuple(metric.name for metric in (*metrics, share)),
         tuple(rows),
@@ -196,7 +199,9 @@ def long_head(axes: Sequence[str], target: float | None) -> list[str]:
     return ["name", *axes, *(metric.name for metric in _list_metrics(target)), "rounds_run"]
 
 
-def long_row(name: str, axes: Sequence[str], run: Run, target: float | None) -> list[str | float | None]:
+def long_row(
+    name: str, axes: Sequence[str], run: Run, target: float | None
+) -> list[str | float | None]:
     """Return the row of a run; accuracies are between 0 and 1.
 
     Args:
@@ -247,7 +252,9 @@ def _csv_value(value: str | float | None) -> str:
     return repr(value)
 
 
-def _format_row(name: str, cells: Iterable[Cell | None], escape: Callable[[str], str], bold: str) -> list[str]:
+def _format_row(
+    name: str, cells: Iterable[Cell | None], escape: Callable[[str], str], bold: str
+) -> list[str]:
     """Return the texts of a row; `bold` is the format of the best cell of a column."""
     texts = [escape(name)]
     for cell in cells:
@@ -270,8 +277,8 @@ def _make_cell(values: Sequence[float | None], count: int, metric: Metric) -> Ce
 def _mark_best(cells: Sequence[Cell | None], higher: bool) -> list[Cell | None]:
     """Return the cells with the best of them marked, and those that look the same.
 
-    A cell that lacks runs is never marked: its mean may be that of lucky seeds. Nothing is marked if
-    fewer than two cells can be compared.
+    A cell that lacks runs is never marked: its mean may be that of lucky seeds. Nothing is marked
+    if fewer than two cells can be compared.
     """
     sign = 1 if higher else -1
     scores: list[float | None] = []

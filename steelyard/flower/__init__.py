@@ -2,8 +2,9 @@
 
 from steelyard.flower import FedAWA     # a drop-in for flwr.serverapp.strategy.FedAvg
 
-Every rule, client term, server optimizer and refiner is a strategy of that kind; `Steelyard(algorithm)` is any
-composition of them. `client` builds the other half, `reporting` checks one of your own.
+Every rule, client term, server optimizer and refiner is a strategy of that kind;
+`Steelyard(algorithm)` is any composition of them. `client` builds the other half, `reporting`
+checks one of your own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
-    from steelyard.flower.clientapp import TrainInstructions, client, partitioned, read_instructions, reporting
+    from steelyard.flower.clientapp import (
+        TrainInstructions,
+        client,
+        partitioned,
+        read_instructions,
+        reporting,
+    )
     from steelyard.flower.records import to_record, to_state_dict
     from steelyard.flower.strategy import Steelyard
 
@@ -50,13 +57,17 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("flwr"):
             raise
-        raise SteelyardError("steelyard.flower needs Flower: pip install 'steelyard[flower]'") from error
+        raise SteelyardError(
+            "steelyard.flower needs Flower: pip install 'steelyard[flower]'"
+        ) from error
     if name in _HOMES:
         value = getattr(home, name)
     elif name in home.strategies():
         value = home.strategy(name)
     else:
-        raise AttributeError(f"steelyard.flower has no {name!r}; its strategies: {', '.join(home.strategies())}")
+        raise AttributeError(
+            f"steelyard.flower has no {name!r}; its strategies: {', '.join(home.strategies())}"
+        )
     globals()[name] = value
     return value
 

@@ -1,4 +1,7 @@
-"""What a client keeps from round to round: as it is now, and as it was, until it is known whether the round counts."""
+"""What a client keeps from round to round.
+
+As it is now, and as it was, until it is known whether the round counts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ BEFORE, ROUNDS = f"{OURS}.before", f"{OURS}.rounds"  # beside OURS in the client
 
 
 def recall(state: RecordDict, accepted: int | None) -> tuple[ArrayRecord | None, bool]:
-    """What was kept in the round that counted last, and whether that is lost. Without a round, the newest counts."""
+    """What was kept in the round that counted last, and whether that is lost.
+
+    Without a round, the newest counts.
+    """
     rounds: Mapping[str, Any] = state.config_records.get(ROUNDS, {})
     round_number = rounds.get(OURS, 0) if accepted is None else accepted
     for name in (OURS, BEFORE) if round_number else ():
@@ -23,7 +29,11 @@ def recall(state: RecordDict, accepted: int | None) -> tuple[ArrayRecord | None,
 
 
 def remember(
-    state: RecordDict, number: int, current: ArrayRecord, accepted: int | None, before: ArrayRecord | None
+    state: RecordDict,
+    number: int,
+    current: ArrayRecord,
+    accepted: int | None,
+    before: ArrayRecord | None,
 ) -> None:
     """Keeps both, with their rounds; what it had is of no use where no round is ever named."""
     previous = before if accepted else None

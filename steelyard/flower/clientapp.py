@@ -18,8 +18,8 @@ from steelyard.algorithm import Algorithm
 from steelyard.client.flat import FlatModel, Loss
 from steelyard.client.local import LocalTraining
 from steelyard.client.losses import check_targets
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
+from steelyard.core.state import ClientId
 from steelyard.data import Dataset, Federation, load
 from steelyard.data.adapters import is_empty
 from steelyard.flower.client_state import recall, remember
@@ -52,8 +52,8 @@ class TrainInstructions:
         mean_examples: mean number of examples of all clients, if the server knows.
         id_key: the entry of the node's configuration that names the client.
         examples_key: the metric to report the number of examples under.
-        accepted: the last round whose reply from this node counted: what the node kept then is what it goes on from. 0:
-            there is none, begin at zero. None: the server does not say.
+        accepted: the last round whose reply from this node counted: what the node kept then is what
+            it goes on from. 0: there is none, begin at zero. None: the server does not say.
     """
 
     round: int
@@ -101,13 +101,15 @@ def client(
 
     Args:
         model_fn: makes the network; its parameters are overwritten.
-        data_fn: the client's data: anything `steelyard.Dataset.of` takes, such as a pair (inputs, targets).
+        data_fn: the client's data: anything `steelyard.Dataset.of` takes, such as a pair (inputs,
+            targets).
         test_fn: what to evaluate on; the client's own data if left out.
         local: how to train: a `Local`, or its options as a dict.
-        loss: `"cross_entropy"`, `"mse"`, `"bce"`, or a function `loss(outputs, targets)`, a mean over the batch.
+        loss: `"cross_entropy"`, `"mse"`, `"bce"`, or a function `loss(outputs, targets)`, a mean
+            over the batch.
         arrays: the record that holds the model.
-        test_metrics: metrics of your own to report of an evaluation: functions `metric(outputs, targets)` by name,
-            which get all samples and return a number.
+        test_metrics: metrics of your own to report of an evaluation: functions `metric(outputs,
+            targets)` by name, which get all samples and return a number.
     """
     options = local if isinstance(local, LocalTraining) else LocalTraining(**(local or {}))
     app = ClientApp()
@@ -117,7 +119,14 @@ def client(
         """One round of local work."""
         want = read_instructions(message)
         with one_thread():
-            job = _Job(model_fn(context), _data(data_fn, context, want), want, options, loss, _name(want, context))
+            job = _Job(
+                model_fn(context),
+                _data(data_fn, context, want),
+                want,
+                options,
+                loss,
+                _name(want, context),
+            )
             key, received = _received(message.content, arrays)
             return Message(job.train(received, context, key), reply_to=message)
 
@@ -126,7 +135,9 @@ def client(
         """Loss and accuracy of the model received; a task without classes has no accuracy."""
         want = read_instructions(message)
         with one_thread():
-            job = _Job(model_fn(context), _data(test_fn or data_fn, context, want), want, options, loss, 0)
+            job = _Job(
+                model_fn(context), _data(test_fn or data_fn, context, want), want, options, loss, 0
+            )
             received = _received(message.content, arrays)[1]
             result = job.evaluate(received)
             if test_metrics and job.data.targets.numel():
@@ -144,14 +155,22 @@ def _compute_metrics(
     module.eval()
     with torch.no_grad():
         outputs = torch.cat([module(batch) for batch in torch.split(data.inputs, _BATCH)])
-    return {name: float(metric(outputs.clone(), data.targets.clone())) for name, metric in metrics.items()}
+    return {
+        name: float(metric(outputs.clone(), data.targets.clone()))
+        for name, metric in metrics.items()
+    }
 
 
 def _data(data_fn: DataFn, context: Context, want: TrainInstructions) -> Dataset:
-    """Return the client's data; an error, which the server logs as this client's, names the client."""
+    """Return the client's data.
+
+    An error, which the server logs as this client's, names the client.
+    """
     data = data_fn(context)
     if is_empty(data):
-        raise SteelyardError(f"client {_name(want, context)!r} has no data: data_fn returned an empty data set")
+        raise SteelyardError(
+            f"client {_name(want, context)!r} has no data: data_fn returned an empty data set"
+        )
     try:
         return Dataset.of(data, "data")
     except SteelyardError as error:
@@ -161,7 +180,9 @@ def _data(data_fn: DataFn, context: Context, want: TrainInstructions) -> Dataset
 def _received(content: RecordDict, arrays: str) -> tuple[str, ArrayRecord]:
     key = array_name(content, arrays)
     if key is None:
-        raise SteelyardError(f"the message has no ArrayRecord {arrays!r}: call client(arrays=...) as the server does")
+        raise SteelyardError(
+            f"the message has no ArrayRecord {arrays!r}: call client(arrays=...) as the server does"
+        )
     return key, content.array_records[key]
 
 
@@ -196,13 +217,22 @@ class _Job:
         unknown = sorted(set(want.metrics) - set(MEANING))
         if unknown:
             names = ", ".join(repr(name) for name in unknown)
-            raise SteelyardError(f"the server asks for {names}, which a steelyard client does not report")
+            raise SteelyardError(
+                f"the server asks for {names}, which a steelyard client does not report"
+            )
         algorithm = Algorithm(client=want.client)
         local.check_terms(algorithm.client)
         metrics = tuple(sorted(want.metrics))
         rounds = max(want.rounds, want.round)
         self.work = SimulationContext(
-            algorithm, alone, network, local, rounds, want.seed, metrics, mean_examples=want.mean_examples
+            algorithm,
+            alone,
+            network,
+            local,
+            rounds,
+            want.seed,
+            metrics,
+            mean_examples=want.mean_examples,
         )
         self.buffers = self.work.buffers(1, 1)
 
@@ -210,7 +240,9 @@ class _Job:
         """Trains, keeps what the client keeps, and makes the reply."""
         work, buffers = self.work, self.buffers
         self._take(received)
-        client_record, lost = recall(context.state, self.want.accepted) if buffers.tables else (None, False)
+        client_record, lost = (
+            recall(context.state, self.want.accepted) if buffers.tables else (None, False)
+        )
         self._recall(client_record)
         before = {name: table[0].clone() for name, table in buffers.tables.items()}
         train_group(work, buffers, self.want.round, [ClientSlot(0, 0, 0)])
@@ -219,13 +251,24 @@ class _Job:
         empty = int(work.sizes[0]) == 0
         reply = RecordDict({key: received if empty else to_record(model)})
         reply["metrics"] = MetricRecord(self._metrics())
-        reply_config: dict[str, Any] = {**_configured(self.want, context), "client": self.want.client}
+        reply_config: dict[str, Any] = {
+            **_configured(self.want, context),
+            "client": self.want.client,
+        }
         reply[OURS] = ConfigRecord({**reply_config, "restarted": True} if lost else reply_config)
         if buffers.tables:
-            remember(context.state, self.want.round, self._make_client_record(), self.want.accepted, client_record)
+            remember(
+                context.state,
+                self.want.round,
+                self._make_client_record(),
+                self.want.accepted,
+                client_record,
+            )
         slot_keys = [term.key(slot) for term in work.algorithm.client for slot in term.told_slots]
         if slot_keys:
-            reply[TOLD] = to_record({name: buffers.staged[name][0] - before[name] for name in slot_keys})
+            reply[TOLD] = to_record(
+                {name: buffers.staged[name][0] - before[name] for name in slot_keys}
+            )
         return reply
 
     def evaluate(self, received: ArrayRecord) -> dict[str, Any]:
@@ -240,7 +283,9 @@ class _Job:
     def _take(self, received: ArrayRecord) -> None:
         buffers, work = self.buffers, self.work
         state = to_state_dict(received)
-        reason = work.model.layout.mismatch({name: (tuple(t.shape), t.dtype) for name, t in state.items()})
+        reason = work.model.layout.mismatch(
+            {name: (tuple(t.shape), t.dtype) for name, t in state.items()}
+        )
         if reason is not None:
             raise SteelyardError(f"the model received is not the one model_fn makes: {reason}")
         params, stats, counts = work.model.vectors(state)
@@ -252,9 +297,14 @@ class _Job:
         """Vectors that the server sent, and those that the client kept."""
         for name, vector in self.buffers.sent.items():
             if name not in self.want.vectors:
-                raise SteelyardError(f"client={self.want.client}: the server sent no {name!r}: let steelyard drive it")
+                raise SteelyardError(
+                    f"client={self.want.client}: the server sent no {name!r}: let steelyard drive "
+                    f"it"
+                )
             vector.copy_(self.want.vectors[name])
-        for name, tensor in to_state_dict(client_record).items() if client_record is not None else ():
+        for name, tensor in (
+            to_state_dict(client_record).items() if client_record is not None else ()
+        ):
             if name in self.buffers.tables:
                 self.buffers.tables[name][0].copy_(tensor)
             elif name == "steps_taken":
@@ -270,32 +320,48 @@ class _Job:
         metrics: dict[str, Any] = {name.replace("_", "-"): value for name, value in values.items()}
         if "label-hist" in metrics:
             metrics["label-hist"] = self.buffers.histograms[0].tolist()
-        return {**metrics, "num-examples": int(self.work.sizes[0]), self.want.examples_key: int(self.work.sizes[0])}
+        return {
+            **metrics,
+            "num-examples": int(self.work.sizes[0]),
+            self.want.examples_key: int(self.work.sizes[0]),
+        }
 
 
 def reporting(message: Message, context: Context, call_next: Call) -> Message:
-    """A mod for your own training code: checks that a reply reports what the server's rule needs, and adds the id.
+    """A mod for your own training code.
 
-    Use it as `ClientApp(mods=[steelyard.flower.reporting])`. All metrics that are missing are named in the error, which
-    the server logs as this client's.
+    Checks that a reply reports what the server's rule needs, and adds the id.
+
+    Use it as `ClientApp(mods=[steelyard.flower.reporting])`. All metrics that are missing are named
+    in the error, which the server logs as this client's.
     """
     want = read_instructions(message)
     reply = call_next(message, context)
     if not message.metadata.message_type.startswith("train") or not reply.has_content():
         return reply
-    metric_names = {name.replace("-", "_") for record in reply.content.metric_records.values() for name in record}
-    metric_names |= {"num_examples"} if want.examples_key.replace("-", "_") in metric_names else set()
+    metric_names = {
+        name.replace("-", "_")
+        for record in reply.content.metric_records.values()
+        for name in record
+    }
+    metric_names |= (
+        {"num_examples"} if want.examples_key.replace("-", "_") in metric_names else set()
+    )
     missing = [name for name in want.metrics if name not in metric_names]
     if missing:
-        descriptions = "; ".join(f"{name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}" for name in missing)
+        descriptions = "; ".join(
+            f"{name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}" for name in missing
+        )
         raise SteelyardError(
-            f"the server's rule needs {descriptions}: put what is missing into the MetricRecord of the reply"
+            f"the server's rule needs {descriptions}: put what is missing into the MetricRecord of "
+            f"the reply"
         )
     reply_config: Mapping[str, Any] = reply.content.config_records.get(OURS, {})
     if want.client and reply_config.get("client") != want.client and want.round == 1:
         log(
             WARNING,
-            "the server asks for client=%s: your training code has to add it, and say so (steelyard.flower.asked)",
+            "the server asks for client=%s: your training code has to add it, and say so "
+            "(steelyard.flower.asked)",
             want.client,
         )
     reply.content[OURS] = ConfigRecord({**_configured(want, context), **reply_config})

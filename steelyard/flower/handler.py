@@ -1,22 +1,29 @@
-"""The one handler for what clients send: whatever goes wrong with a reply is a reason to quarantine its client."""
+"""The one handler for what clients send.
+
+Whatever goes wrong with a reply is a reason to quarantine its client.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from steelyard.core.errors import SteelyardError
-from steelyard.core.escape import describe_error
+from steelyard.core.errors import SteelyardError, describe_error
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class ServerFault(SteelyardError):
-    """The server itself cannot go on, for instance since its disk is full: no client is to blame."""
+    """The server itself cannot go on, for instance since its disk is full.
+
+    No client is to blame.
+    """
 
 
-def call_or_refuse(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T | None, str]:
+def call_or_refuse(
+    function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> tuple[T | None, str]:
     """Call a function on what one client sent.
 
     Returns:

@@ -8,9 +8,8 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from steelyard.core.client_state import ClientId
-from steelyard.core.errors import SteelyardError
-from steelyard.core.escape import escape_text
+from steelyard.core.errors import SteelyardError, escape_text
+from steelyard.core.state import ClientId
 
 MOST_CHARACTERS = 128  # of an id
 _SHOWN = 40  # characters of a refused id
@@ -24,8 +23,8 @@ class RefusedId(SteelyardError):
 class ClientIds:
     """Client ids of nodes: what clients report under a key, else the node's own id.
 
-    The first binding of an id to a node holds for the run. After a resume it holds as long as the node is connected,
-    since Flower may give nodes other ids in another run.
+    The first binding of an id to a node holds for the run. After a resume it holds as long as the
+    node is connected, since Flower may give nodes other ids in another run.
 
     Attributes:
         key: the name of the entry that holds the id.
@@ -38,7 +37,9 @@ class ClientIds:
     known: dict[int, ClientId] = field(default_factory=dict)
     unnamed: set[int] = field(default_factory=set)
     connected: set[int] = field(default_factory=set)
-    _holders: dict[str, int] = field(default_factory=dict)  # by id as text: records have 0 and "0" under one name
+    _holders: dict[str, int] = field(
+        default_factory=dict
+    )  # by id as text: records have 0 and "0" under one name
 
     def of(self, node: int) -> ClientId:
         """Return the client id of a node, or the node's own id while none is known."""
@@ -57,7 +58,8 @@ class ClientIds:
         """Read the id off a reply and bind it to the node.
 
         Raises:
-            RefusedId: if the id is too long or not printable, another node's, or not the one that this node had.
+            RefusedId: if the id is too long or not printable, another node's, or not the one that
+                this node had.
         """
         self.connected.add(node)
         claimed = _reported_id(content, self.key)
@@ -76,26 +78,34 @@ class ClientIds:
         text = str(claimed)
         if len(text) > MOST_CHARACTERS:
             raise RefusedId(
-                f"node {node} reports an id of {len(text)} characters, {escape_text(text, _SHOWN)!r}: at most "
+                f"node {node} reports an id of {len(text)} characters, "
+                f"{escape_text(text, _SHOWN)!r}: at most "
                 f"{MOST_CHARACTERS} are allowed"
             )
         if not text.strip() or not text.isprintable():
-            raise RefusedId(f"node {node} reports the id '{escape_text(text)}': use printable characters")
+            raise RefusedId(
+                f"node {node} reports the id '{escape_text(text)}': use printable characters"
+            )
 
     def _check_holder(self, node: int, claimed: ClientId) -> None:
         text = str(claimed)
         holder = self._holders.get(text)
         if holder is not None and holder != node and holder in self.connected:
             raise RefusedId(
-                f"node {node} reports the id of another node, {claimed!r}, which node {holder} has: give each node an "
+                f"node {node} reports the id of another node, {claimed!r}, which node {holder} "
+                f"has: give each node an "
                 "id of its own; if the client moved to another node, stop the run and resume it"
             )
         if text != str(node) and _is_node(text, self.connected):
-            raise RefusedId(f"node {node} reports the id of another node, {claimed!r}: give each node an id of its own")
+            raise RefusedId(
+                f"node {node} reports the id of another node, {claimed!r}: give each node an id of "
+                f"its own"
+            )
         before = self.known.get(node)
         if before is not None and str(before) != text:
             raise RefusedId(
-                f"node {node} reports the id {claimed!r}, and was {before!r} before: an id holds for the run"
+                f"node {node} reports the id {claimed!r}, and was {before!r} before: an id holds "
+                f"for the run"
             )
         if holder is not None and holder != node:  # of the run before, and gone
             del self.known[holder]
@@ -113,7 +123,10 @@ def _is_node(text: str, nodes: set[int]) -> bool:
 
 def _reported_id(content: RecordDict, key: str) -> ClientId | None:
     """Return the id that a reply holds in a config record or a metric record, None if there is none."""
-    records: list[Mapping[str, Any]] = [*content.config_records.values(), *content.metric_records.values()]
+    records: list[Mapping[str, Any]] = [
+        *content.config_records.values(),
+        *content.metric_records.values(),
+    ]
     for name in (key, key.replace("-", "_")):
         for record in records:
             value = record.get(name)

@@ -12,14 +12,16 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from steelyard.algorithm import Algorithm
-from steelyard.core.client_state import sort_key
 from steelyard.core.errors import SteelyardError
 from steelyard.core.rng import stream
+from steelyard.core.state import sort_key
 from steelyard.flower.identity import ClientIds
 from steelyard.flower.replies import OURS
 
 
-def wait_for_nodes(grid: Grid, share: float, minimum: int, available: int, timeout: float) -> tuple[list[int], int]:
+def wait_for_nodes(
+    grid: Grid, share: float, minimum: int, available: int, timeout: float
+) -> tuple[list[int], int]:
     """All nodes, once there are enough, and how many to ask; Flower's own waits for ever."""
     end = time.monotonic() + timeout
     while True:
@@ -30,7 +32,8 @@ def wait_for_nodes(grid: Grid, share: float, minimum: int, available: int, timeo
             return nodes, count
         if time.monotonic() >= end:
             raise SteelyardError(
-                f"{len(nodes)} of {needed} nodes are connected after {timeout:g} s: start more, or lower "
+                f"{len(nodes)} of {needed} nodes are connected after {timeout:g} s: start more, or "
+                f"lower "
                 "min_available_nodes and min_train_nodes"
             )
         log(INFO, "Waiting for nodes: %d connected, %d needed", len(nodes), needed)
@@ -38,7 +41,10 @@ def wait_for_nodes(grid: Grid, share: float, minimum: int, available: int, timeo
 
 
 def cohort(nodes: list[int], count: int, names: ClientIds, seed: int, number: int) -> list[int]:
-    """Whom to ask in a round: a function of seed, round and clients' ids, as far as they are known."""
+    """Whom to ask in a round.
+
+    A function of seed, round and clients' ids, as far as they are known.
+    """
     order = sorted(nodes, key=lambda node: sort_key(names.of(node)))
     if count >= len(order):
         return order
@@ -54,7 +60,10 @@ def messages(
     timeout: float,
     accepted: Callable[[int], int],
 ) -> list[Message]:
-    """The same content to each, and the last round that counted; a frozen node will not work off old rounds first."""
+    """The same content to each, and the last round that counted.
+
+    A frozen node will not work off old rounds first.
+    """
     ttl = max(timeout, 1.0)
     outgoing: list[Message] = []
     contents: dict[int, RecordDict] = {}
@@ -63,7 +72,11 @@ def messages(
         if last not in contents:
             config = ConfigRecord({**content.config_records[OURS], "accepted": last})
             contents[last] = RecordDict({**content, OURS: config})
-        outgoing.append(Message(contents[last], dst_node_id=node, message_type=kind, ttl=ttl, group_id=str(number)))
+        outgoing.append(
+            Message(
+                contents[last], dst_node_id=node, message_type=kind, ttl=ttl, group_id=str(number)
+            )
+        )
     return outgoing
 
 
@@ -86,4 +99,6 @@ def instructions(
         "id-key": names.key,
         "examples-key": examples_key,
     }
-    return ConfigRecord(config | ({} if mean_examples is None else {"mean-examples": float(mean_examples)}))
+    return ConfigRecord(
+        config | ({} if mean_examples is None else {"mean-examples": float(mean_examples)})
+    )

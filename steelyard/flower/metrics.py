@@ -14,9 +14,8 @@ from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
-from steelyard.core.client_state import ClientId, sort_key
-from steelyard.core.errors import SteelyardError
-from steelyard.core.escape import describe_error, escape_text
+from steelyard.core.errors import SteelyardError, describe_error, escape_text
+from steelyard.core.state import ClientId, sort_key
 from steelyard.flower.handler import call_or_refuse
 from steelyard.metrics import MOST, valid_number
 
@@ -30,7 +29,8 @@ class MetricMeans:
 
     Attributes:
         metrics: means by name; None if there are none.
-        medians: over clients, of the metrics that are single numbers. One client cannot move them far.
+        medians: over clients, of the metrics that are single numbers. One client cannot move them
+            far.
         refused: clients whose report cannot be right, with the reason.
     """
 
@@ -40,12 +40,17 @@ class MetricMeans:
 
 
 def mean(
-    contents: Mapping[ClientId, RecordDict], fold: Aggregate, weight: str, id_key: str, cap: float = math.inf
+    contents: Mapping[ClientId, RecordDict],
+    fold: Aggregate,
+    weight: str,
+    id_key: str,
+    cap: float = math.inf,
 ) -> MetricMeans:
     """Return what the user's own function makes of the replies; else Flower's means of the metrics.
 
-    The user's function gets the replies as they came. For Flower's means, a reply with a value that cannot be right is
-    refused, a value that is NaN is left out, and a metric counts if more than half of the clients report it.
+    The user's function gets the replies as they came. For Flower's means, a reply with a value that
+    cannot be right is refused, a value that is NaN is left out, and a metric counts if more than
+    half of the clients report it.
 
     Args:
         contents: the replies, by client.
@@ -85,16 +90,22 @@ def mean(
     metrics, medians = MetricRecord(), {}
     counts = Counter(name for row in rows.values() for name in row)
     for name in sorted(
-        name for name, count in counts.items() if 2 * count > len(rows) and name not in (id_key, weight)
+        name
+        for name, count in counts.items()
+        if 2 * count > len(rows) and name not in (id_key, weight)
     ):
         sound = [row for row in rows.values() if name in row and _is_finite(row[name])]
         lengths = Counter(_length(row[name]) for row in sound)
-        length, count = max(lengths.items(), key=lambda item: (item[1], item[0]), default=(_NUMBER, 0))
+        length, count = max(
+            lengths.items(), key=lambda item: (item[1], item[0]), default=(_NUMBER, 0)
+        )
         if 2 * count <= len(sound):
             continue
         same = [row for row in sound if _length(row[name]) == length]
         pairs = [MetricRecord({name: row[name], weight: row[weight]}) for row in same]
-        metrics[name] = aggregate_metricrecords([RecordDict({"metrics": pair}) for pair in pairs], weight)[name]
+        metrics[name] = aggregate_metricrecords(
+            [RecordDict({"metrics": pair}) for pair in pairs], weight
+        )[name]
         if length == _NUMBER:
             medians[name] = float(statistics.median(row[name] for row in same))
     return MetricMeans(metrics, medians, reasons)
@@ -109,7 +120,9 @@ def _length(value: Any) -> int:
 
 def _read_metrics(content: RecordDict, weight: str) -> Row:
     """Return all metrics of a reply; raise an error if one of them cannot be right."""
-    row: Row = {name: value for record in content.metric_records.values() for name, value in record.items()}
+    row: Row = {
+        name: value for record in content.metric_records.values() for name, value in record.items()
+    }
     if weight not in row:
         raise SteelyardError(f"did not report {weight!r}")
     is_size = weight.replace("-", "_") == "num_examples"
@@ -130,13 +143,19 @@ def _find_accuracy_ceiling(rows: Iterable[Row]) -> float:
 
 
 def _is_accuracy_valid(value: Any, ceiling: float) -> bool:
-    """Return whether an accuracy, or a list of them, is in range; means leave out NaN and infinity."""
+    """Return whether an accuracy, or a list of them, is in range.
+
+    Means leave out NaN and infinity.
+    """
     numbers = value if isinstance(value, list) else [value]
     return all(0 <= number <= ceiling for number in numbers if math.isfinite(number))
 
 
 def _is_plausible(value: Any) -> bool:
-    """Return whether a client can mean this number. It can mean infinity and NaN: then its training diverged."""
+    """Return whether a client can mean this number.
+
+    It can mean infinity and NaN: then its training diverged.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     if isinstance(value, float) and not math.isfinite(value):
@@ -145,14 +164,25 @@ def _is_plausible(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return all(math.isfinite(number) for number in value) if isinstance(value, list) else math.isfinite(value)
+    return (
+        all(math.isfinite(number) for number in value)
+        if isinstance(value, list)
+        else math.isfinite(value)
+    )
 
 
-def _call_users_function(fold: Aggregate, contents: Sequence[RecordDict], weight: str) -> MetricRecord | None:
+def _call_users_function(
+    fold: Aggregate, contents: Sequence[RecordDict], weight: str
+) -> MetricRecord | None:
     """Call the user's function; an error costs the round's metrics, and not the run."""
     try:
         return fold(list(contents), weight)
     except Exception as error:  # replies are others', and so may be the error
         name = getattr(fold, "__name__", type(fold).__name__)
-        log(ERROR, "%s raised an error, so this round has no means of metrics: %s", name, describe_error(error))
+        log(
+            ERROR,
+            "%s raised an error, so this round has no means of metrics: %s",
+            name,
+            describe_error(error),
+        )
         return None

@@ -1,7 +1,8 @@
 """Flower's records as tensors and back, without copies on the way in.
 
-An `Array` holds what `numpy.save` wrote. numpy knows no bfloat16, and Flower refuses it; here it travels as raw bytes
-under a serialisation type of its own, so that code that does not know it says so instead of seeing whole numbers.
+An `Array` holds what `numpy.save` wrote. numpy knows no bfloat16, and Flower refuses it; here it
+travels as raw bytes under a serialisation type of its own, so that code that does not know it says
+so instead of seeing whole numbers.
 """
 
 from __future__ import annotations
@@ -18,21 +19,34 @@ from flwr.app import Array, ArrayRecord
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from steelyard.core.errors import SteelyardError
-from steelyard.core.escape import describe_error
+from steelyard.core.errors import SteelyardError, describe_error
 
 BF16 = "steelyard.bfloat16"  # the serialisation type
 _NUMPY = "numpy.ndarray"
 _DTYPES = {
     np.dtype(name): getattr(torch, name)
-    for name in ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    for name in (
+        "float64",
+        "float32",
+        "float16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    )
 }
 
 
 _MOST_HEAD = 4096  # bytes of a header; those of numpy have 128
 _MOST_TEXT = 64  # characters of a dtype or a serialisation type
 _MOST_DIMENSIONS = 64
-_LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # of a header, by version of the format
+_LENGTH_BYTES = {
+    b"\x01\x00": 2,
+    b"\x02\x00": 4,
+    b"\x03\x00": 4,
+}  # of a header, by version of the format
 _NUMPY_DTYPES = {there: here for here, there in _DTYPES.items()}
 
 
@@ -43,7 +57,10 @@ class _Entry(NamedTuple):
 
 
 class RecordSource:
-    """The model in an `ArrayRecord`, read in place; damaged or foreign arrays raise an error that names them."""
+    """The model in an `ArrayRecord`, read in place.
+
+    Damaged or foreign arrays raise an error that names them.
+    """
 
     def __init__(self, record: ArrayRecord) -> None:
         self.entries = {name: _entry(name, array) for name, array in record.items()}
@@ -92,7 +109,9 @@ def to_state_dict(record: ArrayRecord) -> dict[str, torch.Tensor]:
 
 def to_record(state: Mapping[str, torch.Tensor]) -> ArrayRecord:
     """A state dict as Flower sends it; bfloat16 too."""
-    return ArrayRecord({name: _array(tensor.detach().cpu().contiguous()) for name, tensor in state.items()})
+    return ArrayRecord(
+        {name: _array(tensor.detach().cpu().contiguous()) for name, tensor in state.items()}
+    )
 
 
 def num_bytes(record: ArrayRecord) -> int:
@@ -108,13 +127,22 @@ def _array(tensor: torch.Tensor) -> Array:
     values = tensor.numpy()
     head = io.BytesIO()
     npy.write_array_header_1_0(head, npy.header_data_from_array_1_0(values))
-    data = b"".join([head.getvalue(), values.reshape(-1).view(np.uint8).data])  # numpy.save would copy twice
+    data = b"".join(
+        [head.getvalue(), values.reshape(-1).view(np.uint8).data]
+    )  # numpy.save would copy twice
     return Array(dtype=str(values.dtype), shape=shape, stype=_NUMPY, data=data)
 
 
 def _entry(name: str, array: Array) -> _Entry:
-    """Parse one array of a record; anything about it that cannot be right raises an error that names it."""
-    if len(array.dtype) > _MOST_TEXT or len(array.stype) > _MOST_TEXT or len(array.shape) > _MOST_DIMENSIONS:
+    """Parse one array of a record.
+
+    Anything about it that cannot be right raises an error that names it.
+    """
+    if (
+        len(array.dtype) > _MOST_TEXT
+        or len(array.stype) > _MOST_TEXT
+        or len(array.shape) > _MOST_DIMENSIONS
+    ):
         raise SteelyardError(f"{name!r}: its dtype, serialisation type or shape is too long")
     data = np.frombuffer(array.data, dtype=np.uint8)
     if array.stype == BF16:
@@ -123,12 +151,16 @@ def _entry(name: str, array: Array) -> _Entry:
         return entry
     if array.stype == _NUMPY:
         return _numpy_entry(name, data)
-    raise SteelyardError(f"{name!r} is serialised as {array.stype!r}: send numpy arrays or torch tensors")
+    raise SteelyardError(
+        f"{name!r} is serialised as {array.stype!r}: send numpy arrays or torch tensors"
+    )
 
 
 def _check_size(name: str, shape: tuple[Any, ...], itemsize: int, size: int) -> None:
     """Check that a shape consists of numbers that a shape may hold, and fits the bytes that came with it."""
-    valid = len(shape) <= _MOST_DIMENSIONS and all(type(length) is int and length >= 0 for length in shape)
+    valid = len(shape) <= _MOST_DIMENSIONS and all(
+        type(length) is int and length >= 0 for length in shape
+    )
     if not valid:
         raise SteelyardError(f"{name!r} has the shape {shape}: use whole numbers from 0 on")
     if size != math.prod(shape) * itemsize:
@@ -142,7 +174,10 @@ def _numpy_entry(name: str, raw: NDArray[np.uint8]) -> _Entry:
     except Exception as error:  # whatever numpy's parser of Python literals raises, MemoryError too
         raise SteelyardError(f"{name!r} is no numpy array ({describe_error(error)})") from None
     if dtype not in _DTYPES:
-        raise SteelyardError(f"{name!r} is {dtype}: send one of {', '.join(str(dtype_name) for dtype_name in _DTYPES)}")
+        raise SteelyardError(
+            f"{name!r} is {dtype}: send one of "
+            f"{', '.join(str(dtype_name) for dtype_name in _DTYPES)}"
+        )
     data = raw[start:]
     _check_size(name, shape, dtype.itemsize, len(data))
     if fortran and len(shape) > 1:
@@ -166,7 +201,12 @@ def _head_bytes(data: NDArray[np.uint8]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _head(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """A header's shape, order, dtype and length; the same ones come from every client, and parsing is slow."""
+    """A header's shape, order, dtype and length.
+
+    The same ones come from every client, and parsing is slow.
+    """
     stream = io.BytesIO(data)
-    read = npy.read_array_header_1_0 if npy.read_magic(stream) == (1, 0) else npy.read_array_header_2_0
+    read = (
+        npy.read_array_header_1_0 if npy.read_magic(stream) == (1, 0) else npy.read_array_header_2_0
+    )
     return (*read(stream), stream.tell())

@@ -1,4 +1,7 @@
-"""Who was asked, who answered, and what of it can be used. A bad reply is set aside by name; the round goes on."""
+"""Who was asked, who answered, and what of it can be used.
+
+A bad reply is set aside by name; the round goes on.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,8 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 
-from steelyard.core.client_state import ClientId
-from steelyard.core.errors import SteelyardError
-from steelyard.core.escape import MOST_CHARACTERS, escape_text
+from steelyard.core.errors import MOST_CHARACTERS, SteelyardError, escape_text
+from steelyard.core.state import ClientId
 from steelyard.flower.handler import call_or_refuse
 from steelyard.flower.identity import ClientIds
 from steelyard.flower.records import RecordSource
@@ -24,12 +26,15 @@ from steelyard.stores.slices import Source
 _SHOWN = 100  # characters of the names of a reply's records
 OURS = "steelyard"  # the records we add to messages and replies
 UNNAMED = (
-    "%d clients do not report %r: their node ids stand in for it, and what is remembered of a client is lost when its "
+    "%d clients do not report %r: their node ids stand in for it, and what is remembered of a "
+    "client is lost when its "
     "node gets another id. To report it, start nodes with it (--node-config) and use "
-    "ClientApp(mods=[steelyard.flower.reporting]); or name what they report, with id_key=... in the strategy"
+    "ClientApp(mods=[steelyard.flower.reporting]); or name what they report, with id_key=... in "
+    "the strategy"
 )
 UNCONFIRMED = (
-    "did not confirm that client={} was added to the training: build the ClientApp with steelyard.flower.client, or "
+    "did not confirm that client={} was added to the training: build the ClientApp with "
+    "steelyard.flower.client, or "
     "add it in your own code and say so (docs/flower.md, training code of your own)"
 )
 CODES = {
@@ -84,14 +89,17 @@ class RoundReplies:
 def match_replies(
     messages: Sequence[Message], replies: Iterable[Message], names: ClientIds, timeout: float
 ) -> RoundReplies:
-    """Matches replies with the messages they answer; results do not depend on the order they come in.
+    """Matches replies with the messages they answer.
+
+    Results do not depend on the order they come in.
 
     Where somebody else sent them, as a subclass may, those who answered were asked.
     """
     replies = list(replies)
     expected = {message.metadata.dst_node_id: message.metadata.message_id for message in messages}
     expected = expected or {
-        answer.metadata.src_node_id: answer.metadata.reply_to_message_id for answer in reversed(replies)
+        answer.metadata.src_node_id: answer.metadata.reply_to_message_id
+        for answer in reversed(replies)
     }
     by_message = {name: node for node, name in expected.items() if name}
     reply_by_node: dict[int, Message] = {}
@@ -102,14 +110,18 @@ def match_replies(
         if node is None:
             round_replies.strays.append(f"node {source}: answers no question of this round (late?)")
         elif reply.has_content() and source != node:
-            round_replies.strays.append(f"node {source}: answers a question that node {node} was asked")
+            round_replies.strays.append(
+                f"node {source}: answers a question that node {node} was asked"
+            )
         elif node in reply_by_node:
             round_replies.strays.append(f"node {node}: answered twice; the first reply counts")
         else:
             reply_by_node[node] = reply
     for node in sorted(expected):
         if node not in reply_by_node or _expired(reply_by_node[node]):
-            round_replies.failed[str(names.of(node))] = f"node {node} did not answer within {timeout:g} s"
+            round_replies.failed[str(names.of(node))] = (
+                f"node {node} did not answer within {timeout:g} s"
+            )
             round_replies.late.append(names.of(node))
         elif reply_by_node[node].has_error():
             error = reply_by_node[node].error
@@ -126,7 +138,11 @@ def _expired(reply: Message) -> bool:
 
     Its error 3 has another reason where a reply could not be fetched.
     """
-    return reply.has_error() and reply.error.code == 3 and "Message Unavailable" in (reply.error.reason or "")
+    return (
+        reply.has_error()
+        and reply.error.code == 3
+        and "Message Unavailable" in (reply.error.reason or "")
+    )
 
 
 @dataclass(frozen=True)
@@ -219,7 +235,9 @@ def sort_out(
             continue
         box.nodes[client] = node
         # What does it say?
-        _, reason = call_or_refuse(_read_reply, client, content, requirements, spool, box, models, term_vectors)
+        _, reason = call_or_refuse(
+            _read_reply, client, content, requirements, spool, box, models, term_vectors
+        )
         if reason:
             reasons[client] = reason
             box.contents.pop(client, None)
@@ -241,7 +259,10 @@ def _read_reply(
     models: dict[ClientId, Source],
     term_vectors: dict[ClientId, Source],
 ) -> None:
-    """Read one client's reply into the inbox; raise an error with the reason if it cannot be used."""
+    """Read one client's reply into the inbox.
+
+    Raise an error with the reason if it cannot be used.
+    """
     reply_config: Mapping[str, Any] = content.config_records.get(OURS, {})
     if reply_config.get("restarted") is True:
         box.restarted.append(client)
@@ -278,10 +299,17 @@ def _find_term_vectors(content: RecordDict, spool: Spool) -> Source | None:
 
 
 def _table(contents: dict[ClientId, RecordDict], examples: str, names: Collection[str]) -> Table:
-    """What clients reported, under our names: Flower's have dashes, and the number of examples may have any."""
+    """What clients reported, under our names.
+
+    Flower's have dashes, and the number of examples may have any.
+    """
     table: Table = {}
     for client, content in contents.items():
-        metrics = {name: value for record in content.metric_records.values() for name, value in record.items()}
+        metrics = {
+            name: value
+            for record in content.metric_records.values()
+            for name, value in record.items()
+        }
         values = {name.replace("-", "_"): value for name, value in metrics.items()}
         if examples in metrics:
             values["num_examples"] = metrics[examples]

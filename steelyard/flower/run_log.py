@@ -1,4 +1,7 @@
-"""A Flower run's directory: the simulator's, with checkpoints to go on from. Flower itself has no resume."""
+"""A Flower run's directory: the simulator's, with checkpoints to go on from.
+
+Flower itself has no resume.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,15 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.common.logger import log
 
-from steelyard.core.client_state import ClientId, sort_key
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Layout
+from steelyard.core.state import ClientId, sort_key
 from steelyard.flower.server import StateDict
 from steelyard.metrics import Table
-from steelyard.runs.checkpoint import Checkpoints
+from steelyard.runs.checkpoint import Checkpoints, Snapshot
 from steelyard.runs.directory import COHORTS, RunDirectory, read_config, write_json
 from steelyard.runs.monitor import Monitor
 from steelyard.runs.record import Record, finite_or_none
-from steelyard.runs.snapshot import Snapshot
 
 _SCORES = ("accuracy", "loss")
 _PLACES = ("client_evaluation", "evaluation", "server_evaluation")  # of what others find
@@ -49,8 +51,12 @@ class RunLog:
     ) -> None:
         if resume and out is None and checkpoint_dir is None:
             raise SteelyardError("resume=True: say from where, with checkpoint_dir=... or out=...")
-        self.path = None if out is None and checkpoint_dir is None else Path(out or checkpoint_dir or "")
-        self.apart = Path(checkpoint_dir) if out is not None and checkpoint_dir is not None else None
+        self.path = (
+            None if out is None and checkpoint_dir is None else Path(out or checkpoint_dir or "")
+        )
+        self.apart = (
+            Path(checkpoint_dir) if out is not None and checkpoint_dir is not None else None
+        )
         self.resume, self.every, self.keep = resume, every, keep
         self.monitor = Monitor.of(monitor.replace("-", "_"), mode)
         self.directory: RunDirectory | None = None
@@ -64,12 +70,18 @@ class RunLog:
         self.sizes: dict[str, Any] = {}
         self.labels: dict[str, Any] = {}
 
-    def open(self, described: Mapping[str, Any], rounds: int, initial: StateDict) -> Snapshot | None:
-        """Starts the run, or says where the one in the directory stopped; its model has the initial one's order."""
+    def open(
+        self, described: Mapping[str, Any], rounds: int, initial: StateDict
+    ) -> Snapshot | None:
+        """Starts the run, or says where the one in the directory stopped.
+
+        Its model has the initial one's order.
+        """
         self.record = None
         if self.path is None:
             return None
-        # Not the initial model: one that is drawn anew at every start is not used when a run goes on.
+        # Not the initial model: one that is drawn anew at every start is not used when a run goes
+        # on.
         fixed_parts = {name: described[name] for name in ("algorithm", "seed")} | {
             "parameters": described["model"]["parameters"]
         }
@@ -85,10 +97,13 @@ class RunLog:
             if not self.resume:
                 self.close()
                 raise SteelyardError(
-                    f"{self.path}: holds a run: go on with it (resume=True), or choose another directory"
+                    f"{self.path}: holds a run: go on with it (resume=True), or choose another "
+                    f"directory"
                 )
             before = read_config(self.path).get("resolved", {})
-            self._check_same({**before, "parameters": before.get("model", {}).get("parameters")}, fixed_parts)
+            self._check_same(
+                {**before, "parameters": before.get("model", {}).get("parameters")}, fixed_parts
+            )
             snapshot = self._read_checkpoint(self.directory.checkpoints)
             snapshot = None if snapshot is None else self._in_order(snapshot, initial)
             self.cohorts = self._read_cohorts(self.path / COHORTS)
@@ -97,7 +112,9 @@ class RunLog:
         config = {"resolved": {**described, "rounds": rounds}, "monitor": self.monitor.to_dict()}
         self.directory.begin(config, self.cohorts, None)
         self.best = None
-        for record in self.directory.open_log(num_rounds, None if snapshot is None else snapshot.log):
+        for record in self.directory.open_log(
+            num_rounds, None if snapshot is None else snapshot.log
+        ):
             self._improves(record)
         return snapshot
 
@@ -110,20 +127,32 @@ class RunLog:
         return snapshot
 
     def _check_same(self, before: Mapping[str, Any], fixed_parts: Mapping[str, Any]) -> None:
-        changed = [name for name, value in fixed_parts.items() if before.get(name) != json.loads(json.dumps(value))]
+        changed = [
+            name
+            for name, value in fixed_parts.items()
+            if before.get(name) != json.loads(json.dumps(value))
+        ]
         if changed:
-            differences = "; ".join(f"{name}: {before.get(name)!r} then, {fixed_parts[name]!r} now" for name in changed)
+            differences = "; ".join(
+                f"{name}: {before.get(name)!r} then, {fixed_parts[name]!r} now" for name in changed
+            )
             self.close()
-            raise SteelyardError(f"{self.path}: the run in it is another one ({differences}): choose another directory")
+            raise SteelyardError(
+                f"{self.path}: the run in it is another one ({differences}): choose another "
+                f"directory"
+            )
 
     def _in_order(self, snapshot: Snapshot, initial: StateDict) -> Snapshot:
         """Checkpoints list tensors in an order of their own, and some clients go by position."""
-        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in snapshot.model.items()}
+        shapes = {
+            name: (tuple(tensor.shape), tensor.dtype) for name, tensor in snapshot.model.items()
+        }
         reason = Layout.of(initial).mismatch(shapes)
         if reason is not None:
             self.close()
             raise SteelyardError(
-                f"{self.path}: the model in it is not that of initial_arrays ({reason}): pass the same one, or choose "
+                f"{self.path}: the model in it is not that of initial_arrays ({reason}): pass the "
+                f"same one, or choose "
                 "another directory"
             )
         return replace(snapshot, model={name: snapshot.model[name] for name in initial})
@@ -133,7 +162,9 @@ class RunLog:
             cohorts: list[list[ClientId]] = json.loads(path.read_bytes())
         except (OSError, ValueError):
             self.close()
-            raise SteelyardError(f"{path}: missing or damaged: bring it back, or choose another directory") from None
+            raise SteelyardError(
+                f"{path}: missing or damaged: bring it back, or choose another directory"
+            ) from None
         return cohorts
 
     def note(self, record: Record, cohort: list[ClientId]) -> None:
@@ -143,8 +174,12 @@ class RunLog:
     def holds(self, metrics: Table) -> None:
         """Who holds what, as far as clients have told."""
         before = len(self.sizes), len(self.labels)
-        self.sizes |= {str(client): value for client, value in metrics.get("num_examples", {}).items()}
-        self.labels |= {str(client): value for client, value in metrics.get("label_hist", {}).items()}
+        self.sizes |= {
+            str(client): value for client, value in metrics.get("num_examples", {}).items()
+        }
+        self.labels |= {
+            str(client): value for client, value in metrics.get("label_hist", {}).items()
+        }
         if self.directory is None or before == (len(self.sizes), len(self.labels)):
             return
         ids = sorted(self.sizes, key=sort_key)
@@ -166,13 +201,22 @@ class RunLog:
         return judge
 
     def add_evaluation(self, metrics: MetricRecord | None, by: str = "") -> None:
-        """Adds what an evaluation found: the server's own under the metrics' names, the clients' under theirs."""
+        """Adds what an evaluation found.
+
+        The server's own under the metrics' names, the clients' under theirs.
+        """
         if metrics is None or self.record is None:
             return
-        plain: Record = {name.replace("-", "_"): _to_plain(value) for name, value in metrics.items()}
+        plain: Record = {
+            name.replace("-", "_"): _to_plain(value) for name, value in metrics.items()
+        }
         if not by:
             reserved = {*self.record, *_PLACES} - {*_SCORES, self.monitor.metric}
-            lists = {name for name in (*_SCORES, self.monitor.metric) if isinstance(plain.get(name), list)}
+            lists = {
+                name
+                for name in (*_SCORES, self.monitor.metric)
+                if isinstance(plain.get(name), list)
+            }
             separate = {name: value for name, value in plain.items() if name in reserved | lists}
             own = {name: value for name, value in plain.items() if name not in separate}
             self.record |= own
@@ -190,7 +234,10 @@ class RunLog:
             self.record["evaluation"] = replies
 
     def settle(self, state: Callable[[], tuple[StateDict, dict[str, Any]]]) -> None:
-        """Puts the round on record, and a checkpoint beside it if one is due; `state` gives model and state."""
+        """Puts the round on record, and a checkpoint beside it if one is due.
+
+        `state` gives model and state.
+        """
         record, self.record = self.record, None
         if record is None or self.directory is None:
             return
@@ -201,7 +248,10 @@ class RunLog:
         for name in _SCORES:
             record.setdefault(name, None)
         total, measured = time.perf_counter() - self.began, sum(record["timings"].values())
-        record["timings"] |= {"evaluate": round(max(0.0, total - measured), 6), "total": round(total, 6)}
+        record["timings"] |= {
+            "evaluate": round(max(0.0, total - measured), 6),
+            "total": round(total, 6),
+        }
         self.directory.append(record)
         self.cohorts.append(self.cohort)
         number = record["round"]
@@ -214,7 +264,8 @@ class RunLog:
                 self.directory.checkpoints.save(Snapshot(number, model, None, self.identity))
             if due:
                 self.directory.checkpoints.save(
-                    Snapshot(number, model, run_state, self.identity, self.directory.digest), self.directory.log
+                    Snapshot(number, model, run_state, self.identity, self.directory.digest),
+                    self.directory.log,
                 )
 
     def _improves(self, record: Record) -> bool:
@@ -237,16 +288,27 @@ class RunLog:
 
 
 def _to_plain(value: Any) -> Any:
-    return [finite_or_none(float(item)) for item in value] if isinstance(value, list) else finite_or_none(float(value))
+    return (
+        [finite_or_none(float(item)) for item in value]
+        if isinstance(value, list)
+        else finite_or_none(float(value))
+    )
 
 
 def describe_run(
-    algorithm: Mapping[str, str | None], seed: int, model: StateDict, clients: int, name: str, metrics: list[str]
+    algorithm: Mapping[str, str | None],
+    seed: int,
+    model: StateDict,
+    clients: int,
+    name: str,
+    metrics: list[str],
 ) -> dict[str, Any]:
     """What a run is, as far as its server knows, in the simulator's words."""
     digest = hashlib.sha256()
     for key, tensor in model.items():
-        digest.update(key.encode() + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            key.encode() + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     parameters = sum(tensor.numel() for tensor in model.values() if tensor.is_floating_point())
     return {
         "algorithm": {part: text for part, text in algorithm.items() if text},

@@ -31,14 +31,16 @@ _NAMES = {
     "yogi": "FedYogi",
 }
 _UNIFORM = ("feddyn", "fedmut")  # their authors average so; FedCos weighs by sizes, Eq. (3)
-_OURS = list(inspect.signature(Steelyard.__init__).parameters.values())[2:]  # without self and algorithm
+_OURS = list(inspect.signature(Steelyard.__init__).parameters.values())[
+    2:
+]  # without self and algorithm
 
 
 def strategies() -> dict[str, tuple[str, Entry]]:
     """Return class names with the kind of the part and its entry; parts that wrap others have none.
 
-    A part of another package whose class is called as one of ours has none either: `Steelyard("its_name")` is its
-    strategy.
+    A part of another package whose class is called as one of ours has none either:
+    `Steelyard("its_name")` is its strategy.
     """
     entries = [(kind, entry) for kind, registry in _PLACES for entry in registry if not entry.wraps]
     named: dict[str, tuple[str, Entry]] = {}
@@ -48,16 +50,24 @@ def strategies() -> dict[str, tuple[str, Entry]]:
             named[name] = (kind, entry)
         elif not entry.is_builtin:
             warnings.warn(
-                f"{entry.module}.{name} has no strategy of its own, the name is taken: use Steelyard({entry.name!r})",
+                f"{entry.module}.{name} has no strategy of its own, the name is taken: use "
+                f"Steelyard({entry.name!r})",
                 stacklevel=2,
             )
     return named
 
 
 def strategy(name: str) -> type[Steelyard]:
-    """The strategy of this name: Flower's ten arguments, then the part's options and ours by keyword."""
+    """The strategy of this name.
+
+    Flower's ten arguments, then the part's options and ours by keyword.
+    """
     kind, entry = strategies()[name]
-    plain = [] if kind == "weighting" else [_keyword("weighting", "uniform" if entry.name in _UNIFORM else "fedavg")]
+    plain = (
+        []
+        if kind == "weighting"
+        else [_keyword("weighting", "uniform" if entry.name in _UNIFORM else "fedavg")]
+    )
     options = [*plain, *(_keyword(key, p.default) for key, p in entry.options.items())]
     taken_names = {parameter.name for parameter in options}
     strategy_options = [parameter for parameter in _OURS if parameter.name not in taken_names]
@@ -75,8 +85,17 @@ def strategy(name: str) -> type[Steelyard]:
 
     signature = inspect.Signature([*ten, *keywords])
     described = f"{entry.info.title[:1].upper()}{entry.info.title[1:]} ({entry.info.paper or 'steelyard'}), on Flower."
-    own = {"__init__": init, "__signature__": signature, "__module__": "steelyard.flower", "__qualname__": name}
-    return type(name, (Steelyard,), {**own, "__doc__": f"{described}\n\nOptions: `steelyard explain {entry.name}`."})
+    own = {
+        "__init__": init,
+        "__signature__": signature,
+        "__module__": "steelyard.flower",
+        "__qualname__": name,
+    }
+    return type(
+        name,
+        (Steelyard,),
+        {**own, "__doc__": f"{described}\n\nOptions: `steelyard explain {entry.name}`."},
+    )
 
 
 def _keyword(name: str, default: Any) -> inspect.Parameter:

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from steelyard.algorithm import Algorithm
-from steelyard.core.client_state import ClientId
+from steelyard.core.state import ClientId
 from steelyard.flower.compat import accepted_options, count_rounds_from, renumber_rounds
 from steelyard.flower.identity import ClientIds
 from steelyard.flower.messages import cohort, instructions, messages, wait_for_nodes
@@ -39,33 +39,40 @@ class Steelyard(FedAvg):
     """An algorithm on Flower: `Steelyard("feddisco|fedawa", ...)`, or an `Algorithm`.
 
     Args:
-        algorithm: a rule as text, or an `Algorithm` of rule, client terms, server optimizer and refiner.
+        algorithm: a rule as text, or an `Algorithm` of rule, client terms, server optimizer and
+            refiner.
         fraction_train: as in Flower's FedAvg, and so are the next nine.
         fraction_evaluate: see there.
         min_train_nodes: see there.
         min_evaluate_nodes: see there.
         min_available_nodes: see there.
-        weighted_by_key: the metric that holds the number of examples; under another name, it is any positive weight.
+        weighted_by_key: the metric that holds the number of examples; under another name, it is any
+            positive weight.
         arrayrecord_key: see there.
         configrecord_key: see there.
         train_metrics_aggr_fn: see there.
         evaluate_metrics_aggr_fn: see there.
         guard: bound what one client can do (`steelyard.guard`), whatever the rule.
         proxy: the server's proxy data, for rules that look at it.
-        id_key: what clients report as their id, in a metric or a config record; else it is the node's.
-        population: number of all clients, for SCAFFOLD and FedDyn; the most ever connected if left out.
+        id_key: what clients report as their id, in a metric or a config record; else it is the
+            node's.
+        population: number of all clients, for SCAFFOLD and FedDyn; the most ever connected if left
+            out.
         mean_examples: mean number of examples of all clients, for FedDyn.
         seed: of cohorts, of the order of batches at `steelyard.flower.client`s, of mutated starts.
-        out: the run directory: one line per round, checkpoints; for `steelyard compare` and `steelyard report`.
+        out: the run directory: one line per round, checkpoints; for `steelyard compare` and
+            `steelyard report`.
         checkpoint_dir: where checkpoints go, if not into `out`; alone, it is the run directory.
         resume: go on with the run in there, if there is one, from its last checkpoint.
         checkpoint_every: rounds between checkpoints.
         patience: so many rounds in a row without a valid reply end the run.
-        memory: budget for replies, in bytes or as text ("2 GB"): more goes to disk. Half of the memory if left out.
+        memory: budget for replies, in bytes or as text ("2 GB"): more goes to disk. Half of the
+            memory if left out.
         data_name: what records call the data.
-        monitor: the metric that decides which model is the best one: of `evaluate_fn`, or else of the clients, whose
-            median counts.
-        mode: `"max"`, `"min"`, or `"auto"`: less is better for losses and errors, more for all others.
+        monitor: the metric that decides which model is the best one: of `evaluate_fn`, or else of
+            the clients, whose median counts.
+        mode: `"max"`, `"min"`, or `"auto"`: less is better for losses and errors, more for all
+            others.
     """
 
     def __init__(
@@ -101,24 +108,41 @@ class Steelyard(FedAvg):
         nodes = (min_train_nodes, min_evaluate_nodes, min_available_nodes)
         keys = (weighted_by_key, arrayrecord_key, configrecord_key)
         super().__init__(
-            fraction_train, fraction_evaluate, *nodes, *keys, train_metrics_aggr_fn, evaluate_metrics_aggr_fn
+            fraction_train,
+            fraction_evaluate,
+            *nodes,
+            *keys,
+            train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn,
         )
         parsed_algorithm = algorithm if isinstance(algorithm, Algorithm) else Algorithm(algorithm)
         if guard and not isinstance(parsed_algorithm.weighting, Guard):
-            parsed_algorithm = parsed_algorithm.replace_parts(weighting=Guard(parsed_algorithm.weighting))
+            parsed_algorithm = parsed_algorithm.replace_parts(
+                weighting=Guard(parsed_algorithm.weighting)
+            )
         self.probe = None if proxy is None else proxy.resident()
-        self.algorithm, self.seed, self.patience, self.data_name = parsed_algorithm, seed, patience, data_name
+        self.algorithm, self.seed, self.patience, self.data_name = (
+            parsed_algorithm,
+            seed,
+            patience,
+            data_name,
+        )
         self.population, self.mean_examples, self.id_key = population, mean_examples, id_key
         self.journal = RunLog(out, checkpoint_dir, resume, checkpoint_every, 2, monitor, mode)
         terms = parsed_algorithm.client
-        vectors = sum(len(term.server_slots) for term in terms), sum(len(term.told_slots) for term in terms)
+        vectors = (
+            sum(len(term.server_slots) for term in terms),
+            sum(len(term.told_slots) for term in terms),
+        )
         self.spool = Spool(budget(memory), *vectors)
         self.rounds, self.timeout, self.started = 0, _TIMEOUT, False
         self._forget()
 
     def _forget(self) -> None:
         """Begins anew: nothing is left of a run before."""
-        self.server = FlowerServer(self.algorithm, self.probe, self.seed, diagnose=self.journal.path is not None)
+        self.server = FlowerServer(
+            self.algorithm, self.probe, self.seed, diagnose=self.journal.path is not None
+        )
         self.names = ClientIds(self.id_key)
         self.ledger = TermSync(self.algorithm, self.arrayrecord_key, self.weighted_by_key)
         self.done, self.voids, self.connected = 0, 0, 0
@@ -132,7 +156,11 @@ class Steelyard(FedAvg):
         super().summary()
         log(INFO, "\t└──> Steelyard: %s", self.algorithm)
         metrics = sorted({"num_examples", *self.algorithm.needs.metrics})
-        log(INFO, "\t└──> Clients have to report: %s", ", ".join(name.replace("_", "-") for name in metrics))
+        log(
+            INFO,
+            "\t└──> Clients have to report: %s",
+            ", ".join(name.replace("_", "-") for name in metrics),
+        )
 
     def start(
         self,
@@ -147,20 +175,30 @@ class Steelyard(FedAvg):
     ) -> Result:
         """Runs all rounds that are left, as Flower's own does, and writes the run directory on the way.
 
-        The arguments are those of Flower's `Strategy.start`. `options` are those that a newer Flower adds, such as
-        `should_stop` in 1.43: they are passed on if the installed Flower takes them.
+        The arguments are those of Flower's `Strategy.start`. `options` are those that a newer
+        Flower adds, such as `should_stop` in 1.43: they are passed on if the installed Flower takes
+        them.
         """
         options = accepted_options(super().start, options)
         self.rounds, self.timeout, self.started = num_rounds, timeout, True
         self._forget()
         try:
             arrays = self._enter(initial_arrays)
-            courier: Any = StreamingGrid(grid, timeout, self._receive, lambda: self.spool.room(num_bytes(arrays)))
+            courier: Any = StreamingGrid(
+                grid, timeout, self._receive, lambda: self.spool.room(num_bytes(arrays))
+            )
             remaining = max(0, num_rounds - self.done)
             judging = self.journal.judging(evaluate_fn, self.done)
             with count_rounds_from(self.done):
                 result = super().start(
-                    courier, arrays, remaining, timeout, train_config, evaluate_config, judging, **options
+                    courier,
+                    arrays,
+                    remaining,
+                    timeout,
+                    train_config,
+                    evaluate_config,
+                    judging,
+                    **options,
                 )
             self.journal.settle(self._state)
         finally:
@@ -171,10 +209,15 @@ class Steelyard(FedAvg):
         return renumber_rounds(result, self.done)
 
     def _enter(self, initial: ArrayRecord) -> ArrayRecord:
-        """Opens the run directory; returns the model to begin with, that of the last checkpoint if the run goes on."""
+        """Opens the run directory.
+
+        Returns the model to begin with, that of the last checkpoint if the run goes on.
+        """
         clients = self.population or max(self.min_available_nodes, self.min_train_nodes)
         metrics, model = sorted(self.algorithm.needs.metrics), to_state_dict(initial)
-        about = describe_run(self.algorithm.texts, self.seed, model, clients, self.data_name, metrics)
+        about = describe_run(
+            self.algorithm.texts, self.seed, model, clients, self.data_name, metrics
+        )
         snapshot = self.journal.open(about, self.rounds, model)
         if self.journal.path is not None:
             self.spool.live_in(self.journal.path / "spool")
@@ -189,7 +232,10 @@ class Steelyard(FedAvg):
         if self.ledger.keeps:
             log(WARNING, KEPT, self.algorithm.texts["client"])
         elif state["theta"]:
-            self.model, self.shown = to_record({name: state["theta"][name] for name in snapshot.model}), model_record
+            self.model, self.shown = (
+                to_record({name: state["theta"][name] for name in snapshot.model}),
+                model_record,
+            )
         return model_record
 
     def _state(self) -> tuple[StateDict, dict[str, Any]]:
@@ -211,11 +257,15 @@ class Steelyard(FedAvg):
         config["server-round"] = number
         settings = (self.rounds, self.seed, self.weighted_by_key, self.mean_examples)
         instructions_record = instructions(self.algorithm, self.names, number, *settings)
-        return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config, OURS: instructions_record})
+        return RecordDict(
+            {self.arrayrecord_key: arrays, self.configrecord_key: config, OURS: instructions_record}
+        )
 
     def _cohort(self, grid: Grid, share: float, minimum: int, number: int) -> list[int]:
         nodes, count = wait_for_nodes(grid, share, minimum, self.min_available_nodes, self.timeout)
-        self.connected = max(self.connected, len(nodes))  # a node that is away for a round is still one of them
+        self.connected = max(
+            self.connected, len(nodes)
+        )  # a node that is away for a round is still one of them
         self.names.see(nodes)
         return cohort(nodes, count, self.names, self.seed, number)
 
@@ -238,10 +288,14 @@ class Steelyard(FedAvg):
         nodes = self._cohort(grid, self.fraction_train, self.min_train_nodes, number)
         self.spool.expect(len(nodes), layout_of(source), self.server.told_names)
         self.journal.began = time.perf_counter()
-        self.sent = messages(content, nodes, MessageType.TRAIN, number, self.timeout, self.ledger.accepted)
+        self.sent = messages(
+            content, nodes, MessageType.TRAIN, number, self.timeout, self.ledger.accepted
+        )
         starts = self.server.starts(source, [self.names.of(node) for node in nodes], number)
         for message, start in zip(self.sent, starts, strict=False):
-            message.content = RecordDict({**message.content, self.arrayrecord_key: to_record(start)})
+            message.content = RecordDict(
+                {**message.content, self.arrayrecord_key: to_record(start)}
+            )
         log(INFO, "configure_train: asked %d nodes", len(nodes))
         return self.sent
 
@@ -253,17 +307,23 @@ class Steelyard(FedAvg):
         if self.model is None or not self.sent:
             return None, None
         answers = match_replies(self.sent, replies, self.names, self.timeout)
-        box = sort_out(answers, self.names, self.ledger.wanted, self.spool, self.algorithm.needs.metrics)
+        box = sort_out(
+            answers, self.names, self.ledger.wanted, self.spool, self.algorithm.needs.metrics
+        )
         answers.warn(number)
         box.warn(number, self.names, first=number == self.done + 1)
         halves = self.ledger.check(number, box)
-        result = self.server.aggregate(number, RecordSource(self.model), box.replies, self.population or self.connected)
+        result = self.server.aggregate(
+            number, RecordSource(self.model), box.replies, self.population or self.connected
+        )
         self.ledger.settle(number, result.settled, box)
         timings = {"train": began - self.journal.began, "aggregate": time.perf_counter() - began}
         timings = {name: round(seconds, 6) for name, seconds in timings.items()}
         self.journal.holds(result.told)
         record = {**result.record, **answers.record, **halves, "timings": timings}
-        self.journal.note(record, [self.names.of(message.metadata.dst_node_id) for message in self.sent])
+        self.journal.note(
+            record, [self.names.of(message.metadata.dst_node_id) for message in self.sent]
+        )
         arrays = self._adopt(number, result, answers)
         accepted = {client: box.contents[client] for client in result.accepted}
         self.spool.clear()
@@ -281,7 +341,8 @@ class Steelyard(FedAvg):
             if self.voids >= self.patience:
                 self.journal.settle(self._state)
                 raise RunStopped(
-                    f"round {number}: {self.voids} rounds in a row were void, the last because: {reason}: look at the "
+                    f"round {number}: {self.voids} rounds in a row were void, the last because: "
+                    f"{reason}: look at the "
                     f"clients, or raise patience={self.patience}"
                 )
             return self.shown or self.model
@@ -299,11 +360,18 @@ class Steelyard(FedAvg):
         content = self._content(number, arrays, config)
         nodes = self._cohort(grid, self.fraction_evaluate, self.min_evaluate_nodes, number)
         self.spool.expect(len(nodes))
-        self.judges = messages(content, nodes, MessageType.EVALUATE, number, self.timeout, self.ledger.accepted)
+        self.judges = messages(
+            content, nodes, MessageType.EVALUATE, number, self.timeout, self.ledger.accepted
+        )
         return self.judges
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The mean of what clients report; a reply that cannot be right is quarantined, with the reason."""
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The mean of what clients report.
+
+        A reply that cannot be right is quarantined, with the reason.
+        """
         answers = match_replies(self.judges, replies, self.names, self.timeout)
         self.judges = []
         number = server_round + self.done
@@ -314,7 +382,9 @@ class Steelyard(FedAvg):
         answers.warn(number, ", evaluation")
         for client_id, reason in quarantined.items():
             log(WARNING, "round %d, evaluation, client %s: %s", number, client_id, reason)
-        self.journal.answered({**answers.record, "quarantined": quarantined, "median": means.medians})
+        self.journal.answered(
+            {**answers.record, "quarantined": quarantined, "median": means.medians}
+        )
         self.journal.add_evaluation(means.metrics, "client_evaluation")
         return means.metrics
 

@@ -1,6 +1,9 @@
-"""Sends a round's messages and takes the replies in as they come: what exceeds the memory budget goes to disk at once.
+"""Sends a round's messages and takes the replies in as they come.
 
-Flower's own grids hold all replies until the last one is there, clients x model, and look for them every three seconds.
+What exceeds the memory budget goes to disk at once.
+
+Flower's own grids hold all replies until the last one is there, clients x model, and look for them
+every three seconds.
 """
 
 from __future__ import annotations
@@ -45,18 +48,25 @@ def budget(memory: int | str | None) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
         return memory
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*", memory) if isinstance(memory, str) else None
+    match = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*", memory)
+        if isinstance(memory, str)
+        else None
+    )
     if match is None:
-        raise SteelyardError(f'memory={memory!r}: use a number of bytes, or text such as "2 GB" or "500 MiB"')
+        raise SteelyardError(
+            f'memory={memory!r}: use a number of bytes, or text such as "2 GB" or "500 MiB"'
+        )
     return int(float(match[1]) * (1024 if match[3] else 1000) ** " kMGT".index(match[2] or " "))
 
 
 class Spool:
     """Replies' arrays within a budget: the first ones stay in memory, the others become files.
 
-    Everything that a reply holds is counted. Models, and the vectors of client terms, go to disk when memory is short;
-    what else a reply holds has to stay, so each reply has a limit for it. Which file is whose is kept here and never
-    in the replies, which say what clients like; files are there until `clear`.
+    Everything that a reply holds is counted. Models, and the vectors of client terms, go to disk
+    when memory is short; what else a reply holds has to stay, so each reply has a limit for it.
+    Which file is whose is kept here and never in the replies, which say what clients like; files
+    are there until `clear`.
     """
 
     def __init__(self, limit: int, sent: int = 0, told: int = 0) -> None:
@@ -72,11 +82,16 @@ class Spool:
         self.seen: set[int] = set()
 
     def live_in(self, home: Path) -> None:
-        """Writes into this folder, not a temporary one; what a run that was killed left there goes."""
+        """Writes into this folder, not a temporary one.
+
+        What a run that was killed left there goes.
+        """
         self.home = home
         _sweep(home)
 
-    def expect(self, clients: int, layout: Layout | None = None, vectors: Iterable[str] = ()) -> None:
+    def expect(
+        self, clients: int, layout: Layout | None = None, vectors: Iterable[str] = ()
+    ) -> None:
         """Forget the replies before, and prepare for the next.
 
         Args:
@@ -93,11 +108,14 @@ class Spool:
         return max(0, self.limit - self.own * model - self.held) // max(1, (1 + self.told) * model)
 
     def take(self, reply: Message, key: str | None) -> None:
-        """Keep what a reply holds, or put its arrays aside; a reply that cannot be used is refused, and emptied.
+        """Keep what a reply holds, or put its arrays aside.
+
+        A reply that cannot be used is refused, and emptied.
 
         Args:
             reply: from a client.
-            key: the name of the record with the model; None for replies without one, which are evaluations.
+            key: the name of the record with the model; None for replies without one, which are
+                evaluations.
         """
         if reply.has_error():
             _shorten(reply.error)
@@ -131,7 +149,8 @@ class Spool:
         if beside > self.most_beside:
             suffix = "" if name is None else " beside the model"
             raise SteelyardError(
-                f"its reply holds {beside} bytes{suffix}, at most {self.most_beside} are allowed: send less, or raise "
+                f"its reply holds {beside} bytes{suffix}, at most {self.most_beside} are allowed: "
+                f"send less, or raise "
                 "memory="
             )
         # The model, and vectors of its size.
@@ -151,7 +170,9 @@ class Spool:
         if self.layout is None:
             return
         if len(record) > len(self.layout.leaves):
-            raise SteelyardError(f"its model has {len(record)} tensors, {len(self.layout.leaves)} are expected")
+            raise SteelyardError(
+                f"its model has {len(record)} tensors, {len(self.layout.leaves)} are expected"
+            )
         reason = self.layout.mismatch(RecordSource(record).shapes)
         if reason is not None:
             raise SteelyardError(reason)
@@ -165,7 +186,9 @@ class Spool:
         limit = self.told * (self.layout.dim * _MOST_ITEM + _MOST_ENVELOPE)
         size = record_bytes(record)
         if size > limit:
-            raise SteelyardError(f"its record {TOLD!r} holds {size} bytes, at most {limit} are expected")
+            raise SteelyardError(
+                f"its record {TOLD!r} holds {size} bytes, at most {limit} are expected"
+            )
 
     def _hold(self, content: RecordDict, name: str, suffix: str, room: int) -> None:
         """Keep a record in memory if there is room, else write it to a file."""
@@ -181,7 +204,9 @@ class Spool:
         except (OSError, SafetensorError) as error:
             location = self.folder or self.home or "replies beyond memory="
             cure = "set TMPDIR to where there is" if self.home is None else "raise memory="
-            raise ServerFault(f"{location}: {getattr(error, 'strerror', error)}: make room, or {cure}") from error
+            raise ServerFault(
+                f"{location}: {getattr(error, 'strerror', error)}: make room, or {cure}"
+            ) from error
         self.aside[id(content), suffix] = path
         del content[name]
 
@@ -211,7 +236,11 @@ def content_bytes(content: RecordDict, but: Iterable[str | None] = ()) -> int:
         but: names of records that are not counted.
     """
     left_out = set(but)
-    return sum(sys.getsizeof(name) + record_bytes(record) for name, record in content.items() if name not in left_out)
+    return sum(
+        sys.getsizeof(name) + record_bytes(record)
+        for name, record in content.items()
+        if name not in left_out
+    )
 
 
 def record_bytes(record: Mapping[str, Any]) -> int:
@@ -236,7 +265,10 @@ def _shorten(error: Error) -> None:
 
 
 def _empty(content: RecordDict, limit: int) -> None:
-    """Drop the arrays of a refused reply, and the rest too if it is large: it may hold the client's id."""
+    """Drop the arrays of a refused reply, and the rest too if it is large.
+
+    It may hold the client's id.
+    """
     for name in list(content.array_records):
         del content[name]
     if content_bytes(content) > limit:
@@ -254,14 +286,20 @@ class StreamingGrid:
     """A grid that hands replies over one by one. All else is the grid's own."""
 
     def __init__(
-        self, grid: Grid, timeout: float, receive: Callable[[Message, bool], None], room: Callable[[], int]
+        self,
+        grid: Grid,
+        timeout: float,
+        receive: Callable[[Message, bool], None],
+        room: Callable[[], int],
     ) -> None:
         self._grid, self._timeout, self._receive, self._room = grid, timeout, receive, room
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         """Pushes the messages and pulls replies until all are there or the time is up."""
         pushed = list(messages)
         waiting = {name for name in self._grid.push_messages(pushed) if name} if pushed else set()
@@ -290,7 +328,10 @@ def _are_for_training(messages: Iterable[Message]) -> bool:
 
 
 def array_name(content: RecordDict, key: str) -> str | None:
-    """The name of the model in a message: the usual one, or that of the only record there is beside ours."""
+    """The name of the model in a message.
+
+    The usual one, or that of the only record there is beside ours.
+    """
     if key in content.array_records:
         return key
     names = [name for name in content.array_records if not name.startswith("steelyard.")]

@@ -1,8 +1,8 @@
 """What the server remembers of its clients' halves: who added the terms, and whose vectors count.
 
-Clients keep vectors of their own (SCAFFOLD's variates, say) and tell the server how they changed. A reply may be lost
-or set aside, and then the change has to be undone at the client too. So every message names the last round whose reply
-counted, and the client goes on from what it kept then.
+Clients keep vectors of their own (SCAFFOLD's variates, say) and tell the server how they changed. A
+reply may be lost or set aside, and then the change has to be undone at the client too. So every
+message names the last round whose reply counted, and the client goes on from what it kept then.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from flwr.common.logger import log
 
 from steelyard.algorithm import Algorithm
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
+from steelyard.core.state import ClientId
 from steelyard.flower.replies import UNCONFIRMED, Inbox, ReplyRequirements
 
 LOST = "round %d, client %s: what it kept from earlier rounds is lost, and it began at zero (a new process?)%s"
@@ -28,7 +28,9 @@ class TermSync:
     def __init__(self, algorithm: Algorithm, arrays: str, examples: str) -> None:
         terms = algorithm.client
         text = algorithm.texts["client"] or ""
-        self.wanted = ReplyRequirements(arrays, examples, text, strict=any(term.server_slots for term in terms))
+        self.wanted = ReplyRequirements(
+            arrays, examples, text, strict=any(term.server_slots for term in terms)
+        )
         self.keeps = any(term.client_slots for term in terms)
         self.tied = [term.name for term in terms if term.told_slots or term.moves_model]
         self.rounds: dict[int, int] = {}
@@ -39,15 +41,22 @@ class TermSync:
         return self.rounds.get(node, 0)
 
     def check_driver(self) -> None:
-        """For rounds that another strategy drives: it may change replies and the model, which these terms rely on."""
+        """For rounds that another strategy drives.
+
+        It may change replies and the model, which these terms rely on.
+        """
         for name in self.tied:
             raise SteelyardError(
-                f"client={name}: its server part goes wrong inside another strategy: call its own start, or use "
+                f"client={name}: its server part goes wrong inside another strategy: call its own "
+                f"start, or use "
                 "client=fedprox"
             )
 
     def check(self, number: int, box: Inbox) -> dict[str, Any]:
-        """Warns of clients that added no terms or lost what they kept; returns what is put on record of it."""
+        """Warns of clients that added no terms or lost what they kept.
+
+        Returns what is put on record of it.
+        """
         client, without = self.wanted.client, box.unconfirmed
         self.confirmed = self.confirmed or len(without) < len(box.nodes)
         are_most = 2 * len(without) > box.replies.asked  # it is no single client's fault

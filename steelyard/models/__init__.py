@@ -3,7 +3,7 @@
 Importing this package registers every network under its name in spec strings.
 """
 
-from steelyard.models import alexnet, cnn, densenet, lenet, linear, resnet, resnet18, text, vit
+from steelyard.models import alexnet, cnn, densenet, linear, resnet, text, vit
 from steelyard.models.registry import MODELS, Architecture, build, count_parameters
 
 __all__ = [
@@ -14,10 +14,8 @@ __all__ = [
     "cnn",
     "count_parameters",
     "densenet",
-    "lenet",
     "linear",
     "resnet",
-    "resnet18",
     "text",
     "vit",
 ]

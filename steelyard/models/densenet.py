@@ -47,7 +47,9 @@ class DenseNet121(Architecture):
             for _ in range(depth):
                 layers.append(Growth(planes, _GROWTH))
                 planes += _GROWTH
-        return nn.Sequential(*layers, nn.BatchNorm2d(planes), nn.ReLU(), Mean(), nn.Linear(planes, classes))
+        return nn.Sequential(
+            *layers, nn.BatchNorm2d(planes), nn.ReLU(), Mean(), nn.Linear(planes, classes)
+        )
 
 
 class Growth(nn.Module):

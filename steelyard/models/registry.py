@@ -64,8 +64,12 @@ def build(spec: str | Architecture, input_shape: Shape, classes: int, seed: int)
     checks.integer("classes", classes, 1)
     checks.integer("seed", seed)
     if not input_shape or min(input_shape) < 1:
-        raise SteelyardError(f"input_shape={tuple(input_shape)}: use the shape of one sample, e.g. (1, 28, 28)")
-    count_parameters(architecture, tuple(input_shape), classes)  # raises an error if memory is too small
+        raise SteelyardError(
+            f"input_shape={tuple(input_shape)}: use the shape of one sample, e.g. (1, 28, 28)"
+        )
+    count_parameters(
+        architecture, tuple(input_shape), classes
+    )  # raises an error if memory is too small
     words = np.random.SeedSequence(entropy=seed, spawn_key=(_STREAM,)).generate_state(1, np.uint64)
     with threads.seeded(int(words[0])), torch.device("cpu"), _float32():
         return architecture(tuple(input_shape), classes)
@@ -92,8 +96,10 @@ def count_parameters(architecture: Architecture, input_shape: Shape, classes: in
         size = "too many" if count == checks.LARGEST else f"{count:,}"
         sample = "x".join(map(str, input_shape))
         raise SteelyardError(
-            f"model {shorten(str(architecture), 200)}: it would have {size} parameters on samples of "
-            f"{shorten(sample)} and {classes} classes, more than memory can hold: use smaller layers"
+            f"model {shorten(str(architecture), 200)}: it would have {size} parameters on samples "
+            f"of "
+            f"{shorten(sample)} and {classes} classes, more than memory can hold: use smaller "
+            f"layers"
         )
     return count
 
@@ -126,8 +132,12 @@ def image_shape(name: str, input_shape: Shape, low: int) -> tuple[int, int, int]
     Raise an error if it is not an image or one smaller than `low`.
     """
     if len(input_shape) != 3:
-        raise SteelyardError(f"input_shape={input_shape}: {name} takes images (channels, height, width)")
+        raise SteelyardError(
+            f"input_shape={input_shape}: {name} takes images (channels, height, width)"
+        )
     channels, height, width = input_shape
     if min(height, width) < low:
-        raise SteelyardError(f"input_shape={input_shape}: {name} needs images of at least {low}x{low}")
+        raise SteelyardError(
+            f"input_shape={input_shape}: {name} needs images of at least {low}x{low}"
+        )
     return channels, height, width

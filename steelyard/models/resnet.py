@@ -25,6 +25,16 @@ from steelyard.core.errors import SteelyardError
 from steelyard.core.weighting import Info
 from steelyard.models.registry import MODELS, Architecture, Shape, image_shape
 
+# ResNet-18 for small images.
+#
+# He et al., CVPR 2016, with a first convolution of 3x3 at stride 1 and no pooling.
+#
+# Four stages of two blocks with 64, 128, 256, 512 channels: 11,173,962 parameters at 10 classes,
+# as
+# in the code of CriticalFL and FedAWA. The mean over the image replaces the 4x4 pooling of that
+# code,
+# so that other sizes work too.
+
 _INFO = Info("residual network with projection shortcuts", "He et al., CVPR 2016")
 
 
@@ -94,7 +104,9 @@ def wrn56_4() -> ResNet:
 
 
 MODELS.alias("resnet20", _INFO, resnet20)
-MODELS.alias("wrn56_2", Info("resnet:depth=56 of twice the width", "Li et al. (FedLAW), ICML 2023"), wrn56_2)
+MODELS.alias(
+    "wrn56_2", Info("resnet:depth=56 of twice the width", "Li et al. (FedLAW), ICML 2023"), wrn56_2
+)
 MODELS.alias(
     "wrn56_4",
     Info("resnet:depth=56 of four times the width", "Li et al. (FedLAW), ICML 2023"),
@@ -119,13 +131,17 @@ def check_groups(groups: int, planes: int) -> None:
     Every stage doubles the channels, so a divisor of the first stage divides all of them.
     """
     if planes % groups:
-        raise SteelyardError(f"groups={groups}: use a divisor of {planes}, the channels of the first stage")
+        raise SteelyardError(
+            f"groups={groups}: use a divisor of {planes}, the channels of the first stage"
+        )
 
 
 class Block(nn.Module):
     """Two 3x3 convolutions and a shortcut."""
 
-    def __init__(self, before: int, planes: int, stride: int, norm: Norm, shortcut_norm: Norm) -> None:
+    def __init__(
+        self, before: int, planes: int, stride: int, norm: Norm, shortcut_norm: Norm
+    ) -> None:
         super().__init__()
         self.residual = nn.Sequential(
             convolution(before, planes, 3, stride),
@@ -136,7 +152,9 @@ class Block(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != planes:
-            self.shortcut = nn.Sequential(convolution(before, planes, 1, stride), shortcut_norm(planes))
+            self.shortcut = nn.Sequential(
+                convolution(before, planes, 1, stride), shortcut_norm(planes)
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the ReLU of the sum."""
@@ -154,3 +172,48 @@ class Mean(nn.Module):
 def convolution(before: int, planes: int, size: int, stride: int) -> nn.Conv2d:
     """Return a convolution without bias, because a norm follows."""
     return nn.Conv2d(before, planes, size, stride=stride, padding=size // 2, bias=False)
+
+
+_INFO_18 = Info("ResNet-18 with a 3x3 stem", "He et al., CVPR 2016")
+
+
+@MODELS.register
+@dataclass(frozen=True)
+class ResNet18(Architecture):
+    """ResNet-18 for 32x32 images, or 64x64 with `max_pool`.
+
+    Attributes:
+        norm: `batch`; `group`; or `fedcos`: GroupNorm, but BatchNorm in the shortcuts, as in
+            FedCos's code (1,795 numbers in buffers; its paper has GroupNorm everywhere).
+        groups: of GroupNorm; FedCos's code has 16.
+        max_pool: halves the image once more, for 64x64 images: 3x3 at stride 2 after the stem, as
+            in FedAWA's code for Tiny-ImageNet (models_dict/resnet.py) and in He et al.
+    """
+
+    norm: str = "batch"
+    groups: int = 16
+    max_pool: bool = False
+
+    name = "resnet18"
+    info = _INFO_18
+
+    def __post_init__(self) -> None:
+        checks.one_of("norm", self.norm, "batch", "group", "fedcos")
+        checks.integer("groups", self.groups, 1)
+        checks.one_of("max_pool", self.max_pool, False, True)
+        check_groups(self.groups, 64)
+
+    def __call__(self, input_shape: Shape, classes: int) -> nn.Module:
+        """Return the network: stem, four stages, mean, linear layer."""
+        channels, _, _ = image_shape(self.name, input_shape, low=4)
+        norm = Norm(None if self.norm == "batch" else self.groups)
+        shortcut_norm = Norm(self.groups if self.norm == "group" else None)
+        layers: list[nn.Module] = [convolution(channels, 64, 3, 1), norm(64), nn.ReLU()]
+        if self.max_pool:
+            layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+        before = 64
+        for planes in (64, 128, 256, 512):
+            for stride in (1 if planes == 64 else 2, 1):
+                layers.append(Block(before, planes, stride, norm, shortcut_norm))
+                before = planes
+        return nn.Sequential(*layers, Mean(), nn.Linear(512, classes))

@@ -60,7 +60,9 @@ class ViT(Architecture):
         """Return the network: patches, layers, class token, linear layer."""
         channels, height, width = image_shape(self.name, input_shape, low=self.patch)
         if height % self.patch or width % self.patch:
-            raise SteelyardError(f"patch={self.patch}: images are {height}x{width}, use a divisor of both sides")
+            raise SteelyardError(
+                f"patch={self.patch}: images are {height}x{width}, use a divisor of both sides"
+            )
         patches = (height // self.patch) * (width // self.patch)
         layers: list[nn.Module] = []
         for _ in range(self.depth):
@@ -108,7 +110,9 @@ class Attention(nn.Module):
         """Return the input plus the attention, scaled by the square root of the heads' width."""
         projections = self.project(self.norm(x)).unflatten(-1, (3, self.heads, -1))
         query, key, value = projections.permute(2, 0, 3, 1, 4)
-        attention = nn.functional.scaled_dot_product_attention(query, key, value)  # [N, heads, T, d]
+        attention = nn.functional.scaled_dot_product_attention(
+            query, key, value
+        )  # [N, heads, T, d]
         output: torch.Tensor = self.out(attention.transpose(1, 2).flatten(2))
         return x + output
 

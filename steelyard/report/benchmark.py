@@ -1,4 +1,7 @@
-"""The pages of the benchmark: Markdown for the documentation, and one interactive HTML page that needs no network."""
+"""The pages of the benchmark.
+
+Markdown for the documentation, and one interactive HTML page that needs no network.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from steelyard.experiments.jobs import flatten_keys
 from steelyard.experiments.ranking import Analysis, Ranks, Score
 from steelyard.experiments.scores import METRICS
 from steelyard.experiments.tables import markdown_text
-from steelyard.report.page import content_policy, fill_template, read_asset
+from steelyard.report.build import content_policy, fill_template, read_asset
 from steelyard.runs.directory import write_text
 
 MAIN = SCORES[0]
@@ -30,7 +33,10 @@ HEADS = {
 
 
 def format_difference(score: Score | None, is_reference: bool = False) -> str:
-    """Return a cell of the table: the reference's own mean, or the difference from it with half of its interval."""
+    """Return a cell of the table.
+
+    The reference's own mean, or the difference from it with half of its interval.
+    """
     if score is None or score.mean is None:
         return "failed"
     if is_reference or score.difference is None:
@@ -51,11 +57,16 @@ def write_markdown(benchmark: Benchmark, analysis: Analysis, path: Path) -> None
     parts = [
         f"# {markdown_text(benchmark.title)}\n",
         _main_table(benchmark, analysis, settings),
-        "Mean accuracy of the last 10 rounds: of the reference in percent, of the others in points against it, paired "
-        "over seeds, ± half of the 95 % interval. `*`: told apart from the reference after Holm's correction over the "
+        "Mean accuracy of the last 10 rounds: of the reference in percent, of the others in points "
+        "against it, paired "
+        "over seeds, ± half of the 95 % interval. `*`: told apart from the reference after Holm's "
+        "correction over the "
         "rules of the setting.\n",
         f"## Ranks\n\n{describe_ranks(analysis.ranks)}\n",
-        *(f"## {markdown_text(s.label)}\n\n{s.about}.\n\n{_setting_table(analysis, s)}" for s in settings),
+        *(
+            f"## {markdown_text(s.label)}\n\n{s.about}.\n\n{_setting_table(analysis, s)}"
+            for s in settings
+        ),
     ]
     write_text(path, "\n".join(parts))
 
@@ -65,7 +76,8 @@ def describe_ranks(ranks: Ranks) -> str:
     if ranks.critical_difference is None:
         return "Ranks need at least two settings and two rules."
     text = (
-        f"Mean ranks over {ranks.settings} settings; two that differ by less than {ranks.critical_difference:.1f} "
+        f"Mean ranks over {ranks.settings} settings; two that differ by less than "
+        f"{ranks.critical_difference:.1f} "
         "cannot be told apart (Nemenyi's test at 5 %)."
     )
     if ranks.friedman_p is not None:
@@ -84,7 +96,8 @@ def _main_table(benchmark: Benchmark, analysis: Analysis, settings: Sequence[Set
     for rule in analysis.rules:
         is_reference = rule.name == benchmark.reference
         cells = [
-            format_difference(analysis.scores[setting.name][MAIN].get(rule.name), is_reference) for setting in settings
+            format_difference(analysis.scores[setting.name][MAIN].get(rule.name), is_reference)
+            for setting in settings
         ]
         rank = analysis.ranks.by_rule.get(rule.name)
         cells.append("" if rank is None else f"{rank:.1f}")
@@ -137,10 +150,14 @@ def _markdown_lines(lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def write_html(benchmark: Benchmark, analysis: Analysis, results: Sequence[Result], path: Path) -> None:
+def write_html(
+    benchmark: Benchmark, analysis: Analysis, results: Sequence[Result], path: Path
+) -> None:
     """Write the interactive page."""
     script = read_asset("benchmark.js")
-    data = json.dumps(_page_data(benchmark, analysis, results), separators=(",", ":"), allow_nan=False)
+    data = json.dumps(
+        _page_data(benchmark, analysis, results), separators=(",", ":"), allow_nan=False
+    )
     parts = {
         "POLICY": escape(content_policy(script, live=False)),
         "VERSION": escape(__version__),
@@ -152,7 +169,9 @@ def write_html(benchmark: Benchmark, analysis: Analysis, results: Sequence[Resul
     write_text(path, fill_template("benchmark.html", parts))
 
 
-def _page_data(benchmark: Benchmark, analysis: Analysis, results: Sequence[Result]) -> dict[str, Any]:
+def _page_data(
+    benchmark: Benchmark, analysis: Analysis, results: Sequence[Result]
+) -> dict[str, Any]:
     """Return all that the page shows, as plain data."""
     settings = _settings(benchmark, analysis)
     labels = {rule.name: rule.label for rule in analysis.rules}
@@ -165,7 +184,12 @@ def _page_data(benchmark: Benchmark, analysis: Analysis, results: Sequence[Resul
         "summary": f"{runs} runs ({failed} failed): {len(analysis.rules)} rules, {len(settings)} settings, "
         f"seeds {seeds}. Steelyard {__version__}.",
         "settings": [
-            {"name": setting.name, "label": setting.label, "about": setting.about, "target": setting.target}
+            {
+                "name": setting.name,
+                "label": setting.label,
+                "about": setting.about,
+                "target": setting.target,
+            }
             for setting in settings
         ],
         "rules": [
@@ -239,7 +263,9 @@ def _format_toml(config: Mapping[str, Any]) -> str:
 
 
 def draw_ranks(ranks: Ranks, labels: Mapping[str, str]) -> str:
-    """Draw mean ranks as SVG: one line per rule from the best down, and a bar as long as the critical difference.
+    """Draw mean ranks as SVG.
+
+    One line per rule from the best down, and a bar as long as the critical difference.
 
     Rules whose dots lie within the length of the bar of one another cannot be told apart.
     """
@@ -259,7 +285,9 @@ def draw_ranks(ranks: Ranks, labels: Mapping[str, str]) -> str:
     ]
     for tick in range(1, count + 1):
         x = place(tick)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top - 6}" y2="{height - 10}" stroke="#e3e6ea"/>')
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top - 6}" y2="{height - 10}" stroke="#e3e6ea"/>'
+        )
         parts.append(f'<text x="{x:.1f}" y="{top - 10}" text-anchor="middle">{tick}</text>')
     # The bar begins at the best rule.
     best = next(iter(ranks.by_rule.values()))
@@ -274,7 +302,9 @@ def draw_ranks(ranks: Ranks, labels: Mapping[str, str]) -> str:
         y = top + step * number + 12
         limit = math.inf if ranks.critical_difference is None else best + ranks.critical_difference
         fill = "#0072b2" if rank <= limit else "#d55e00"
-        parts.append(f'<text x="{left - 16}" y="{y + 4}" text-anchor="end">{escape(labels[name])}</text>')
+        parts.append(
+            f'<text x="{left - 16}" y="{y + 4}" text-anchor="end">{escape(labels[name])}</text>'
+        )
         parts.append(f'<circle cx="{place(rank):.1f}" cy="{y}" r="4.5" fill="{fill}"/>')
         parts.append(f'<text x="{place(rank) + 9:.1f}" y="{y + 4}">{rank:.1f}</text>')
     return "".join([*parts, "</svg>"])

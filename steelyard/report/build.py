@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import json
 import math
+import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +27,103 @@ from steelyard.report.series import Series, read_series
 from steelyard.runs.directory import ENVIRONMENT, read_config
 from steelyard.runs.files import parse_json, read_bytes
 from steelyard.runs.monitor import Monitor, check_target
+
+# Writes a report as one HTML page that needs no network.
+#
+# Recorded values are in the page as base64 of gzip, and the script shows them as text nodes: a
+# name
+# cannot become markup. A Content-Security-Policy forbids all connections, and all scripts except
+# the
+# script of the page and plotly.
+
+_PARTS = files("steelyard.report")
+
+
+def write(report: Report, path: str | Path) -> Path:
+    """Write a report to an HTML file. An existing file is replaced."""
+    path = Path(path)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise SteelyardError(f"{path}: a report is an HTML page: use a name that ends with .html")
+    if not path.parent.is_dir():
+        raise SteelyardError(f"{path}: there is no directory {path.parent}: make it first")
+    text = html(report)
+    try:
+        # "replace", because a name may contain half of a surrogate pair.
+        path.write_text(text, "utf-8", "replace")
+    except OSError as error:
+        raise SteelyardError(f"{path}: cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def html(report: Report | None, live: bool = False, title: str = "") -> str:
+    """Return the HTML text of a page.
+
+    Args:
+        report: what the page shows; None for a live page without a round yet.
+        live: ask the server for news every two seconds.
+        title: the title if there is no report.
+    """
+    script = "(() => {\n" + read_asset("plots.js") + read_asset("page.js") + "})();\n"
+    data = ""
+    if report is not None:
+        title = report.title
+        data = _compress(json.dumps(report.to_dict(), separators=(",", ":"), allow_nan=False))
+    parts = {
+        "POLICY": escape(content_policy(script, live)),
+        "VERSION": escape(__version__),
+        "TITLE": escape(title),
+        "STYLE": read_asset("page.css"),
+        "LIVE": "yes" if live else "no",
+        "REPORT": data,
+        "PLOTLY": _plotly(),
+        "SCRIPT": script,
+    }
+    return fill_template("page.html", parts)
+
+
+def fill_template(name: str, parts: Mapping[str, str]) -> str:
+    """Return a template of this package with `{{NAME}}` replaced by the part of that name."""
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], read_asset(name))
+
+
+def content_policy(script: str, live: bool) -> str:
+    """Return the Content-Security-Policy of a page.
+
+    It allows the script of the page, plotly (from memory, as a blob) and the inline styles that
+    plotly sets; connections only to the page's own server, if it is live.
+    """
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rules = {
+        "default-src": "'none'",
+        "script-src": f"'sha256-{digest}' blob:",
+        "style-src": "'unsafe-inline'",
+        "img-src": "data: blob:",
+        "connect-src": "'self'" if live else "'none'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in rules.items())
+
+
+@cache
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError:
+        raise SteelyardError('a report needs plotly: pip install "steelyard[report]"') from None
+    return _compress(get_plotlyjs())
+
+
+def _compress(text: str) -> str:
+    """Return base64 of gzip. The same text gives the same bytes: no date is written."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+@cache
+def read_asset(name: str) -> str:
+    """Return the text of a file of this package."""
+    return (_PARTS / name).read_text(encoding="utf-8")
+
 
 _CLIENT_SECTIONS: tuple[Section, ...] = (
     "Weights",
@@ -60,7 +164,9 @@ def gather(
 
     # Put everything together.
     facts = _collect_facts(all_series, list(configs.values()))
-    configuration = [(series.name, _format_configuration(configs[series.first.path])) for series in all_series]
+    configuration = [
+        (series.name, _format_configuration(configs[series.first.path])) for series in all_series
+    ]
     return Report(
         title=_make_title(all_series, facts),
         facts=tuple(facts.items()),
@@ -79,7 +185,9 @@ def find(report: Report, name: str) -> Figure:
     for figure in report.figures:
         if figure.name == name:
             return figure
-    raise SteelyardError(describe_unknown_name("figure", name, [figure.name for figure in report.figures]))
+    raise SteelyardError(
+        describe_unknown_name("figure", name, [figure.name for figure in report.figures])
+    )
 
 
 def _user_metrics(config: dict[str, Any]) -> list[str]:
@@ -90,9 +198,14 @@ def _user_metrics(config: dict[str, Any]) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def _make_figures(all_series: Sequence[Series], targets: Sequence[float], user_metrics: Sequence[str]) -> list[Figure]:
+def _make_figures(
+    all_series: Sequence[Series], targets: Sequence[float], user_metrics: Sequence[str]
+) -> list[Figure]:
     """Return all figures in the order of the page."""
-    heat_maps = {section: client_figures.make_heat_maps(all_series, [section]) for section in _CLIENT_SECTIONS}
+    heat_maps = {
+        section: client_figures.make_heat_maps(all_series, [section])
+        for section in _CLIENT_SECTIONS
+    }
     figures: list[Figure | None] = [
         *round_figures.make_result_figures(all_series, targets, user_metrics),
         *heat_maps["Weights"],
@@ -117,7 +230,9 @@ def _make_figures(all_series: Sequence[Series], targets: Sequence[float], user_m
     return [*reversed(by_name.values())]
 
 
-def _choose_targets(runs: Sequence[Run], configs: Iterable[dict[str, Any]], target: float | None) -> list[float]:
+def _choose_targets(
+    runs: Sequence[Run], configs: Iterable[dict[str, Any]], target: float | None
+) -> list[float]:
     """Return the targets of the figure "Rounds to a target".
 
     The first of: the argument, the targets of the runs, up to three multiples of 10 % accuracy that
@@ -198,7 +313,9 @@ def _mean_effective_clients(run: Run) -> float | None:
     return mean(values) if values else None
 
 
-def _collect_facts(all_series: Sequence[Series], configs: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _collect_facts(
+    all_series: Sequence[Series], configs: Sequence[dict[str, Any]]
+) -> dict[str, str]:
     """Return what was run, by name. Different values of a fact are listed."""
     resolved = [config.get("resolved", {}) for config in configs]
     settings = [config.get("config", {}) for config in configs]
@@ -245,7 +362,9 @@ def _describe_void_rounds(all_series: Sequence[Series]) -> list[str]:
         for run in series.runs:
             reasons += [record["void"] for record in run.history if record.get("void")]
         if reasons:
-            sentences.append(f"{series.name}: {len(reasons)} rounds were void, the last because: {reasons[-1]}")
+            sentences.append(
+                f"{series.name}: {len(reasons)} rounds were void, the last because: {reasons[-1]}"
+            )
     return sentences
 
 
@@ -268,11 +387,15 @@ def _read_environment(paths: Iterable[Path]) -> dict[str, str]:
             if name != "promise":
                 text = shlex.join(map(str, value)) if isinstance(value, list) else str(value)
                 values_by_name.setdefault(name, []).append(text)
-    texts = {name: _join_names(list(dict.fromkeys(values)), 3) for name, values in values_by_name.items()}
+    texts = {
+        name: _join_names(list(dict.fromkeys(values)), 3) for name, values in values_by_name.items()
+    }
     return {**texts, "page made by": f"steelyard {__version__}"}
 
 
-def _make_command(directories: Sequence[str | Path], target: float | None, out: str | Path | None) -> str:
+def _make_command(
+    directories: Sequence[str | Path], target: float | None, out: str | Path | None
+) -> str:
     """Return the command that writes the page again."""
     options = [] if target is None else ["--target", f"{target:g}"]
     output = ["-o", str(out or "report.html")]

@@ -57,7 +57,8 @@ _DESCRIPTIONS = {
     "cosines": Description(
         "Cosine to the global update",
         "cosine",
-        "A client that stays orange moves against the others: it is an outlier, or the only one with its kind of data.",
+        "A client that stays orange moves against the others: it is an outlier, or the only one "
+        "with its kind of data.",
         "Geometry of the updates",
         "diverging",
     ),
@@ -68,9 +69,15 @@ _DESCRIPTIONS = {
         "Geometry of the updates",
         "diverging",
     ),
-    "lambda": Description("Lambda, learned shares", "share", "What the rule learned on its proxy data.", zero=True),
-    "angles": Description("Smoothed angles", "radians", "FedAdp gives clients with small angles more weight."),
-    "alpha": Description("Alpha, change of scores", "factor", "Above one, PA3Fed raises the client's weight."),
+    "lambda": Description(
+        "Lambda, learned shares", "share", "What the rule learned on its proxy data.", zero=True
+    ),
+    "angles": Description(
+        "Smoothed angles", "radians", "FedAdp gives clients with small angles more weight."
+    ),
+    "alpha": Description(
+        "Alpha, change of scores", "factor", "Above one, PA3Fed raises the client's weight."
+    ),
     "client_accuracy": Description(
         "Accuracy by client",
         "accuracy",
@@ -194,7 +201,9 @@ def _choose_clients(rounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[
     return np.sort(most_frequent), [note]
 
 
-def _average_blocks(cells: NDArray[np.float64], block_size: int) -> tuple[tuple[float | None, ...], ...]:
+def _average_blocks(
+    cells: NDArray[np.float64], block_size: int
+) -> tuple[tuple[float | None, ...], ...]:
     """Return the means over blocks of columns; None for a block without a value."""
     has_value = ~np.isnan(cells)
     starts = np.arange(0, cells.shape[1], block_size)
@@ -270,7 +279,8 @@ def make_partition_figure(all_series: Sequence[Series]) -> Figure | None:
     panels: dict[str, Heat] = {}
     rows: list[Row] = []
     sentences = [
-        "Samples of each class that clients have: empty cells are classes that a client never sees.",
+        "Samples of each class that clients have: empty cells are classes that a client never "
+        "sees.",
         "The seed determines the partition.",
     ]
     for series in all_series:
@@ -397,7 +407,8 @@ def make_timings_figure(all_series: Sequence[Series]) -> Figure | None:
     return Figure(
         "timings",
         "Timings",
-        "Mean wall time of a round. Aggregation should be short compared with training. Compare only "
+        "Mean wall time of a round. Aggregation should be short compared with training. Compare "
+        "only "
         "runs of the same machine.",
         "Cost",
         "",

@@ -218,7 +218,9 @@ def _draw_heats(canvas: Drawing, figure: Figure, heights: list[float]) -> None:
     all_axes = canvas.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, heat in zip(all_axes, figure.heats, strict=True):
         cells = np.array(heat.values, dtype=float)  # None becomes NaN
-        image = axes.imshow(cells, cmap=shades, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+        image = axes.imshow(
+            cells, cmap=shades, vmin=low, vmax=high, aspect="auto", interpolation="nearest"
+        )
         title = _shorten_label(heat.name, 90)
         axes.set_title(title, loc="left", fontsize=8, pad=3, parse_math=False)
         axes.set_ylabel(_shorten_label(figure.y), parse_math=False)

@@ -89,7 +89,8 @@ class Summary:
         empty = f"{self.empty} empty" if self.empty else "none empty"
         return (
             f"{self.samples:,} samples; "
-            f"per client {self.smallest:,} to {self.largest:,}, median {self.median:,.5g}, {empty}; "
+            f"per client {self.smallest:,} to {self.largest:,}, median {self.median:,.5g}, "
+            f"{empty}; "
             f"{self.classes:.1f} classes per client; "
             f"mean TV distance of labels {self.distance:.2f}"
         )
@@ -120,7 +121,9 @@ def draw(federation: Federation, path: str | Path, title: str = "", by: By = "la
 def group_counts(federation: Federation) -> Counts:
     """Return the samples per client and group, `[K, G]`."""
     if federation.train.groups is None:
-        raise SteelyardError("by='groups': the data has no groups: pass Dataset(..., groups=...), or use by='labels'")
+        raise SteelyardError(
+            "by='groups': the data has no groups: pass Dataset(..., groups=...), or use by='labels'"
+        )
     return federation.group_counts()
 
 
@@ -209,7 +212,9 @@ def _draw_figure(counts: Counts, title: str, groups: Counts | None) -> Figure:
     base = heights["foot"] / height
     main = figure.add_axes((left, base, right - left, heights["body"] / height))
     sizes_base = base + (heights["body"] + heights["gap"]) / height
-    sizes = figure.add_axes((left, sizes_base, right - left, heights["sizes"] / height), sharex=main)
+    sizes = figure.add_axes(
+        (left, sizes_base, right - left, heights["sizes"] / height), sharex=main
+    )
     side = figure.add_axes((right + 0.12 / width, base, 0.75 / width, heights["body"] / height))
     if has_bubbles:
         panels.draw_bubbles(main, side, counts, groups)
@@ -258,7 +263,9 @@ def _add_texts(figure: Figure, title: str, summary: Summary) -> None:
 
 def _check_counts(counts: Counts) -> Counts:
     if counts.ndim != 2 or 0 in counts.shape or counts.dtype.kind not in "iu" or counts.min() < 0:
-        raise SteelyardError(f"counts are {counts.dtype} {list(counts.shape)}: pass whole numbers [clients, classes]")
+        raise SteelyardError(
+            f"counts are {counts.dtype} {list(counts.shape)}: pass whole numbers [clients, classes]"
+        )
     return counts
 
 

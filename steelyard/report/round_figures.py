@@ -31,7 +31,8 @@ from steelyard.report.series import (
 )
 
 _BAND = (
-    "Lines are means over seeds, bands one standard deviation above and below: where bands overlap, little is certain."
+    "Lines are means over seeds, bands one standard deviation above and below: "
+    "where bands overlap, little is certain."
 )
 _ONE_SEED = "One seed: it does not tell how much is due to chance."
 # Numbers with a figure of their own.
@@ -68,14 +69,16 @@ _DESCRIPTIONS = {
     "effective_clients": Description(
         "Effective clients",
         "effective clients",
-        "One divided by the sum of squared weights: the number of equally weighted clients that would "
+        "One divided by the sum of squared weights: the number of equally weighted clients that "
+        "would "
         "average as much. Near one, a single client decides.",
         "Weights",
     ),
     "gamma": Description(
         "Gamma, the global shrinking factor",
         "gamma",
-        "The averaged model is multiplied by gamma: below one, the rule pulls the parameters towards "
+        "The averaged model is multiplied by gamma: below one, the rule pulls the parameters "
+        "towards "
         "zero, as weight decay does.",
         _LEARNED,
     ),
@@ -90,29 +93,37 @@ _DESCRIPTIONS = {
         "norm",
         "How far the global model moves in a round; it should become small as training converges.",
     ),
-    "param_norm": Description("Length of the global model", "norm", "If it keeps growing, more weight decay may help."),
+    "param_norm": Description(
+        "Length of the global model", "norm", "If it keeps growing, more weight decay may help."
+    ),
     "mean_cosine": Description(
         "Mean cosine between clients",
         "cosine",
-        "How much clients agree: one if all updates have the same direction, zero if they are orthogonal.",
+        "How much clients agree: one if all updates have the same direction, zero if they are "
+        "orthogonal.",
     ),
     "moved": Description(
         "Mean length of clients' updates",
         "norm",
         "How far clients move from the model that they receive.",
     ),
-    "spread": Description("Spread of local models", "distance", "Mean distance between local models: client drift."),
+    "spread": Description(
+        "Spread of local models", "distance", "Mean distance between local models: client drift."
+    ),
     "weighted_cosine": Description(
         "Weighted cosine to the mean update",
         "cosine",
-        "FedAdp's Theorem 1: the higher this sum of weight times cosine, the faster the loss falls.",
+        "FedAdp's Theorem 1: the higher this sum of weight times cosine, the faster the loss "
+        "falls.",
     ),
     "divergence": Description(
         "Divergence of the updates",
         "divergence",
         "How far the updates of clients are from their mean weighted by the number of examples.",
     ),
-    "shrinking": Description("Shrinking", "norm", "Length of the step that gamma makes towards zero.", _LEARNED),
+    "shrinking": Description(
+        "Shrinking", "norm", "Length of the step that gamma makes towards zero.", _LEARNED
+    ),
     "shrinking_ratio": Description(
         "Global step over shrinking",
         "r",
@@ -179,7 +190,9 @@ def _explain_band(figure: Figure) -> Figure:
     return figure
 
 
-def make_curves(all_series: Sequence[Series], name: str, read: Read, description: Description) -> Figure | None:
+def make_curves(
+    all_series: Sequence[Series], name: str, read: Read, description: Description
+) -> Figure | None:
     """Return a figure with one line per series; None if no run has the number.
 
     Args:
@@ -281,7 +294,8 @@ def make_coherence_figure(all_series: Sequence[Series]) -> Figure | None:
     description = Description(
         "Local gradient coherence",
         "coherence",
-        "How much the updates of clients have the same direction (FedLAW, Def. 5.1); rings mark the "
+        "How much the updates of clients have the same direction (FedLAW, Def. 5.1); rings mark "
+        "the "
         "critical point, where it first falls to 5 % of its peak.",
     )
     figure = make_curves(all_series, "coherence", read_number("coherence"), description)
@@ -326,7 +340,9 @@ def make_other_figures(all_series: Sequence[Series], sections: Iterable[Section]
             "Near one, clients agree with their mean.",
         )
         figures.append(make_curves(all_series, "mean_cosines", read_mean("cosines"), cosines))
-        directions = Description("Cosine to the direction sent, mean", "cosine", "FedCos's penalty raises it.")
+        directions = Description(
+            "Cosine to the direction sent, mean", "cosine", "FedCos's penalty raises it."
+        )
         read = read_mean("direction_cosines")
         figures.append(make_curves(all_series, "mean_direction_cosines", read, directions))
     return [figure for figure in figures if figure is not None]

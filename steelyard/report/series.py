@@ -74,7 +74,10 @@ class Series:
         return Line(self.name, self.style, tuple(rounds), means, low, high)
 
     def over(self, measure: Callable[[Run], float | None]) -> tuple[float | None, float | None]:
-        """Return the mean and the deviation over seeds of a score; None and None without a value."""
+        """Return the mean and the deviation over seeds of a score.
+
+        None and None without a value.
+        """
         scores = [measure(run) for run in self.runs]
         values = [score for score in scores if score is not None]
         if not values:

@@ -15,9 +15,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from steelyard.core.errors import SteelyardError
-from steelyard.report.build import gather
+from steelyard.report.build import gather, html
 from steelyard.report.figures import Report
-from steelyard.report.page import html
 from steelyard.runs.directory import CONFIG, ROUNDS
 
 HOST = "127.0.0.1"
@@ -31,7 +30,10 @@ class Source:
         self.target = target
         for directory in self.directories:
             if not directory.is_dir():
-                raise SteelyardError(f"{directory}: no such directory: name a run directory, or one that contains runs")
+                raise SteelyardError(
+                    f"{directory}: no such directory: name a run directory, or one that contains "
+                    f"runs"
+                )
         self.lock = threading.Lock()
         self.news_version = ""
         self.news: dict[str, Any] = {}
@@ -92,14 +94,20 @@ class Watch(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, directories: Sequence[str | Path], port: int = 0, target: float | None = None) -> None:
+    def __init__(
+        self, directories: Sequence[str | Path], port: int = 0, target: float | None = None
+    ) -> None:
         self.source = Source(directories, target)
-        self.page = html(None, live=True, title="Waiting for the first round").encode("utf-8", "replace")
+        self.page = html(None, live=True, title="Waiting for the first round").encode(
+            "utf-8", "replace"
+        )
         try:
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise SteelyardError(f"port {port}: cannot be used: {reason}: choose another port (--port)") from None
+            raise SteelyardError(
+                f"port {port}: cannot be used: {reason}: choose another port (--port)"
+            ) from None
 
     @property
     def address(self) -> str:

@@ -4,10 +4,9 @@ Importing this package registers every rule under its name in spec strings.
 """
 
 from steelyard.rules import (
-    angle_gap,
     bulyan,
     centered_clipping,
-    chain,
+    combinators,
     coordinate,
     detectors,
     fedadp,
@@ -17,23 +16,19 @@ from steelyard.rules import (
     fedlaw,
     fedlaw_swa,
     fednova,
-    gate,
     geometric_median,
     guard,
-    if_finite,
     krum,
     ldawa,
     modifiers,
     nnm,
     pa3fed,
-    per_layer,
 )
 
 __all__ = [
-    "angle_gap",
     "bulyan",
     "centered_clipping",
-    "chain",
+    "combinators",
     "coordinate",
     "detectors",
     "fedadp",
@@ -43,14 +38,11 @@ __all__ = [
     "fedlaw",
     "fedlaw_swa",
     "fednova",
-    "gate",
     "geometric_median",
     "guard",
-    "if_finite",
     "krum",
     "ldawa",
     "modifiers",
     "nnm",
     "pa3fed",
-    "per_layer",
 ]

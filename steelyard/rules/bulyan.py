@@ -1,6 +1,7 @@
 """Bulyan: Krum's selection, then a mean around the median.
 
-El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018.
+El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in Byzantium", ICML
+2018.
 
     select n - 2f updates by applying Krum repeatedly; then, for each coordinate, take the mean of
     the n - 4f values nearest to the median of the selected updates
@@ -13,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.client_state import State
 from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
+from steelyard.core.state import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.coordinate import around_median

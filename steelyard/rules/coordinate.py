@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from steelyard.core import checks
-from steelyard.core.client_state import State
 from steelyard.core.mixture import Mixture, Reducer
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
+from steelyard.core.state import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.krum import withstand
@@ -27,7 +27,10 @@ from steelyard.rules.krum import withstand
 @RULES.register
 @dataclass(frozen=True)
 class Median(Weighting):
-    """The median of each coordinate; for an even number of clients, the mean of the two middle values."""
+    """The median of each coordinate.
+
+    For an even number of clients, the mean of the two middle values.
+    """
 
     name = "median"
     modifies = False

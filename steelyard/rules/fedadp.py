@@ -29,11 +29,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.client_state import State, gather, scatter
 from steelyard.core.gram import Array, Gram
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
+from steelyard.core.state import State, gather, scatter
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
 

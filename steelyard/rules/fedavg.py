@@ -1,6 +1,7 @@
 """Sources: weights from a reported number, or equal weights.
 
-McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks
+from Decentralized
 Data", AISTATS 2017:  theta' = sum_k (n_k / n) theta_k  (Algorithm 1).
 """
 
@@ -10,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steelyard.core.client_state import State
 from steelyard.core.errors import RefusedReports, SteelyardError, shorten
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
+from steelyard.core.state import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
 
@@ -45,7 +46,9 @@ class FedAvg(Weighting):
 
     def __post_init__(self) -> None:
         if not isinstance(self.by, str) or not self.by:
-            raise SteelyardError(f"by={shorten(self.by)}: use the name of a number that clients report")
+            raise SteelyardError(
+                f"by={shorten(self.by)}: use the name of a number that clients report"
+            )
 
     @property
     def needs(self) -> Needs:
@@ -56,12 +59,18 @@ class FedAvg(Weighting):
         """Return the weights `w_k = n_k / sum_j n_j`."""
         sizes = view.metric(self.by)
         if sizes.ndim != 1:
-            raise SteelyardError(f"by={self.by!r}: clients report a list: use a metric that is one number")
+            raise SteelyardError(
+                f"by={self.by!r}: clients report a list: use a metric that is one number"
+            )
         negative = np.flatnonzero(sizes < 0)
         if negative.size:
-            raise RefusedReports({view.ids[k]: f"negative {self.by}={sizes[k]:g}" for k in negative})
+            raise RefusedReports(
+                {view.ids[k]: f"negative {self.by}={sizes[k]:g}" for k in negative}
+            )
         if not sizes.any():
-            raise SteelyardError(f"by={self.by!r}: every client reports 0: at least one number must be positive")
+            raise SteelyardError(
+                f"by={self.by!r}: every client reports 0: at least one number must be positive"
+            )
         return Mixture.convex(sizes[None, :]), state
 
 

@@ -1,7 +1,7 @@
 """FedAWA: optimise the weights from client vectors, without proxy data.
 
-Shi, Zhao, Zhang, Zhou, Guo, Chang, "FedAWA: Adaptive Optimization of Aggregation Weights in Federated Learning Using
-Client Vectors", CVPR 2025.
+Shi, Zhao, Zhang, Zhou, Guo, Chang, "FedAWA: Adaptive Optimization of Aggregation Weights in
+Federated Learning Using Client Vectors", CVPR 2025.
 
     tau_k = theta_k - theta_g ,  tau_g = sum_k lambda_k tau_k                                      (1)
     lambda = argmin sum_k lambda_k |tau_k - tau_g|_2 + d(sum_k lambda_k theta_k, theta_g)          (3)
@@ -50,22 +50,27 @@ from typing import Any
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.client_state import State, gather, has_rows, scatter
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Granularity
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
-from steelyard.core.presets import UNSET, fill
-from steelyard.core.registry import RULES
+from steelyard.core.registry import RULES, UNSET, fill
+from steelyard.core.state import State, gather, has_rows, scatter
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
+from steelyard.rules.combinators import PerLayer
 from steelyard.rules.modifiers import Shrink
 from steelyard.rules.optim import adam, sgd, softmax
-from steelyard.rules.per_layer import PerLayer
 
 _PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"init": "log", "penalty": "model", "euclidean": "l2", "weights": "after", "travel": 1.5},
+    "paper": {
+        "init": "log",
+        "penalty": "model",
+        "euclidean": "l2",
+        "weights": "after",
+        "travel": 1.5,
+    },
     "official": {
         "init": "raw",
         "penalty": "clients",
@@ -245,11 +250,15 @@ def fedawa_l(layers: Granularity = "tensor", **options: Any) -> Weighting:
 
 fedawa_l.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
-        inspect.Parameter("layers", inspect.Parameter.KEYWORD_ONLY, default="tensor", annotation="Granularity"),
+        inspect.Parameter(
+            "layers", inspect.Parameter.KEYWORD_ONLY, default="tensor", annotation="Granularity"
+        ),
         *(p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(FedAWA).parameters.values()),
     ]
 )
-RULES.alias("fedawa_l", Info("FedAWA layer by layer", _INFO.paper, _INFO.secagg, _INFO.dp), fedawa_l)
+RULES.alias(
+    "fedawa_l", Info("FedAWA layer by layer", _INFO.paper, _INFO.secagg, _INFO.dp), fedawa_l
+)
 
 
 @RULES.register
@@ -268,7 +277,11 @@ class FedAWACos(Weighting):
 
     name = "fedawa_cos"
     modifies = True
-    info = Info("weights from cosines to the mean update", "Shi et al., CVPR 2025", "yes, in two passes, as fedadp")
+    info = Info(
+        "weights from cosines to the mean update",
+        "Shi et al., CVPR 2025",
+        "yes, in two passes, as fedadp",
+    )
 
     def __post_init__(self) -> None:
         checks.one_of("normalize", self.normalize, "sum", "softmax")

@@ -1,6 +1,7 @@
 """FedDisco: reduce the weight of clients by the discrepancy of their labels.
 
-Ye, Xu, Wang, Xu, Chen, Wang, "FedDisco: Federated Learning with Discrepancy-Aware Collaboration", ICML 2023.
+Ye, Xu, Wang, Xu, Chen, Wang, "FedDisco: Federated Learning with Discrepancy-Aware Collaboration",
+ICML 2023.
 
     w_k = ReLU(p_k - a d_k + b) / sum_j ReLU(p_j - a d_j + b)
 
@@ -18,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.client_state import State
 from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
+from steelyard.core.state import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
 

@@ -42,25 +42,65 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.client_state import State
 from steelyard.core.errors import NonFiniteLoss, SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
-from steelyard.core.presets import UNSET, fill
-from steelyard.core.registry import RULES
+from steelyard.core.registry import RULES, UNSET, fill
 from steelyard.core.round_report import coherence
+from steelyard.core.state import ClientId, State
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
-from steelyard.rules.curves import Curves
 from steelyard.rules.optim import Step, adam, sgd, softmax
+
+# The server's training curves within one round, as in FedLAW's Fig. 14.
+
+MAX_POINTS = 25  # recorded epochs per round
+
+
+class Curves:
+    """Loss, gamma and lambda after each epoch over the proxy data."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float, Array]] = []
+
+    def add(self, loss: float, gamma: float, shares: Array) -> None:
+        """Add the values after one epoch."""
+        self.points.append((loss, gamma, shares))
+
+    def thin_out(self, ids: Sequence[ClientId]) -> dict[str, Any]:
+        """Return `epoch`, `loss`, `gamma` and, by client, `lambda`.
+
+        At most 25 epochs are returned, including the first and the last.
+        """
+        # Select epochs at equal distances.
+        count = min(MAX_POINTS, len(self.points))
+        epochs = np.unique(np.linspace(0, len(self.points) - 1, count).round().astype(int))
+        points = [self.points[epoch] for epoch in epochs]
+
+        # One list per curve.
+        lambdas = {}
+        for k, client in enumerate(ids):
+            lambdas[client] = [_round_digits(shares[k]) for _, _, shares in points]
+        return {
+            "epoch": (epochs + 1).tolist(),
+            "loss": [_round_digits(loss) for loss, _, _ in points],
+            "gamma": [_round_digits(gamma) for _, gamma, _ in points],
+            "lambda": lambdas,
+        }
+
+
+def _round_digits(value: float) -> float:
+    """Return the value with five digits: enough for a plot, and a third of the size."""
+    return float(f"{value:.5g}")
+
 
 BETAS = (0.5, 0.999)
 EPOCHS = {"paper": 100, "official": 20}
@@ -113,7 +153,9 @@ class FedLAW(Weighting):
     def __post_init__(self) -> None:
         checks.one_of("preset", self.preset, *EPOCHS)
         checks.one_of("function", self.function, "exp", "quad")
-        fill(self, {"epochs": EPOCHS[self.preset], "init": default_init(self.preset, self.function)})
+        fill(
+            self, {"epochs": EPOCHS[self.preset], "init": default_init(self.preset, self.function)}
+        )
         checks.integer("epochs", self.epochs, 1)
         checks.number("lr", self.lr, 0.0, open_low=True)
         check_optimizer(self.optimizer, self.betas)
@@ -123,7 +165,10 @@ class FedLAW(Weighting):
         if self.critical is not None:
             checks.number("critical", self.critical, -1.0, 1.0)
             if self.learn != "lambda":
-                raise SteelyardError(f"critical={self.critical}: only law stops early: use law, or leave critical out")
+                raise SteelyardError(
+                    f"critical={self.critical}: only law stops early: use law, or leave critical "
+                    f"out"
+                )
         if self.floor is not None:
             checks.number("floor", self.floor, 0.0, 1.0, open_low=True)
         checks.one_of("trace", self.trace, True, False)
@@ -292,7 +337,9 @@ def minimize_proxy_loss(
             shares, gamma = point.shares, point.gamma
             slopes = trial.slopes(gamma * step_length * shares, gamma * base, batch)
             losses.append(slopes.loss)
-            models = step_length * slopes.weights + base * slopes.base  # <grad, base theta + step d_k>
+            models = (
+                step_length * slopes.weights + base * slopes.base
+            )  # <grad, base theta + step d_k>
             if not (math.isfinite(slopes.loss) and np.isfinite(models).all()):
                 raise NonFiniteLoss(
                     f"the proxy loss is NaN or infinite at the clients' mixture in round "

@@ -2,8 +2,8 @@
 
 lambda and gamma are learned in two stages, and the logits of lambda are averaged over epochs. The
 stage of lambda takes snapshots of the logits x after its epochs 6, 7, ... and ends at the softmax
-of their mean; the stage of gamma has no averaging. Each stage has half of the epochs. Paper and code
-differ:
+of their mean; the stage of gamma has no averaging. Each stage has half of the epochs. Paper and
+code differ:
 
                paper                         official
     order      gamma, then lambda            lambda, then gamma
@@ -28,19 +28,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.client_state import State
 from steelyard.core.errors import SteelyardError
 from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
-from steelyard.core.presets import UNSET, fill
-from steelyard.core.registry import RULES
+from steelyard.core.registry import RULES, UNSET, fill
+from steelyard.core.state import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
-from steelyard.rules.curves import Curves
 from steelyard.rules.fedlaw import (
     BETAS,
     EPOCHS,
+    Curves,
     Point,
     check_optimizer,
     default_init,
@@ -124,14 +123,17 @@ class FedLAWSWA(Weighting):
         checks.one_of("snapshots", self.snapshots, "required", "optional")
         if self.snapshots == "required" and self._stage_epochs <= FIRST:
             raise SteelyardError(
-                f"epochs={self.epochs}: the first snapshot is taken after epoch {FIRST} of a stage, "
+                f"epochs={self.epochs}: the first snapshot is taken after epoch {FIRST} of a "
+                f"stage, "
                 f"but a stage has only {self._stage_epochs}: "
                 f"use at least {self._stages * (FIRST + 1)}"
             )
         if self.floor is not None:
             checks.number("floor", self.floor, 0.0, 1.0, open_low=True)
             if self.learn == "lambda":
-                raise SteelyardError(f"floor={self.floor}: with learn=lambda gamma is 1: leave floor out")
+                raise SteelyardError(
+                    f"floor={self.floor}: with learn=lambda gamma is 1: leave floor out"
+                )
         checks.one_of("trace", self.trace, True, False)
         checks.number("global_lr", self.global_lr, 0.0, open_low=True)
 
@@ -216,7 +218,9 @@ class FedLAWSWA(Weighting):
             return rate(self.lr, epoch, self.halve)
 
         step = optimizer(self.optimizer, self.betas)
-        return minimize_proxy_loss(view, prior, point, self._stage_epochs, rates, step, False, True, after)
+        return minimize_proxy_loss(
+            view, prior, point, self._stage_epochs, rates, step, False, True, after
+        )
 
 
 def swa_rate(lr: float, swa_lr: float, epoch: int) -> float:

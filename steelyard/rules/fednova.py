@@ -1,14 +1,14 @@
 """FedNova: normalise updates by the amount of local work.
 
-Wang, Liu, Liang, Joshi, Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
-NeurIPS 2020.
+Wang, Liu, Liang, Joshi, Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous
+Federated Optimization", NeurIPS 2020.
 
     theta' = theta + tau_eff sum_i p_i d_i / a_i ,   tau_eff = sum_i p_i a_i
 
 `a_i` is the client's `normalizer`: its number of steps for plain SGD, more with momentum, less with
 a proximal term. The authors' code uses `tau_eff = sum_i p_i steps_i` with a proximal term:
-`tau_eff="steps"`. CriticalFL's version divides the weights `p_i / a_i` by their sum, so that tau_eff
-cancels: that is not FedNova; it is `tau_eff="none"` here.
+`tau_eff="steps"`. CriticalFL's version divides the weights `p_i / a_i` by their sum, so that
+tau_eff cancels: that is not FedNova; it is `tau_eff="none"` here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from steelyard.core import checks
-from steelyard.core.client_state import State
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
+from steelyard.core.state import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
 

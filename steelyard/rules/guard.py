@@ -1,8 +1,8 @@
 """guard: limits a client's contribution to (3/K) x 2 median norms, for any rule and any update.
 
-The adaptive rules, as published, amplify attacks: one client of 20 that sends a 100-fold update gets
-57 % of FedAdp's weight. The guard wraps any rule with checks, in this order (structure and finite
-values are checked before, by the stores, for every rule):
+The adaptive rules, as published, amplify attacks: one client of 20 that sends a 100-fold update
+gets 57 % of FedAdp's weight. The guard wraps any rule with checks, in this order (structure and
+finite values are checked before, by the stores, for every rule):
 
     G1  a client with a zero update, or a negative loss, accuracy or gradient norm, is set aside and
         named in the report
@@ -32,17 +32,17 @@ from typing import Any
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.bounds import FEWEST, clip_factors, typical_norm
-from steelyard.core.client_state import ClientId, State
 from steelyard.core.errors import NonFiniteLoss
 from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
-from steelyard.core.rows import Selection
+from steelyard.core.server_terms import FEWEST, clip_factors, typical_norm
+from steelyard.core.state import ClientId, State
+from steelyard.core.sums import Selection
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
-from steelyard.rules.chain import parse_rule, with_default_source
+from steelyard.rules.combinators import parse_rule, with_default_source
 from steelyard.rules.modifiers import water_fill
 
 _MEMORY = 10  # number of rounds whose median norms are stored
@@ -254,6 +254,9 @@ def _weigh(rule: Weighting, view: View, state: State) -> tuple[Mixture, State, s
 
 
 def _is_convex(mixture: Mixture) -> bool:
-    """Return whether the mixture is convex: then it is not longer than the longest clipped update."""
+    """Return whether the mixture is convex.
+
+    Then it is not longer than the longest clipped update.
+    """
     weights = mixture.weights
     return weights.shape[0] == 1 and bool((weights >= 0).all()) and float(weights.sum()) <= 1 + 1e-9

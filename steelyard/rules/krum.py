@@ -5,8 +5,8 @@ Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries", N
     score_i = sum of squared distances to the nearest neighbours ;  Krum takes the update with the
     smallest score, Multi-Krum the mean of the n - f updates with the smallest scores
 
-`neighbours="byzfl"`: the n - f nearest updates including the update itself, as in the ByzFL library.
-`"blanchard"`: the paper's n - f - 2 nearest other updates.
+`neighbours="byzfl"`: the n - f nearest updates including the update itself, as in the ByzFL
+library. `"blanchard"`: the paper's n - f - 2 nearest other updates.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.core import checks
-from steelyard.core.client_state import State
 from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
+from steelyard.core.state import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
 
@@ -43,7 +43,9 @@ class MultiKrum(Weighting):
 
     name = "multikrum"
     modifies = False
-    info = Info("the mean of the updates with the closest neighbours", "Blanchard et al., NeurIPS 2017")
+    info = Info(
+        "the mean of the updates with the closest neighbours", "Blanchard et al., NeurIPS 2017"
+    )
 
     def __post_init__(self) -> None:
         checks.integer("f", self.f)
@@ -73,11 +75,18 @@ def krum(f: int = 1, neighbours: str = "byzfl") -> Weighting:
     return MultiKrum(f, neighbours, keep=1)
 
 
-RULES.alias("krum", Info("the one update with the closest neighbours", "Blanchard et al., NeurIPS 2017"), krum)
+RULES.alias(
+    "krum",
+    Info("the one update with the closest neighbours", "Blanchard et al., NeurIPS 2017"),
+    krum,
+)
 
 
 def withstand(f: int, clients: int) -> int:
-    """Return how many Byzantine clients can be tolerated: at most `f`, and less than half of all."""
+    """Return how many Byzantine clients can be tolerated.
+
+    At most `f`, and less than half of all.
+    """
     return min(f, (clients - 1) // 2)
 
 

@@ -1,7 +1,7 @@
 """L-DAWA: scale each client's layer by its cosine to the last global layer.
 
-Rehman, Gao, Porto Buarque de Gusmao, Alibeigi, Shen, Lane, "L-DAWA: Layer-wise Divergence Aware Weight Aggregation in
-Federated Self-Supervised Visual Representation Learning", ICCV 2023.
+Rehman, Gao, Porto Buarque de Gusmao, Alibeigi, Shen, Lane, "L-DAWA: Layer-wise Divergence Aware
+Weight Aggregation in Federated Self-Supervised Visual Representation Learning", ICCV 2023.
 
     delta_{k,l} = cos(theta_{k,l}, theta_{g,l}) ,  theta'_l = (1/K) sum_k delta_{k,l} theta_{k,l}
 
@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.client_state import State
 from steelyard.core.layout import Granularity, check_granularity
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
+from steelyard.core.state import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
 

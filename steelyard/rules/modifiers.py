@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.client_state import State, gather, scatter
 from steelyard.core.gram import Array
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
+from steelyard.core.state import State, gather, scatter
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
-from steelyard.rules.chain import chain
+from steelyard.rules.combinators import chain
 
 _AS_INPUT = "as the rules before it"
 
@@ -39,7 +39,9 @@ class Shrink(Weighting):
     name = "shrink"
     modifies = True
     scales = True
-    info = Info("multiplies the aggregated model by gamma", "Li et al., ICML 2023", _AS_INPUT, _AS_INPUT)
+    info = Info(
+        "multiplies the aggregated model by gamma", "Li et al., ICML 2023", _AS_INPUT, _AS_INPUT
+    )
 
     def __post_init__(self) -> None:
         checks.number("gamma", self.gamma, 0.0, open_low=True)

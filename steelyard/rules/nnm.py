@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.client_state import State
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
 from steelyard.core.registry import RULES
+from steelyard.core.state import State
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
-from steelyard.rules.chain import parse_rule
+from steelyard.rules.combinators import parse_rule
 from steelyard.rules.krum import nearest, withstand
 
 

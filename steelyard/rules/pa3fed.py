@@ -1,6 +1,7 @@
 """PA3Fed: adapt weights only inside critical learning periods.
 
-"PA3Fed: Period-Aware Adaptive Aggregation for Improved Federated Learning", AAAI 2025. No public code exists.
+"PA3Fed: Period-Aware Adaptive Aggregation for Improved Federated Learning", AAAI 2025. No public
+code exists.
 
     s_i     = mean cross-entropy of client i on its whole local data                               (8)
     alpha_i = exp(-beta (s_i^{t-sigma} - s_i^t)) ,  sigma = rounds since its last selection        (10)
@@ -17,10 +18,10 @@ The paper contradicts itself on two points, and `preset` selects the interpretat
                                                      scores after local training, which is
                                                      model="local"
 
-`score="accuracy"` is Eq. (9). After long local training the loss of the trained model hardly changes
-from one selection to the next, so with `model="local"` every alpha is close to 1 (docs/pa3fed.md).
-The paper does not define the normalisation (here over the cohort), the first selection of a client
-(here alpha = 1) and round 1 (here the detector decides).
+`score="accuracy"` is Eq. (9). After long local training the loss of the trained model hardly
+changes from one selection to the next, so with `model="local"` every alpha is close to 1
+(docs/pa3fed.md). The paper does not define the normalisation (here over the cohort), the first
+selection of a client (here alpha = 1) and round 1 (here the detector decides).
 
 PA3Fed is not written as `gate(detector, scores)`: scores must be stored outside critical periods,
 too, and a closed gate computes nothing.
@@ -35,11 +36,10 @@ from typing import Any
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.client_state import State, gather, scatter
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
-from steelyard.core.presets import UNSET, fill
-from steelyard.core.registry import RULES
+from steelyard.core.registry import RULES, UNSET, fill
+from steelyard.core.state import State, gather, scatter
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
 from steelyard.rules.detectors import Detector, parse_detector
@@ -109,7 +109,10 @@ class PA3Fed(Weighting):
         """A warning about `model="local"`, which has little effect."""
         if self.model == "global":
             return ()
-        return ("model=local scores trained models: after long local training scores change little, and so do weights",)
+        return (
+            "model=local scores trained models: after long local training scores change little, "
+            "and so do weights",
+        )
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Apply Algorithm 1, lines 13 to 20; scores are stored in every round."""

@@ -6,8 +6,8 @@
     checkpoints/best-000010/                     the best model so far, without the state
     checkpoints/last, checkpoints/best           links to these
 
-A checkpoint is written to a hidden directory, synced, and renamed. The truth is the newest directory whose manifest
-verifies; the links are for people.
+A checkpoint is written to a hidden directory, synced, and renamed. The truth is the newest
+directory whose manifest verifies; the links are for people.
 """
 
 from __future__ import annotations
@@ -16,30 +16,133 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from steelyard.core.errors import SteelyardError
-from steelyard.core.state import save_state, sync
-from steelyard.runs.held_directory import HeldDirectory, is_present
-from steelyard.runs.snapshot import (
-    LINKS,
-    MANIFEST,
-    MODEL,
-    NAMES,
-    SCHEMA,
-    STATE,
-    Snapshot,
-    is_of_run,
-    round_of,
-    seal,
-    verified,
-    written_by_us,
+from steelyard.core.state import load_state, save_state, sync
+from steelyard.runs.files import read_bytes
+from steelyard.runs.lock import HeldDirectory, is_present
+
+# A checkpoint as it lies on disk: its names, its manifest, and how it is verified.
+
+SCHEMA = 1
+MODEL, STATE, MANIFEST = "model.safetensors", "state.safetensors", "manifest.json"
+LINKS = ("last", "best")
+NAMES = re.compile(r"(round|best)-\d{6,18}")  # of checkpoints
+_OTHERS = re.compile(
+    r"\.(round|best)-\d{6,18}\.\w{8}|damaged-(round|best)-\d{6,18}(-\d+)?"
+)  # half-written, damaged
+_FILES = re.compile(
+    r"model\.safetensors|state\.safetensors|manifest\.json|\.state\.safetensors\.\w{8}"
 )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run between two rounds, in memory of its own; without a state, only its model.
+
+    Attributes:
+        round: the last round that is in it.
+        model: the global model.
+        state: everything else a run needs to go on; None for a best model.
+        identity: of the run.
+        log: SHA-256 of the log's lines up to this round; None in checkpoints from before it was
+            stored.
+    """
+
+    round: int
+    model: Mapping[str, torch.Tensor]
+    state: Mapping[str, Any] | None
+    identity: str
+    log: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return f"{'best' if self.state is None else 'round'}-{self.round:06d}"
+
+
+def verified(path: Path) -> Snapshot:
+    """Reads a checkpoint, checking size and SHA-256 of every file first."""
+    manifest = _read_manifest(path)
+    if manifest["schema"] != SCHEMA:
+        raise SteelyardError(f"written in format {manifest['schema']}, this version reads {SCHEMA}")
+    for name, expected in manifest["files"].items():
+        data = read_bytes(path / name)
+        if len(data) != expected["size"] or hashlib.sha256(data).hexdigest() != expected["sha256"]:
+            raise SteelyardError(f"{name} is damaged")
+    try:
+        state = load_state(path / STATE) if STATE in manifest["files"] else None
+        model = load_file(path / MODEL)
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SteelyardError(f"its tensors cannot be read: {error}") from None
+    return Snapshot(manifest["round"], model, state, manifest["run"], manifest.get("log"))
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, if that is as it was written."""
+    try:
+        manifest = json.loads(read_bytes(path / MANIFEST))
+        expected_digest = manifest.pop("sha256")
+        files = manifest["files"]
+        sizes = [(files[name]["size"], files[name]["sha256"]) for name in files]
+        is_sound = (
+            expected_digest == seal(manifest)
+            and {MODEL} <= files.keys() <= {MODEL, STATE}
+            and all(isinstance(size, int) and isinstance(digest, str) for size, digest in sizes)
+            and type(manifest["round"]) is int
+            and isinstance(manifest["run"], str)
+            and isinstance(manifest.get("log"), (str, type(None)))
+            and "schema" in manifest
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_sound = False
+    if not is_sound:
+        raise SteelyardError("its manifest is damaged")
+    checked: dict[str, Any] = manifest
+    return checked
+
+
+def written_by_us(path: Path) -> bool:
+    """Whether a name in a directory of checkpoints is one we make, and holds nothing but what we write."""
+    if path.is_symlink():
+        is_link = path.name in LINKS or path.name in {f".{link}.new" for link in LINKS}
+        return is_link and NAMES.fullmatch(os.readlink(path)) is not None
+    is_name = NAMES.fullmatch(path.name) or _OTHERS.fullmatch(path.name)
+    is_copied_link = path.name in LINKS  # tools that copy directories may follow links
+    if not path.is_dir() or not (is_name or is_copied_link):
+        return False
+    return all(_FILES.fullmatch(entry.name) and entry.is_file() for entry in path.iterdir())
+
+
+def is_of_run(path: Path, identity: str) -> bool:
+    """Whether a directory is a checkpoint of this run, and nothing else."""
+    try:
+        return written_by_us(path) and _read_manifest(path)["run"] == identity
+    except (OSError, SteelyardError):
+        return False
+
+
+def round_of(path: Path) -> int:
+    """The round in a checkpoint's name."""
+    return int(path.name.rpartition("-")[2])
+
+
+def seal(manifest: Mapping[str, Any]) -> str:
+    """The hash of a manifest that is stored in it."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 class CheckpointError(SteelyardError):
@@ -49,8 +152,8 @@ class CheckpointError(SteelyardError):
 class Checkpoints:
     """The directory of a run's checkpoints.
 
-    It may hold files of others: only names that this class makes are read, renamed or removed, and a directory is
-    removed only if its manifest says that it belongs to the same run.
+    It may hold files of others: only names that this class makes are read, renamed or removed, and
+    a directory is removed only if its manifest says that it belongs to the same run.
     """
 
     def __init__(self, path: Path, keep: int = 2) -> None:
@@ -64,7 +167,8 @@ class Checkpoints:
             self.held = HeldDirectory(self.path)
         elif not self.held.is_in_place():
             raise CheckpointError(
-                f"{self.path}: the directory was removed or replaced during the run: the run stops, and rounds since "
+                f"{self.path}: the directory was removed or replaced during the run: the run "
+                f"stops, and rounds since "
                 "its last checkpoint are lost. Bring the directory back and resume, or start afresh"
             )
 
@@ -75,7 +179,10 @@ class Checkpoints:
             self.held = None
 
     def save(self, snapshot: Snapshot, log: int | None = None) -> None:
-        """Writes a checkpoint, points a link to it and removes those nobody needs; syncs the handle `log` first."""
+        """Writes a checkpoint, points a link to it and removes those nobody needs.
+
+        Syncs the handle `log` first.
+        """
         name = snapshot.name
         try:
             self.open()
@@ -84,7 +191,9 @@ class Checkpoints:
                 self.open()  # it may have been replaced by a link to another place just before
                 self._fill(hidden, snapshot)
                 if log is not None:
-                    os.fsync(log)  # the rounds up to here are on record before the checkpoint that says so
+                    os.fsync(
+                        log
+                    )  # the rounds up to here are on record before the checkpoint that says so
                 self._publish(hidden, name)
             finally:
                 shutil.rmtree(hidden, ignore_errors=True)
@@ -93,7 +202,8 @@ class Checkpoints:
         except (OSError, SafetensorError) as error:
             self.open()  # where the directory itself is gone, that is the error to tell of
             raise CheckpointError(
-                f"checkpoint of round {snapshot.round} in {self.path}: {getattr(error, 'strerror', None) or error}; "
+                f"checkpoint of round {snapshot.round} in {self.path}: "
+                f"{getattr(error, 'strerror', None) or error}; "
                 "earlier checkpoints are intact: make room, then resume"
             ) from error
 
@@ -109,7 +219,12 @@ class Checkpoints:
         for name in [MODEL] if snapshot.state is None else [MODEL, STATE]:
             data = (directory / name).read_bytes()
             files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
-        manifest = {"schema": SCHEMA, "round": snapshot.round, "run": snapshot.identity, "files": files}
+        manifest = {
+            "schema": SCHEMA,
+            "round": snapshot.round,
+            "run": snapshot.identity,
+            "files": files,
+        }
         if snapshot.log is not None:
             manifest["log"] = snapshot.log
         manifest["sha256"] = seal(manifest)
@@ -122,7 +237,9 @@ class Checkpoints:
         final = self.path / name
         if is_present(final):  # a resumed run passes through rounds it has been in before
             if not written_by_us(final):
-                raise CheckpointError(f"{final}: is in the way and is not a checkpoint of this run: move it away")
+                raise CheckpointError(
+                    f"{final}: is in the way and is not a checkpoint of this run: move it away"
+                )
             self._remove(final)
         os.chmod(hidden, 0o755)
         os.rename(hidden, final)
@@ -131,7 +248,9 @@ class Checkpoints:
     def _link(self, link: str, name: str) -> None:
         final, hidden = self.path / link, self.path / f".{link}.new"
         if is_present(final) and not written_by_us(final):
-            raise CheckpointError(f"{final}: is in the way and is not a link to a checkpoint: move it away")
+            raise CheckpointError(
+                f"{final}: is in the way and is not a link to a checkpoint: move it away"
+            )
         if written_by_us(hidden):
             hidden.unlink()
         if final.is_dir() and not final.is_symlink():
@@ -145,13 +264,18 @@ class Checkpoints:
         best_name = os.readlink(best) if best.is_symlink() else None
         rounds = [path for path in self._list_directories("round") if is_of_run(path, identity)]
         models = [
-            path for path in self._list_directories("best") if path.name != best_name and is_of_run(path, identity)
+            path
+            for path in self._list_directories("best")
+            if path.name != best_name and is_of_run(path, identity)
         ]
         for path in [*rounds[self.keep :], *models]:
             self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Removes a checkpoint; one that is killed on the way leaves a hidden directory, not half a checkpoint."""
+        """Removes a checkpoint.
+
+        One that is killed on the way leaves a hidden directory, not half a checkpoint.
+        """
         hidden = tempfile.mkdtemp(dir=self.path, prefix=f".{path.name}.")
         os.rename(path, hidden)  # replaces the empty directory
         shutil.rmtree(hidden)
@@ -159,7 +283,9 @@ class Checkpoints:
     def _list_directories(self, kind: str) -> list[Path]:
         """The directories called `round-` or `best-` and a number, newest first."""
         candidates = [
-            path for path in self._entries() if NAMES.fullmatch(path.name) and path.name.startswith(f"{kind}-")
+            path
+            for path in self._entries()
+            if NAMES.fullmatch(path.name) and path.name.startswith(f"{kind}-")
         ]
         real = [path for path in candidates if path.is_dir() and not path.is_symlink()]
         return sorted(real, key=round_of, reverse=True)
@@ -171,14 +297,16 @@ class Checkpoints:
         """What a new run here would overwrite, or might mistake for its own.
 
         Args:
-            is_own: whether the directory is the run's own, to have nothing else in it; else it is one that the user
-                chose, where only names that the run will use are in the way.
+            is_own: whether the directory is the run's own, to have nothing else in it; else it is
+                one that the user chose, where only names that the run will use are in the way.
             is_ours: whether an earlier run of ours had this directory as its own.
         """
         if is_present(self.path) and not self.path.is_dir():
             return [self.path]
         if not is_own:
-            return [path for path in self._entries() if NAMES.fullmatch(path.name) or path.name in LINKS]
+            return [
+                path for path in self._entries() if NAMES.fullmatch(path.name) or path.name in LINKS
+            ]
         return [path for path in self._entries() if not (is_ours and written_by_us(path))]
 
     @property
@@ -221,9 +349,12 @@ class Checkpoints:
         return None, problems
 
     def verify_best(self, snapshot: Snapshot, number: int | None) -> str | None:
-        """Verifies the best model of a run that goes on from a checkpoint; returns what is wrong with it.
+        """Verifies the best model of a run that goes on from a checkpoint.
 
-        A damaged one is set aside, and written anew if the checkpoint of the same round is still there.
+        Returns what is wrong with it.
+
+        A damaged one is set aside, and written anew if the checkpoint of the same round is still
+        there.
 
         Args:
             snapshot: the checkpoint.
@@ -238,7 +369,9 @@ class Checkpoints:
         if problem is None:
             return None
         # Better rounds after the checkpoint replaced the model, and will be gone through again.
-        later = [path.name for path in self._list_directories("best") if round_of(path) > snapshot.round]
+        later = [
+            path.name for path in self._list_directories("best") if round_of(path) > snapshot.round
+        ]
         if is_present(self.path / name) is False and any(
             self._problem_of(later_name, snapshot.identity) is None for later_name in later
         ):
@@ -276,3 +409,79 @@ class Checkpoints:
             count += 1
             aside = path.with_name(f"damaged-{path.name}-{count}")
         os.rename(path, aside)
+
+
+# Writes checkpoints beside the training.
+
+
+class Writer:
+    """Writes checkpoints beside the training, in a thread: rounds do not wait for the disk.
+
+    A snapshot is wanted when the last one is on disk and writing takes up no more than `pace` of
+    the time: a run of short rounds is not slowed down by its checkpoints. An error comes out of the
+    next call.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, log: int, pace: float) -> None:
+        self.checkpoints, self.log, self.pace = checkpoints, log, pace
+        self.rest_until = 0.0
+        self.pending: list[Snapshot] = []
+        self.error: Exception | None = None
+        self.busy = False
+        self.closed = False
+        self.changed = threading.Condition()
+        self.thread = threading.Thread(target=self._work, name="steelyard-checkpoints", daemon=True)
+        self.thread.start()
+
+    def is_due(self) -> bool:
+        """Whether a snapshot should be taken now."""
+        with self.changed:
+            self._raise()
+            return not (self.busy or self.pending) and time.monotonic() >= self.rest_until
+
+    def offer(self, *snapshots: Snapshot) -> None:
+        """Takes snapshots to write, in this order."""
+        with self.changed:
+            self._raise()
+            self.pending += snapshots
+            self.changed.notify_all()
+
+    def flush(self) -> None:
+        """Returns when everything taken is on disk."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.error is not None or not (self.pending or self.busy))
+            self._raise()
+
+    def close(self) -> None:
+        """Ends the thread after what it is writing."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+        self.thread.join()
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.pending or self.closed)
+                if not self.pending:
+                    return
+                snapshot = self.pending.pop(0)
+                self.busy = True
+            began = time.monotonic()
+            try:
+                self.checkpoints.save(snapshot, self.log)
+            except Exception as error:
+                with self.changed:
+                    self.error, self.busy, self.closed = error, False, True
+                    self.pending.clear()
+                    self.changed.notify_all()
+                return
+            ended = time.monotonic()
+            with self.changed:
+                self.busy = False
+                self.rest_until = ended + (ended - began) * (1 / self.pace - 1)
+                self.changed.notify_all()

@@ -35,8 +35,16 @@ from steelyard.runs.files import (
     read_config,
     read_log,
 )
-from steelyard.runs.held_directory import HeldDirectory, is_present, lead_to_same
-from steelyard.runs.lock import LOCK, close_private, lock, open_private, remove_lock
+from steelyard.runs.lock import (
+    LOCK,
+    HeldDirectory,
+    close_private,
+    is_present,
+    lead_to_same,
+    lock,
+    open_private,
+    remove_lock,
+)
 
 __all__ = [
     "CLIENTS",
@@ -76,35 +84,48 @@ class RunDirectory:
             return False
         if not is_file_of_run(self.path, CONFIG):
             raise SteelyardError(
-                f"{self.path / CONFIG}: is in the way and is not the configuration of a run, or it is damaged: move "
+                f"{self.path / CONFIG}: is in the way and is not the configuration of a run, or it "
+                f"is damaged: move "
                 "it away, or choose another directory (out, --out)"
             )
         return True
 
     def prepare(self, overwrite: bool = False) -> None:
-        """Makes room for a new run: removes what an earlier run wrote, and refuses if anything else is in the way.
+        """Makes room for a new run.
+
+        Removes what an earlier run wrote, and refuses if anything else is in the way.
 
         Args:
-            overwrite: whether an earlier run may be removed; without it, only what is left of one that had not begun.
+            overwrite: whether an earlier run may be removed; without it, only what is left of one
+                that had not begun.
         """
         # Look at everything before anything is removed.
         has_run = self.used
-        is_own = self.checkpoints.path == self.path / "checkpoints"  # not a place that the user chose
+        is_own = (
+            self.checkpoints.path == self.path / "checkpoints"
+        )  # not a place that the user chose
         is_ours = has_run or is_file_of_run(self.path, ENVIRONMENT)
         present = [name for name in FILES if is_present(self.path / name)]
-        foreign = [self.path / name for name in present if not (is_ours and is_file_of_run(self.path, name))]
+        foreign = [
+            self.path / name
+            for name in present
+            if not (is_ours and is_file_of_run(self.path, name))
+        ]
         foreign += self.checkpoints.in_the_way(is_own, is_ours)
         if foreign:
             raise SteelyardError(
-                f"{self.path}: cannot be a run directory: {', '.join(map(str, foreign[:5]))} would be overwritten, and "
-                "was not written by an earlier run here, or is damaged: move it away, or choose another directory "
+                f"{self.path}: cannot be a run directory: {', '.join(map(str, foreign[:5]))} would "
+                f"be overwritten, and "
+                "was not written by an earlier run here, or is damaged: move it away, or choose "
+                "another directory "
                 "(out, --out)"
             )
         # What is left of a run without its configuration is a run, too.
         if not overwrite and (has_run or ROUNDS in present or self.checkpoints.holds_any):
             way = f"go on with it (steelyard resume {shlex.quote(str(self.path))})"
             raise SteelyardError(
-                f"{self.path}: holds a run: {way if has_run else f'bring its {CONFIG} back'}, choose another directory "
+                f"{self.path}: holds a run: {way if has_run else f'bring its {CONFIG} back'}, "
+                f"choose another directory "
                 "(out, --out), or start afresh (overwrite=True, --overwrite)"
             )
         for name in present:
@@ -112,8 +133,13 @@ class RunDirectory:
         if is_own:
             self.checkpoints.clear()
 
-    def begin(self, config: Mapping[str, Any], cohorts: list[list[Any]], clients: Mapping[str, Any] | None) -> None:
-        """Writes down what the run is, before its first round; who holds what may only be known later."""
+    def begin(
+        self, config: Mapping[str, Any], cohorts: list[list[Any]], clients: Mapping[str, Any] | None
+    ) -> None:
+        """Writes down what the run is, before its first round.
+
+        Who holds what may only be known later.
+        """
         if not self.used:
             self.prepare()
         self.check()
@@ -134,16 +160,21 @@ class RunDirectory:
         """Raises an error if the directory or its log was removed or replaced since it was opened."""
         if not self.held.is_in_place():
             raise SteelyardError(
-                f"{self.path}: the run directory was removed or replaced during the run: the run stops, and what it "
-                "did since its last checkpoint is lost. Bring the directory back and resume, or start afresh"
+                f"{self.path}: the run directory was removed or replaced during the run: the run "
+                f"stops, and what it "
+                "did since its last checkpoint is lost. Bring the directory back and resume, or "
+                "start afresh"
             )
         if self.log is not None and not lead_to_same(self.path / ROUNDS, self.log):
             raise SteelyardError(
-                f"{self.path / ROUNDS}: the log was removed or replaced during the run: the run stops. Bring the file "
+                f"{self.path / ROUNDS}: the log was removed or replaced during the run: the run "
+                f"stops. Bring the file "
                 "back and resume, or start afresh (overwrite=True, --overwrite)"
             )
         if self.has_begun and not is_present(self.path / CONFIG):
-            raise SteelyardError(f"{self.path / CONFIG}: was removed during the run: bring the file back and resume")
+            raise SteelyardError(
+                f"{self.path / CONFIG}: was removed during the run: bring the file back and resume"
+            )
 
     @property
     def has_rounds(self) -> bool:
@@ -152,7 +183,9 @@ class RunDirectory:
         return path.is_file() and path.stat().st_size > 0
 
     def open_log(self, rounds: int, digest: str | None = None) -> list[dict[str, Any]]:
-        """Opens the log for appending after the first `rounds` lines; later ones, half lines too, are cut off.
+        """Opens the log for appending after the first `rounds` lines.
+
+        Later ones, half lines too, are cut off.
 
         Args:
             rounds: how many lines to keep.
@@ -167,13 +200,15 @@ class RunDirectory:
             complete = False
         if not complete:
             raise SteelyardError(
-                f"{path}: lines of rounds 1 to {rounds} are missing or damaged, the run cannot go on: start afresh "
+                f"{path}: lines of rounds 1 to {rounds} are missing or damaged, the run cannot go "
+                f"on: start afresh "
                 "(overwrite=True, --overwrite)"
             )
         self.lines = hashlib.sha256(b"".join(lines))
         if digest is not None and digest != self.lines.hexdigest():
             raise SteelyardError(
-                f"{path}: the lines of rounds 1 to {rounds} are not those that were written, the run cannot go on: "
+                f"{path}: the lines of rounds 1 to {rounds} are not those that were written, the "
+                f"run cannot go on: "
                 "bring the file back, or start afresh (overwrite=True, --overwrite)"
             )
         try:
@@ -193,7 +228,9 @@ class RunDirectory:
             while data:  # the last bytes of a disk are taken without an error
                 data = data[os.write(self.log, data) :]
         except OSError as error:
-            raise SteelyardError(f"{self.path / ROUNDS}: {error.strerror}: make room, then resume") from error
+            raise SteelyardError(
+                f"{self.path / ROUNDS}: {error.strerror}: make room, then resume"
+            ) from error
 
     @property
     def digest(self) -> str:
@@ -220,7 +257,10 @@ class RunDirectory:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -1,8 +1,8 @@
 """The files of a run directory, read and checked.
 
-Whatever a file holds, reading it ends with plain data of the expected types or with a `SteelyardError` that names the
-file: wrong types, numbers beyond any float, deep nesting. What is checked is what other code relies on; keys that
-nobody relies on may hold anything.
+Whatever a file holds, reading it ends with plain data of the expected types or with a
+`SteelyardError` that names the file: wrong types, numbers beyond any float, deep nesting. What is
+checked is what other code relies on; keys that nobody relies on may hold anything.
 """
 
 from __future__ import annotations
@@ -16,9 +16,20 @@ from typing import Any
 
 from steelyard.core.errors import SteelyardError
 
-CONFIG, ENVIRONMENT, COHORTS, ROUNDS = "config.json", "environment.json", "cohorts.json", "rounds.jsonl"
+CONFIG, ENVIRONMENT, COHORTS, ROUNDS = (
+    "config.json",
+    "environment.json",
+    "cohorts.json",
+    "rounds.jsonl",
+)
 CLIENTS = "clients.json"
-FILES = (CONFIG, ROUNDS, COHORTS, CLIENTS, ENVIRONMENT)  # removed in this order: the last one tells whose they are
+FILES = (
+    CONFIG,
+    ROUNDS,
+    COHORTS,
+    CLIENTS,
+    ENVIRONMENT,
+)  # removed in this order: the last one tells whose they are
 _RESOLVED = {"algorithm", "seed", "rounds", "data", "model"}  # what a configuration says of any run
 _DEEPEST = 32  # levels of nesting
 _LARGEST = 1 << 1000  # of whole numbers: beyond it, they do not become a float
@@ -106,7 +117,9 @@ _CLIENTS: dict[str, Check] = {
 
 def _wrong_key(value: Mapping[str, Any], checks: Mapping[str, Check]) -> str | None:
     """The first key whose value is not what it should be."""
-    return next((name for name, check in checks.items() if name in value and not check(value[name])), None)
+    return next(
+        (name for name, check in checks.items() if name in value and not check(value[name])), None
+    )
 
 
 def parse_json(data: bytes) -> Any:
@@ -133,7 +146,10 @@ def parse_json(data: bytes) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The contents of a file; raises OSError for all that is not one, such as a pipe that nobody writes to."""
+    """The contents of a file.
+
+    Raises OSError for all that is not one, such as a pipe that nobody writes to.
+    """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a file")
     return path.read_bytes()
@@ -163,10 +179,14 @@ def is_file_of_run(directory: Path, name: str) -> bool:
         return False
     if name == COHORTS:
         return _list_of(_list_of(_is_id))(value)
-    keys = {CONFIG: {"resolved"}, ENVIRONMENT: {"steelyard", "promise"}, CLIENTS: {"ids", "sizes"}}[name]
+    keys = {CONFIG: {"resolved"}, ENVIRONMENT: {"steelyard", "promise"}, CLIENTS: {"ids", "sizes"}}[
+        name
+    ]
     if not isinstance(value, dict) or not value.keys() >= keys:
         return False
-    return name != CONFIG or (isinstance(value["resolved"], dict) and value["resolved"].keys() >= _RESOLVED)
+    return name != CONFIG or (
+        isinstance(value["resolved"], dict) and value["resolved"].keys() >= _RESOLVED
+    )
 
 
 def _is_record(line: bytes) -> bool:
@@ -192,7 +212,9 @@ def read_config(path: Path) -> dict[str, Any]:
     for section, value, checks in (("resolved", resolved, _ABOUT), ("config", requested, _ASKED)):
         wrong = _wrong_key(value, checks)
         if wrong is not None:
-            raise SteelyardError(f"{path / CONFIG}: {section}.{wrong} is {_brief(value[wrong])}: {cure}")
+            raise SteelyardError(
+                f"{path / CONFIG}: {section}.{wrong} is {_brief(value[wrong])}: {cure}"
+            )
     try:
         json.dumps(config, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -217,7 +239,9 @@ def read_clients(path: Path) -> dict[str, Any] | None:
     wrong = _wrong_key(clients, _CLIENTS)
     if wrong is None:
         count = len(clients["ids"])
-        wrong = next((name for name in _CLIENTS if name in clients and len(clients[name]) != count), None)
+        wrong = next(
+            (name for name in _CLIENTS if name in clients and len(clients[name]) != count), None
+        )
     if wrong is not None:
         raise SteelyardError(f"{path / CLIENTS}: {wrong} is {_brief(clients[wrong])}: {cure}")
     return clients
@@ -237,13 +261,16 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     try:
         data = read_bytes(path / ROUNDS) if (path / ROUNDS).exists() else b""
     except OSError as error:
-        raise SteelyardError(f"{path / ROUNDS}: cannot be read: {error.strerror or error}") from None
+        raise SteelyardError(
+            f"{path / ROUNDS}: cannot be read: {error.strerror or error}"
+        ) from None
     records: list[dict[str, Any]] = []
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         problem = _append_record(line, records)
         if problem is not None:
             raise SteelyardError(
-                f"{path / ROUNDS}, line {number}: {problem}: leave this directory out, or resume the run if its last "
+                f"{path / ROUNDS}, line {number}: {problem}: leave this directory out, or resume "
+                f"the run if its last "
                 "checkpoint is from before"
             )
     return records

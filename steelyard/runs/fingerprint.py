@@ -1,8 +1,9 @@
 """A hash of a function or an object with its settings, to tell one loss from another.
 
-The name of a loss says little: `nn.CrossEntropyLoss()` and the same with class weights share it, and so do all lambdas
-of one function. The hash covers what a call depends on: options, tensors, the code of functions that are not a
-library's, what they close over, and the global values that they read.
+The name of a loss says little: `nn.CrossEntropyLoss()` and the same with class weights share it,
+and so do all lambdas of one function. The hash covers what a call depends on: options, tensors, the
+code of functions that are not a library's, what they close over, and the global values that they
+read.
 """
 
 from __future__ import annotations
@@ -24,8 +25,13 @@ _MOST = 100_000  # values of one object: more are not looked at
 
 
 def fingerprint(value: Any) -> str | None:
-    """SHA-256 of a function or object and its settings; None for a function of a library, which its name tells."""
-    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)) and _is_of_library(value):
+    """SHA-256 of a function or object and its settings.
+
+    None for a function of a library, which its name tells.
+    """
+    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)) and _is_of_library(
+        value
+    ):
         return None
     digest = hashlib.sha256()
     for count, part in enumerate(_parts(value, {})):
@@ -50,7 +56,9 @@ def code_of(module: nn.Module) -> str | None:
 
 
 def _name(value: Any) -> str:
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__name__)}"
+    return (
+        f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__name__)}"
+    )
 
 
 def _is_of_library(value: Any) -> bool:
@@ -59,9 +67,14 @@ def _is_of_library(value: Any) -> bool:
 
 
 def _parts(value: Any, numbers: dict[int, int]) -> Iterator[str | bytes]:
-    """All that tells a value from others, piece by piece; an object that comes up again is its number."""
+    """All that tells a value from others, piece by piece.
+
+    An object that comes up again is its number.
+    """
     # Plain values are their text.
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
+    if value is None or isinstance(
+        value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+    ):
         yield f"{type(value).__name__} {value!r}"
         return
     if id(value) in numbers:
@@ -115,7 +128,10 @@ def _parts(value: Any, numbers: dict[int, int]) -> Iterator[str | bytes]:
 
 
 def _class_parts(kind: type, numbers: dict[int, int] | None) -> Iterator[str | bytes]:
-    """The functions of a class and of those it is made from; without `seen`, not what they refer to."""
+    """The functions of a class and of those it is made from.
+
+    Without `seen`, not what they refer to.
+    """
     for base in kind.__mro__:
         if _is_of_library(base):
             continue
@@ -124,7 +140,11 @@ def _class_parts(kind: type, numbers: dict[int, int] | None) -> Iterator[str | b
             function = item.__func__ if isinstance(item, (staticmethod, classmethod)) else item
             if isinstance(function, types.FunctionType):
                 yield f"function {name}"
-                yield from _code_parts(function.__code__) if numbers is None else _function_parts(function, numbers)
+                yield from (
+                    _code_parts(function.__code__)
+                    if numbers is None
+                    else _function_parts(function, numbers)
+                )
             elif numbers is not None and not name.startswith("__"):
                 yield f"value {name}"
                 yield from _parts(item, numbers)
@@ -160,5 +180,7 @@ def _code_parts(code: types.CodeType) -> Iterator[str | bytes]:
 
 def _names_in(code: types.CodeType) -> set[str]:
     """Names that code reads, in functions within it, too."""
-    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    inner = [
+        _names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
+    ]
     return set(code.co_names).union(*inner)

@@ -24,7 +24,8 @@ class History:
 
     Attributes:
         name: the algorithm as text.
-        records: what `rounds.jsonl` holds: `round`, `accuracy`, `loss`, `weights` (by client id), `coherence`, ...
+        records: what `rounds.jsonl` holds: `round`, `accuracy`, `loss`, `weights` (by client id),
+            `coherence`, ...
         params: the final global model, a state dict; empty if it was read from a directory.
         path: the run directory, if there is one.
         monitor: the metric that `best` and `rounds_to` refer to.
@@ -59,8 +60,14 @@ class History:
     def __repr__(self) -> str:
         """A few lines: the last round, and where everything is; `records` holds it all."""
         last = self.records[-1] if self.records else {}
-        measured = [f"{key}={last[key]:.4f}" for key in ("accuracy", "loss") if isinstance(last.get(key), float)]
-        lines = [f"History({self.name!r}, {len(self)} rounds{''.join(f', {text}' for text in measured)})"]
+        measured = [
+            f"{key}={last[key]:.4f}"
+            for key in ("accuracy", "loss")
+            if isinstance(last.get(key), float)
+        ]
+        lines = [
+            f"History({self.name!r}, {len(self)} rounds{''.join(f', {text}' for text in measured)})"
+        ]
         if self.path is not None:
             lines.append(f"  path: {self.path}")
         if self.params:
@@ -87,22 +94,35 @@ class History:
 
     @property
     def monitored(self) -> list[float]:
-        """The values of the monitored metric in the order of rounds: accuracies, unless `monitor=` named another."""
+        """The values of the monitored metric in the order of rounds.
+
+        Accuracies, unless `monitor=` named another.
+        """
         return self.column(self.monitor.metric)
 
     @property
     def best(self) -> float | None:
-        """The best value of the monitored metric: the highest accuracy, unless `monitor=` named another metric."""
+        """The best value of the monitored metric.
+
+        The highest accuracy, unless `monitor=` named another metric.
+        """
         return self.monitor.best(self.monitored)
 
     def rounds_to(self, target: float) -> int | None:
-        """Return the first round whose monitored metric is as good as the target; None if no round's is."""
-        rounds = (record["round"] for record in self.records if self.monitor.has_reached(record, target))
+        """Return the first round whose monitored metric is as good as the target.
+
+        None if no round's is.
+        """
+        rounds = (
+            record["round"] for record in self.records if self.monitor.has_reached(record, target)
+        )
         return next(rounds, None)
 
     def comparable(self) -> list[dict[str, Any]]:
         """The records without what differs from run to run: timings."""
-        return [{name: value for name, value in r.items() if name != "timings"} for r in self.records]
+        return [
+            {name: value for name, value in r.items() if name != "timings"} for r in self.records
+        ]
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per round; weights as columns `weight.<client>`, timings as `seconds.<stage>`.
@@ -120,17 +140,25 @@ class History:
         columns = ("round", *own, "accuracy", "loss", "coherence", "effective_clients")
         head = "".join(f"<th>{escape(name)}</th>" for name in columns)
         rows = self.records if len(self.records) <= 12 else [*self.records[:3], *self.records[-9:]]
-        body = "".join("<tr>" + "".join(f"<td>{_cell(r.get(name))}</td>" for name in columns) + "</tr>" for r in rows)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{_cell(r.get(name))}</td>" for name in columns) + "</tr>"
+            for r in rows
+        )
         return f"<b>{escape(self.name)}</b>, {len(self)} rounds<table><tr>{head}</tr>{body}</table>"
 
 
 def _flatten_record(record: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in record.items() if not isinstance(value, (dict, list))}
     plain |= {f"weight.{client}": weight for client, weight in record.get("weights", {}).items()}
-    plain |= {f"direction_cosine.{client}": cosine for client, cosine in record.get("direction_cosines", {}).items()}
+    plain |= {
+        f"direction_cosine.{client}": cosine
+        for client, cosine in record.get("direction_cosines", {}).items()
+    }
     plain |= {f"seconds.{stage}": time for stage, time in record.get("timings", {}).items()}
     return plain | {name: len(record.get(name, ())) for name in ("quarantined", "dropped", "late")}
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else escape(str(value))
+    return (
+        "" if value is None else f"{value:.4f}" if isinstance(value, float) else escape(str(value))
+    )

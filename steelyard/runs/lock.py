@@ -1,4 +1,4 @@
-"""Directories that only one process writes to at a time."""
+"""Locks: directories that only one process writes to at a time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,52 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steelyard.core.errors import SteelyardError
-from steelyard.runs.held_directory import lead_to_same
+
+# Whether a path still leads to the file or directory that it led to before.
+
+
+class HeldDirectory:
+    """A directory that is held open, so that one that takes its place can be told from it.
+
+    While a directory is open, the file system gives its inode number to no other.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def is_in_place(self) -> bool:
+        """Return whether the path still leads to this directory."""
+        return self._handle is not None and lead_to_same(self.path, self._handle)
+
+    def close(self) -> None:
+        """Release the directory."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def lead_to_same(path: Path, handle: int) -> bool:
+    """Return whether a path leads to an open file or directory."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    except OSError:
+        return False
+
+
+def is_present(path: Path) -> bool:
+    """Return whether something has this name, if only a link that leads nowhere."""
+    return os.path.lexists(path)
+
 
 LOCK = "lock"
 _OWNER = re.compile(rb"(pid \d+ on [^\n]*\n?)?")  # what we write into the file
 
-# Handles that belong to this process alone. A forked child, of this run or of another one in another thread, closes
-# them: a lock is held as long as anybody has it open.
+# Handles that belong to this process alone. A forked child, of this run or of another one in
+# another thread, closes them: a lock is held as long as anybody has it open.
 _private: set[int] = set()
 _guard = threading.Lock()  # nobody forks between opening a handle and listing it here
 
@@ -31,7 +70,9 @@ def _close_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_close_in_child)
+    os.register_at_fork(
+        before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_close_in_child
+    )
 
 
 def open_private(path: Path, flags: int) -> int:
@@ -77,7 +118,8 @@ def lock(path: Path, kind: str) -> int:
         owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
         close_private(handle)
         raise SteelyardError(
-            f"{path}: this {kind} is in use by {owner}: wait for it, or choose another directory (out, --out)"
+            f"{path}: this {kind} is in use by {owner}: wait for it, or choose another directory "
+            f"(out, --out)"
         ) from None
     if not lead_to_same(path / LOCK, handle):  # its last owner removed it just now
         close_private(handle)
@@ -97,7 +139,8 @@ def _check_lock_file(path: Path, kind: str) -> None:
         return
     if not is_ours:
         raise SteelyardError(
-            f"{path}: this file is not the lock of a {kind} and would be overwritten: move it away, or choose another "
+            f"{path}: this file is not the lock of a {kind} and would be overwritten: move it "
+            f"away, or choose another "
             "directory (out, --out)"
         )
 
@@ -110,7 +153,10 @@ def remove_lock(path: Path, handle: int) -> None:
 
 @contextlib.contextmanager
 def lock_directory(path: Path, kind: str) -> Iterator[None]:
-    """Lock a directory while the block runs; remove one that was created for it and stayed empty."""
+    """Lock a directory while the block runs.
+
+    Remove one that was created for it and stayed empty.
+    """
     is_new = not path.exists()
     handle = lock(path, kind)
     try:

@@ -16,7 +16,18 @@ MODES = ("auto", "max", "min")
 
 _LOWER_IS_BETTER = {
     *("loss", "error", "err", "mae", "mse", "rmse", "msle", "rmsle", "mape", "smape", "nll", "bce"),
-    *("perplexity", "ppl", "brier", "ece", "wer", "cer", "eer", "distance", "divergence", "deviation"),
+    *(
+        "perplexity",
+        "ppl",
+        "brier",
+        "ece",
+        "wer",
+        "cer",
+        "eer",
+        "distance",
+        "divergence",
+        "deviation",
+    ),
 }
 
 
@@ -35,10 +46,17 @@ class Monitor:
     target: float | None = None
 
     @classmethod
-    def of(cls, metric: str = "accuracy", mode: str = "auto", target: float | None = None) -> Monitor:
-        """Check the options of a run; `mode="auto"` is `min` for losses and errors, `max` for all else."""
+    def of(
+        cls, metric: str = "accuracy", mode: str = "auto", target: float | None = None
+    ) -> Monitor:
+        """Check the options of a run.
+
+        `mode="auto"` is `min` for losses and errors, `max` for all else.
+        """
         if not isinstance(metric, str) or not metric:
-            raise SteelyardError(f"monitor={metric!r}: give the name of a metric, such as 'accuracy' or 'loss'")
+            raise SteelyardError(
+                f"monitor={metric!r}: give the name of a metric, such as 'accuracy' or 'loss'"
+            )
         if mode not in MODES:
             raise SteelyardError(f"mode={mode!r}: use auto, max or min")
         check_target(target, metric)
@@ -48,26 +66,49 @@ class Monitor:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Monitor:
-        """Return what `config.json` of a run says; runs from before it said so have a target on the accuracy."""
+        """Return what `config.json` of a run says.
+
+        Runs from before it said so have a target on the accuracy.
+        """
         monitor = config.get("monitor")
-        if isinstance(monitor, Mapping) and isinstance(monitor.get("metric"), str) and monitor.get("mode") in MODES[1:]:
+        if (
+            isinstance(monitor, Mapping)
+            and isinstance(monitor.get("metric"), str)
+            and monitor.get("mode") in MODES[1:]
+        ):
             return cls(monitor["metric"], monitor["mode"], read_number(monitor.get("target")))
         requested = config.get("config")
-        return cls(target=read_number(requested.get("target")) if isinstance(requested, Mapping) else None)
+        return cls(
+            target=read_number(requested.get("target")) if isinstance(requested, Mapping) else None
+        )
 
     def progress(self) -> dict[str, Any]:
-        """Return what a checkpoint says of it; nothing for the highest accuracy, as before there were others."""
-        return {} if (self.metric, self.mode) == ("accuracy", "max") else {"monitor": [self.metric, self.mode]}
+        """Return what a checkpoint says of it.
 
-    def check_resumed(self, path: Path, progress: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> None:
+        Nothing for the highest accuracy, as before there were others.
+        """
+        return (
+            {}
+            if (self.metric, self.mode) == ("accuracy", "max")
+            else {"monitor": [self.metric, self.mode]}
+        )
+
+    def check_resumed(
+        self, path: Path, progress: Mapping[str, Any], records: Iterable[Mapping[str, Any]]
+    ) -> None:
         """Refuse to go on with another metric than the one by which the run in a directory keeps its best model."""
         if progress["best"] is None:
             return
-        usual = ["accuracy", "max"] if any(r.get("accuracy") is not None for r in records) else ["loss", "min"]
+        usual = (
+            ["accuracy", "max"]
+            if any(r.get("accuracy") is not None for r in records)
+            else ["loss", "min"]
+        )
         metric, mode = progress.get("monitor", usual)
         if (metric, mode) != (self.metric, self.mode):
             raise SteelyardError(
-                f"{path}: the run in it keeps its best model by monitor={metric!r}, mode={mode!r}: give the same, or "
+                f"{path}: the run in it keeps its best model by monitor={metric!r}, mode={mode!r}: "
+                f"give the same, or "
                 "choose another directory (out, --out)"
             )
 
@@ -89,7 +130,10 @@ class Monitor:
         return max(values, key=self.score, default=None)
 
     def has_reached(self, record: Mapping[str, Any], target: float | None) -> bool:
-        """Return whether the model of a round is as good as the target; never, if there is no target."""
+        """Return whether the model of a round is as good as the target.
+
+        Never, if there is no target.
+        """
         score = self.score_of(record)
         return target is not None and score is not None and score >= self.score(target)
 

@@ -10,18 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard.core.client_state import ClientId
 from steelyard.core.gram import Array
+from steelyard.core.state import ClientId
 
 Record = dict[str, Any]
 
 
-def make_record(report: Mapping[str, Any], weights: Mapping[ClientId, float], by_layer: Array) -> Record:
+def make_record(
+    report: Mapping[str, Any], weights: Mapping[ClientId, float], by_layer: Array
+) -> Record:
     """A report as one line of JSON: text keys, and null where a number is not one."""
     record: Record = {"round": report["round"], "weights": weights}
     if by_layer.shape[0] > 1:
         record["layer_weights"] = dict(zip(report["layers"], by_layer.tolist(), strict=True))
-    record |= {name: value for name, value in report.items() if name not in ("round", "layers", "clients")}
+    record |= {
+        name: value for name, value in report.items() if name not in ("round", "layers", "clients")
+    }
     cleaned: Record = _clean(record)
     return cleaned
 
@@ -39,7 +43,8 @@ def _clean(value: Any) -> Any:
 def make_written(record: Record) -> tuple[Record, dict[str, str]]:
     """Bring a record that callbacks have added to into a form that JSON can hold, in place.
 
-    Numbers and arrays of numpy and torch become numbers and lists, numbers that are not finite null, keys text.
+    Numbers and arrays of numpy and torch become numbers and lists, numbers that are not finite
+    null, keys text.
 
     Returns:
         What is to be written, and by name why the other values cannot be.

@@ -135,7 +135,11 @@ class Probe:
         return digest.hexdigest()
 
     def open(
-        self, layout: Layout, number: int, buffers: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
+        self,
+        layout: Layout,
+        number: int,
+        buffers: Mapping[str, torch.Tensor],
+        state: Mapping[str, torch.Tensor],
     ) -> ProbeSession:
         """Return a session for round `number`, with the statistics of the global model."""
         return ProbeSession(self, layout, number, buffers, state)
@@ -191,7 +195,9 @@ class ProbeSession:
     def copy_buffers(self) -> dict[str, torch.Tensor]:
         """Statistics and counters as they are now."""
         own, layout = dict(self.network.module.named_buffers()), self.network.layout
-        return {leaf.name: own[leaf.name].detach().clone() for leaf in (*layout.stats, *layout.counts)}
+        return {
+            leaf.name: own[leaf.name].detach().clone() for leaf in (*layout.stats, *layout.counts)
+        }
 
     def epoch(self) -> Iterator[torch.Tensor]:
         """Positions of the samples, batch by batch."""
@@ -307,7 +313,8 @@ def _in_order(own: Layout, model: nn.Module, dim: int) -> Layout:
         total += parameter.numel()
     if total != dim:
         raise SteelyardError(
-            f"probe.model has {total} parameters, but the clients' vectors have {dim}: use the same model"
+            f"probe.model has {total} parameters, but the clients' vectors have {dim}: use the "
+            f"same model"
         )
     leaves = []
     for leaf in own.leaves:
@@ -324,11 +331,14 @@ def _check_names(own: Layout, clients: Layout) -> None:
         if signatures.get(leaf.name) != _signature(leaf):
             signature = signatures.get(leaf.name, ("nothing",))
             raise SteelyardError(
-                f"probe.model has {leaf.name!r} {_signature(leaf)}, the clients {signature}: use the same model"
+                f"probe.model has {leaf.name!r} {_signature(leaf)}, the clients {signature}: use "
+                f"the same model"
             )
     extra = sorted(set(signatures) - {leaf.name for leaf in own.leaves})
     if extra:
-        raise SteelyardError(f"the clients have {extra[0]!r}, which is not in probe.model: use the same model")
+        raise SteelyardError(
+            f"the clients have {extra[0]!r}, which is not in probe.model: use the same model"
+        )
 
 
 def _signature(leaf: Leaf) -> tuple[str, tuple[int, ...], str]:

@@ -12,16 +12,16 @@ authors' code, which differ:
                                                          5e-4; momentum persists between rounds
     epochs           server_ft 2, feddf and fedbe 100    20
 
-The code's learning rate and weight decay are those of the clients. The preset has the paper's values
-for CIFAR-10 and Fashion-MNIST; for CIFAR-100 use `lr=0.01,weight_decay=5e-5`, and in general the
-values of the clients.
+The code's learning rate and weight decay are those of the clients. The preset has the paper's
+values for CIFAR-10 and Fashion-MNIST; for CIFAR-100 use `lr=0.01,weight_decay=5e-5`, and in general
+the values of the clients.
 
-FedDF's own authors train with Adam at 1e-3 with a cosine schedule for thousands of steps, and average
-losses, logits or probabilities (`average`). FedBE's authors take ten samples, sharpen the averaged
-probabilities by a temperature of 0.5 and average weights over the last steps (`swa`). The code that
-FedLAW compares with takes one sample and does neither. The student trains with BatchNorm as the
-probe's `bn` says; teachers use their own running statistics (in the code, the average and the
-sampled teacher normalise by batch).
+FedDF's own authors train with Adam at 1e-3 with a cosine schedule for thousands of steps, and
+average losses, logits or probabilities (`average`). FedBE's authors take ten samples, sharpen the
+averaged probabilities by a temperature of 0.5 and average weights over the last steps (`swa`). The
+code that FedLAW compares with takes one sample and does neither. The student trains with BatchNorm
+as the probe's `bn` says; teachers use their own running statistics (in the code, the average and
+the sampled teacher normalise by batch).
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ from torch.nn import functional
 
 from steelyard.client.local import LocalTraining
 from steelyard.core import checks
-from steelyard.core.client_state import State
 from steelyard.core.errors import SteelyardError
-from steelyard.core.presets import UNSET, fill
 from steelyard.core.refiner import RefineContext, Refiner
-from steelyard.core.registry import REFINERS
+from steelyard.core.registry import REFINERS, UNSET, fill
+from steelyard.core.state import State
 from steelyard.core.weighting import Info
 
 _SGD = {"optimizer": "sgd", "lr": 0.08, "momentum": 0.9, "weight_decay": 5e-4, "persistent": True}
@@ -97,7 +96,11 @@ class Trained(Refiner):
         )
 
     def train(
-        self, at: RefineContext, state: State, objective: Objective | None, swa: tuple[int, int] | None = None
+        self,
+        at: RefineContext,
+        state: State,
+        objective: Objective | None,
+        swa: tuple[int, int] | None = None,
     ) -> State:
         """Train the model in the session.
 
@@ -214,7 +217,9 @@ class FedBE(Trained):
 
     name = "fedbe"
     paper_epochs = 100
-    info = Info("distils clients, average and sampled models into the average", "Chen & Chao, ICLR 2021")
+    info = Info(
+        "distils clients, average and sampled models into the average", "Chen & Chao, ICLR 2021"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -286,7 +291,9 @@ def _clients(at: RefineContext) -> Iterator[None]:
         yield
 
 
-def distillation(logits: torch.Tensor, average: str, temperature: float = 1.0, sharpen: float = 1.0) -> Objective:
+def distillation(
+    logits: torch.Tensor, average: str, temperature: float = 1.0, sharpen: float = 1.0
+) -> Objective:
     """Return the objective KL(teachers, student), a mean over the samples of a batch.
 
     Args:
@@ -296,7 +303,9 @@ def distillation(logits: torch.Tensor, average: str, temperature: float = 1.0, s
         sharpen: temperature of the averaged probabilities.
     """
     if logits.ndim != 3:
-        raise SteelyardError(f"distillation needs outputs [n, classes], found {tuple(logits.shape[1:])}")
+        raise SteelyardError(
+            f"distillation needs outputs [n, classes], found {tuple(logits.shape[1:])}"
+        )
 
     # The mean of the losses to each teacher.
     if average == "losses":

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class Callback:
     """Override what you need; every method does nothing by default.
 
-    `simulation.records` holds the rounds so far, `simulation.server.model()` makes a state dict of the global model.
+    `simulation.records` holds the rounds so far, `simulation.server.model()` makes a state dict of
+    the global model.
     """
 
     def start(self, simulation: Simulation) -> None:
@@ -27,12 +28,15 @@ class Callback:
     def round(self, simulation: Simulation, record: dict[str, Any]) -> bool | None:
         """After each round, before its record is written; return True to end the run here.
 
-        What you add to the record is written to `rounds.jsonl` and is there after a resume, as JSON has it: numbers
-        and arrays of numpy and torch become numbers and lists.
+        What you add to the record is written to `rounds.jsonl` and is there after a resume, as JSON
+        has it: numbers and arrays of numpy and torch become numbers and lists.
         """
 
     def warn(self, message: str) -> None:
-        """Something the user should know, such as a damaged checkpoint; where nobody listens, a Python warning."""
+        """Something the user should know, such as a damaged checkpoint.
+
+        Where nobody listens, a Python warning.
+        """
 
     def end(self, simulation: Simulation) -> None:
         """After the last round."""

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from steelyard.client.flat import count_right
 from steelyard.client.losses import Loss, check_targets
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError, describe_unknown_name
+from steelyard.core.round_report import GEOMETRY
+from steelyard.core.state import ClientId
 from steelyard.data import Federation
+from steelyard.rules.detectors import gradient_norm
 from steelyard.runs.monitor import Monitor
 from steelyard.runs.record import Record, finite_or_none
 
 
 def check_task(federation: Federation, loss: Loss) -> None:
-    """Refuse targets that the loss would make nonsense of; where only some clients have such, name the first."""
+    """Refuse targets that the loss would make nonsense of.
+
+    Where only some clients have such, name the first.
+    """
     reasons: dict[ClientId, SteelyardError] = {}
     for client, index in zip(federation.ids, federation.index, strict=True):
         if len(index):
@@ -36,7 +44,9 @@ def check_task(federation: Federation, loss: Loss) -> None:
             raise SteelyardError(f"test: {error}") from None
 
 
-def choose_monitor(monitor: Monitor, has_accuracy: bool, own: Collection[str], has_callbacks: bool) -> Monitor:
+def choose_monitor(
+    monitor: Monitor, has_accuracy: bool, own: Collection[str], has_callbacks: bool
+) -> Monitor:
     """Return the metric to monitor: the loss, where accuracy is asked for and the task has none.
 
     Args:
@@ -48,21 +58,26 @@ def choose_monitor(monitor: Monitor, has_accuracy: bool, own: Collection[str], h
     metric_names = ("accuracy", "loss", *own)
     if monitor.metric not in metric_names and not has_callbacks:
         raise SteelyardError(
-            f"{describe_unknown_name('metric', monitor.metric, metric_names)} (monitor={monitor.metric!r})"
+            f"{describe_unknown_name('metric', monitor.metric, metric_names)} "
+            f"(monitor={monitor.metric!r})"
         )
     if monitor.metric != "accuracy" or has_accuracy:
         return monitor
     if monitor.target is not None:
         alternatives = ", ".join(repr(name) for name in metric_names[1:])
         raise SteelyardError(
-            f"target={monitor.target:g} is an accuracy, and this task has none (its targets are not classes): give "
+            f"target={monitor.target:g} is an accuracy, and this task has none (its targets are "
+            f"not classes): give "
             f"monitor={alternatives}, or add one to test_metrics"
         )
     return Monitor("loss", "min")
 
 
 def can_count_right(outputs: torch.Tensor | None, targets: torch.Tensor) -> bool:
-    """Return whether a task has an accuracy; where the network could not be tried, whether its targets are classes."""
+    """Return whether a task has an accuracy.
+
+    Where the network could not be tried, whether its targets are classes.
+    """
     if outputs is None:
         return not targets.is_floating_point()
     return not math.isnan(count_right(outputs, targets[: len(outputs)].to(outputs.device)))
@@ -73,14 +88,18 @@ def keep_one_output(outputs: torch.Tensor | None, count: int) -> torch.Tensor:
     if outputs is None or outputs.ndim == 0 or len(outputs) != count:
         shape = "not a tensor" if outputs is None else f"of shape {list(outputs.shape)}"
         raise SteelyardError(
-            f"test_metrics: the network's outputs for {count} samples are {shape}: return one tensor with a row per "
+            f"test_metrics: the network's outputs for {count} samples are {shape}: return one "
+            f"tensor with a row per "
             "sample"
         )
     return outputs[0].detach().cpu()
 
 
 def is_due(number: int, every: int, last: bool) -> bool:
-    """Return whether a round is to be evaluated: every so many, and the last; never, if `every` is 0."""
+    """Return whether a round is to be evaluated: every so many, and the last.
+
+    Never, if `every` is 0.
+    """
     return bool(every) and (last or number % every == 0)
 
 
@@ -91,4 +110,135 @@ def record_clients(record: Record, ids: Sequence[ClientId], results: torch.Tenso
     if any(value is not None for value in accuracies.values()):
         record["client_accuracy"] = accuracies
     else:
-        record["client_loss"] = {name: finite_or_none(loss / count) for name, (loss, _, count) in rows}
+        record["client_loss"] = {
+            name: finite_or_none(loss / count) for name, (loss, _, count) in rows
+        }
+
+
+# Metrics of the user's own, computed on the whole test set.
+
+TestMetric = Callable[[torch.Tensor, torch.Tensor], float]
+
+RECORDED = {
+    *(
+        "round",
+        "weights",
+        "layer_weights",
+        "quarantined",
+        "void",
+        "dropped",
+        "late",
+        "lr",
+        "simulated_duration",
+    ),
+    *("loss", "accuracy", "client_accuracy", "reported", "timings", "effective_clients"),
+}
+_MEASURES = {
+    *("last10", "best", "best10", "final", "rounds", "seconds"),
+    *("worst_client", "client_q10", "server_seconds", "void_rounds"),
+    *("deviation", "moving", "absolute", "range", "change"),
+}  # what `compare --metric` calls something else
+_RESERVED = {*RECORDED, *GEOMETRY, *_MEASURES}
+
+
+def resolve_test_metrics(
+    metrics: TestMetric | Mapping[str, TestMetric] | None,
+) -> dict[str, TestMetric]:
+    """Return metrics by name, from a function or a dict of functions `metric(outputs, targets) -> float`."""
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        name = getattr(metrics, "__name__", "")
+        if not callable(metrics) or not name or name == "<lambda>":
+            raise SteelyardError(
+                f"test_metrics={metrics!r}: give a dict of functions by name, such as "
+                f"{{'mae': mae}}, or one function "
+                "that has a name"
+            )
+        metrics = {name: metrics}
+    for name, function in metrics.items():
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w @%+-]{0,63}", name):
+            raise SteelyardError(
+                f"test_metrics: {name!r}: use a name of letters, digits, _, -, @, % and +, at most "
+                f"64"
+            )
+        if name in _RESERVED:
+            raise SteelyardError(
+                f"test_metrics: {name!r} means something else in a record: choose another name"
+            )
+        if not callable(function):
+            raise SteelyardError(
+                f"test_metrics: {name!r} is {function!r}: give a function of (outputs, targets)"
+            )
+    return dict(metrics)
+
+
+def add_test_metrics(
+    record: Record, metrics: Mapping[str, TestMetric], outputs: torch.Tensor, targets: torch.Tensor
+) -> None:
+    """Compute every metric on all test samples, and put it on record.
+
+    Null where it is not a number.
+
+    Args:
+        record: of the round.
+        metrics: by name.
+        outputs: the network's, of all test samples, `[n, ...]`.
+        targets: of all test samples.
+    """
+    for name, metric in metrics.items():
+        prefix = f"round {record['round']}, test metric {name!r}"
+        if name in record:
+            raise SteelyardError(
+                f"{prefix}: the record has another value of this name: choose another name"
+            )
+        try:
+            # each has tensors of its own: one that works in place must not change what the next one
+            # sees
+            value: Any = metric(outputs.clone(), targets.clone())
+            if isinstance(value, str):
+                raise TypeError(f"it returned the text {value!r}, not a number")
+            record[name] = finite_or_none(float(value))
+        except Exception as error:
+            raise SteelyardError(f"{prefix}: {type(error).__name__}: {error}") from error
+
+
+# What a round's record keeps of the clients' reports.
+
+CHANGING = ("accuracy", "accuracy_before", "grad_norm", "loss", "loss_before")
+"""What differs from round to round; sizes and labels do not, and would make every line longer."""
+
+
+def report_metrics(
+    table: Mapping[str, Mapping[ClientId, Any]], ids: Sequence[ClientId]
+) -> dict[str, Any]:
+    """`reported` by metric and client, to six digits, and FGN where clients report `grad_norm`.
+
+    `fgn` is PA3Fed's Eq. (5), weighted by sizes, where clients report those too; `fgn_mean` is
+    CriticalFL's plain mean.
+    """
+    reported = {
+        name: {
+            client: float(f"{table[name][client]:.6g}") for client in ids if client in table[name]
+        }
+        for name in CHANGING
+        if table.get(name)
+    }
+    record: dict[str, Any] = {"reported": reported} if reported else {}
+    if _is_complete(table, "grad_norm", ids):
+        norms = _column(table, "grad_norm", ids)
+        if _is_complete(table, "num_examples", ids):
+            record["fgn"] = gradient_norm(norms, "weighted", _column(table, "num_examples", ids))
+        record["fgn_mean"] = gradient_norm(norms, "mean")
+    return record
+
+
+def _is_complete(
+    table: Mapping[str, Mapping[ClientId, Any]], name: str, ids: Sequence[ClientId]
+) -> bool:
+    """Return whether every client reported this metric."""
+    return name in table and all(client in table[name] for client in ids)
+
+
+def _column(table: Mapping[str, Mapping[ClientId, Any]], name: str, ids: Sequence[ClientId]) -> Any:
+    return np.array([table[name][client] for client in ids], dtype=np.float64)

@@ -1,7 +1,7 @@
 """Who does the work: this process, or forked workers.
 
-Tasks are the same, in the same groups, on any executor, and every task is done by one thread: results have the same
-bits.
+Tasks are the same, in the same groups, on any executor, and every task is done by one thread:
+results have the same bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from steelyard.sim.group import train_group
 from steelyard.sim.work import ClientSlot, SimulationContext
 
 TRAIN, TEST, CLIENTS = range(3)
-_STAGES = {TRAIN: "training", TEST: "evaluation on the test set", CLIENTS: "evaluation on clients' data"}
+_STAGES = {
+    TRAIN: "training",
+    TEST: "evaluation on the test set",
+    CLIENTS: "evaluation on clients' data",
+}
 _DEATHS = 3  # a task that has cost so many workers is not given to another
 
 
@@ -55,7 +59,10 @@ class Task(NamedTuple):
         if self.stage == TRAIN:
             n = self.numbers
             train_group(
-                work, buffers, self.round, [ClientSlot(*seat) for seat in zip(n[::3], n[1::3], n[2::3], strict=True)]
+                work,
+                buffers,
+                self.round,
+                [ClientSlot(*seat) for seat in zip(n[::3], n[1::3], n[2::3], strict=True)],
             )
         elif self.stage == TEST:
             work.evaluate_test(buffers, self.numbers[0])
@@ -65,7 +72,13 @@ class Task(NamedTuple):
     def where(self, work: SimulationContext) -> str:
         """For messages: stage, round and clients."""
         ids = work.federation.ids
-        clients = self.numbers[::3] if self.stage == TRAIN else range(*self.numbers) if self.stage == CLIENTS else ()
+        clients = (
+            self.numbers[::3]
+            if self.stage == TRAIN
+            else range(*self.numbers)
+            if self.stage == CLIENTS
+            else ()
+        )
         names = ", ".join(repr(ids[client]) for client in clients)
         return f"round {self.round}, {_STAGES[self.stage]}" + (f", client {names}" if names else "")
 
@@ -87,7 +100,10 @@ class Executor(Protocol):
 
 
 class _BlasLimit:
-    """One thread for numpy's BLAS as long as anybody asks for it: the limit holds for the whole process."""
+    """One thread for numpy's BLAS as long as anybody asks for it.
+
+    The limit holds for the whole process.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -98,7 +114,9 @@ class _BlasLimit:
         try:
             from threadpoolctl import threadpool_limits
         except ModuleNotFoundError:
-            raise SteelyardError("the simulator needs threadpoolctl: pip install 'steelyard[sim]'") from None
+            raise SteelyardError(
+                "the simulator needs threadpoolctl: pip install 'steelyard[sim]'"
+            ) from None
         with self.lock:
             if not self.users:
                 self.limits = threadpool_limits(1, user_api="blas")
@@ -112,7 +130,9 @@ class _BlasLimit:
 
 
 _blas_limit = _BlasLimit()
-_hiring = threading.Lock()  # a worker of another run that is forked meanwhile would keep the ends of our pipes open
+_hiring = (
+    threading.Lock()
+)  # a worker of another run that is forked meanwhile would keep the ends of our pipes open
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_blas_limit.lock.acquire,
@@ -123,7 +143,10 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for torch and for numpy's BLAS, here and now: the arithmetic of a worker, in this process."""
+    """One thread for torch and for numpy's BLAS, here and now.
+
+    The arithmetic of a worker, in this process.
+    """
     with threads.alone(), _blas_limit:
         yield
 
@@ -143,7 +166,9 @@ class Serial:
                 try:
                     task.do(self.work, self.buffers)
                 except Exception as error:
-                    raise TaskError(f"{task.where(self.work)}: {type(error).__name__}: {error}") from error
+                    raise TaskError(
+                        f"{task.where(self.work)}: {type(error).__name__}: {error}"
+                    ) from error
                 if done is not None:
                     done()
 
@@ -157,7 +182,9 @@ class _Worker(NamedTuple):
 
 
 class Forked:
-    """Workers forked from this process: they share its data and its buffers, and are told what to do through pipes.
+    """Workers forked from this process.
+
+    They share its data and its buffers, and are told what to do through pipes.
 
     A worker that dies is replaced and its task done again: a task only writes to places of its own.
     """
@@ -174,19 +201,27 @@ class Forked:
 
     def _fork(self) -> _Worker:
         parent_end, child_end = Pipe()
-        # Pipes of colleagues are closed in the child, so that each worker sees the end of its own when we are gone.
+        # Pipes of colleagues are closed in the child, so that each worker sees the end of its own
+        # when we are gone.
         inherited_pipes = [colleague.pipe for colleague in self.crew] + [parent_end]
         process = get_context("fork").Process(
-            target=_run_worker, args=(self.work, self.buffers, child_end, inherited_pipes, os.getpid()), daemon=True
+            target=_run_worker,
+            args=(self.work, self.buffers, child_end, inherited_pipes, os.getpid()),
+            daemon=True,
         )
-        with warnings.catch_warnings():  # forking beside threads is safe here: a child only computes, on one thread
+        with (
+            warnings.catch_warnings()
+        ):  # forking beside threads is safe here: a child only computes, on one thread
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         child_end.close()
         return _Worker(process, parent_end)
 
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> None:
-        """Hands tasks out as workers become free; short ones two at a time, so that nobody waits to be told."""
+        """Hands tasks out as workers become free.
+
+        Short ones two at a time, so that nobody waits to be told.
+        """
         todo = deque((task, 0) for task in tasks)
         in_progress: list[deque[tuple[Task, int]]] = [deque() for _ in range(self.workers)]
         depth = 1 if self.work.dense is None else 2
@@ -198,7 +233,11 @@ class Forked:
                     self.crew[number].pipe.send_bytes(in_progress[number][-1][0].pack())
                 except OSError:  # it died while idle
                     self._replace(number, in_progress, todo)
-            pipes = {self.crew[number].pipe: number for number in range(self.workers) if in_progress[number]}
+            pipes = {
+                self.crew[number].pipe: number
+                for number in range(self.workers)
+                if in_progress[number]
+            }
             for pipe in wait(list(pipes)):
                 number = pipes[pipe]  # type: ignore[index]
                 try:
@@ -212,15 +251,23 @@ class Forked:
                 if done is not None:
                     done()
 
-    def _replace(self, number: int, in_progress: list[deque[tuple[Task, int]]], todo: deque[tuple[Task, int]]) -> None:
-        """Hires another worker in place of one that died; its tasks go back to the front of the line."""
+    def _replace(
+        self, number: int, in_progress: list[deque[tuple[Task, int]]], todo: deque[tuple[Task, int]]
+    ) -> None:
+        """Hires another worker in place of one that died.
+
+        Its tasks go back to the front of the line.
+        """
         process, pipe = self.crew[number]
         pipe.close()
         process.join()
-        task, deaths = in_progress[number].popleft()  # the one it died of; what it had not begun is as good as new
+        task, deaths = in_progress[
+            number
+        ].popleft()  # the one it died of; what it had not begun is as good as new
         if deaths + 1 >= _DEATHS:
             raise TaskError(
-                f"{task.where(self.work)}: {_DEATHS} workers died here (exit code {process.exitcode}); if memory ran "
+                f"{task.where(self.work)}: {_DEATHS} workers died here (exit code "
+                f"{process.exitcode}); if memory ran "
                 "out, use fewer workers; to see the error, use executor=serial"
             )
         self.crew[number] = self._start_worker()
@@ -238,7 +285,11 @@ class Forked:
 
 
 def _run_worker(
-    work: SimulationContext, buffers: Buffers, pipe: Connection, inherited_pipes: Sequence[Connection], parent: int
+    work: SimulationContext,
+    buffers: Buffers,
+    pipe: Connection,
+    inherited_pipes: Sequence[Connection],
+    parent: int,
 ) -> None:
     """The life of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -271,18 +322,28 @@ def _die_with(parent: int) -> None:
 
 
 def _keep_memory() -> None:
-    """Asks glibc to keep freed memory: a network's activations are freed and needed again at every step.
+    """Asks glibc to keep freed memory.
 
-    Without this, large tensors are mapped and zeroed anew each time: up to 1.5 times slower for small CNNs.
+    A network's activations are freed and needed again at every step.
+
+    Without this, large tensors are mapped and zeroed anew each time: up to 1.5 times slower for
+    small CNNs.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return  # not glibc
-    for option, value in ((-3, 1 << 30), (-1, (1 << 31) - 1), (-2, 64 << 20)):  # M_MMAP_, M_TRIM_THRESHOLD, M_TOP_PAD
+    for option, value in (
+        (-3, 1 << 30),
+        (-1, (1 << 31) - 1),
+        (-2, 64 << 20),
+    ):  # M_MMAP_, M_TRIM_THRESHOLD, M_TOP_PAD
         mallopt(option, value)
 
 
 def can_fork() -> bool:
-    """Whether forked workers are sound here: on Linux. Elsewhere system libraries do not survive a fork."""
+    """Whether forked workers are sound here: on Linux.
+
+    Elsewhere system libraries do not survive a fork.
+    """
     return sys.platform == "linux"

@@ -32,7 +32,9 @@ class _Trainee(NamedTuple):
     batches: Batches
 
 
-def train_group(work: SimulationContext, buffers: Buffers, round: int, seats: Sequence[ClientSlot]) -> None:
+def train_group(
+    work: SimulationContext, buffers: Buffers, round: int, seats: Sequence[ClientSlot]
+) -> None:
     """Trains a group and writes updates, vectors and reports to their places."""
     trainees = []
     for seat in seats:
@@ -48,7 +50,9 @@ def train_group(work: SimulationContext, buffers: Buffers, round: int, seats: Se
 class _Group:
     """One piece of work; clients are sorted by number of steps, most first."""
 
-    def __init__(self, work: SimulationContext, buffers: Buffers, round: int, trainees: Sequence[_Trainee]) -> None:
+    def __init__(
+        self, work: SimulationContext, buffers: Buffers, round: int, trainees: Sequence[_Trainee]
+    ) -> None:
         self.work, self.buffers, self.round, self.trainees = work, buffers, round, trainees
         self.clients = [trainee.client for trainee in trainees]
         self.lr = work.local.rate(round, work.rounds)
@@ -66,7 +70,9 @@ class _Group:
         client_batches = [one.batches for one in self.trainees]
         needs_grad_norm = "grad_norm" in work.metrics
         state = (self.terms, self.held, self.taken, work.model.free)
-        job = Training(work.local, self.lr, client_batches, *state, needs_grad_norm, work.background)
+        job = Training(
+            work.local, self.lr, client_batches, *state, needs_grad_norm, work.background
+        )
         with self._seeded(), np.errstate(all="ignore"):  # what overflows is found below
             if self.model is work.model:
                 work.model.load(self.received[0], buffers.stats, buffers.counts)
@@ -74,10 +80,20 @@ class _Group:
             else:
                 self.params.copy_(self.starts)
             began = time.perf_counter()
-            norms = train(self.model, work.inputs if self.model is work.model else work.rows, work.targets, job)
+            norms = train(
+                self.model,
+                work.inputs if self.model is work.model else work.rows,
+                work.targets,
+                job,
+            )
             spent = (time.perf_counter() - began) / len(self.trainees)
-        amounts = [work.local.work(one.steps, self.lr, work.algorithm.client.proximal) for one in client_batches]
-        column = torch.tensor(amounts, dtype=self.params.dtype, device=self.params.device).unsqueeze(1)
+        amounts = [
+            work.local.work(one.steps, self.lr, work.algorithm.client.proximal)
+            for one in client_batches
+        ]
+        column = torch.tensor(
+            amounts, dtype=self.params.dtype, device=self.params.device
+        ).unsqueeze(1)
         for term, at in self.terms:
             term.finish(self.params, at, column)
         self._hand_in()
@@ -88,7 +104,9 @@ class _Group:
             self._report(i, amounts[i], float(norms[i]), before[i])
 
     def _seeded(self) -> AbstractContextManager[None]:
-        """Dropout and the like draw from torch's own generator: it, too, is a function of (seed, round, client).
+        """Dropout and the like draw from torch's own generator.
+
+        It, too, is a function of (seed, round, client).
 
         The closed form draws nothing, and leaves the generator alone.
         """
@@ -108,32 +126,51 @@ class _Group:
             theta = theta.repeat(len(self.trainees), 1)
             for start, trainee in zip(theta, self.trainees, strict=True):
                 for column, leaf in enumerate(self.work.model.layout.params):
-                    coefficient = float(buffers.starts[trainee.row, column]) if trainee.row >= 0 else 0.0
-                    start[leaf.start : leaf.stop].add_(buffers.sent["move"][leaf.start : leaf.stop], alpha=coefficient)
+                    coefficient = (
+                        float(buffers.starts[trainee.row, column]) if trainee.row >= 0 else 0.0
+                    )
+                    start[leaf.start : leaf.stop].add_(
+                        buffers.sent["move"][leaf.start : leaf.stop], alpha=coefficient
+                    )
         return theta.to(device)
 
     def _turned(self, rows: torch.Tensor) -> torch.Tensor:
-        """Vectors as the model holds its own; only a network that trains alone has an order of its own."""
+        """Vectors as the model holds its own.
+
+        Only a network that trains alone has an order of its own.
+        """
         model = self.work.model
-        return torch.stack([model.to_internal_order(row) for row in rows]) if model.channels_last else rows
+        return (
+            torch.stack([model.to_internal_order(row) for row in rows])
+            if model.channels_last
+            else rows
+        )
 
     def _usual(self, row: torch.Tensor) -> torch.Tensor:
         """The other way."""
         return self.work.model.usual(row)
 
     def _optimizer_state(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """The optimizer's vectors and steps so far: fresh, or those of the clients' last participation."""
+        """The optimizer's vectors and steps so far.
+
+        Fresh, or those of the clients' last participation.
+        """
         local, like = self.work.local, self.params
         if not local.persistent:
             fresh = {slot: torch.zeros_like(like) for slot in local.slots}
             return fresh, torch.zeros(len(like), 1, dtype=torch.float64)
-        slots = {slot: self.buffers.tables[f"local.{slot}"][self.clients].to(like.device) for slot in local.slots}
+        slots = {
+            slot: self.buffers.tables[f"local.{slot}"][self.clients].to(like.device)
+            for slot in local.slots
+        }
         return slots, self.buffers.steps_taken[self.clients].unsqueeze(1)
 
     def _terms(self) -> list[tuple[ClientTerm, ClientContext]]:
         """Each term with what it sees; the clients' own vectors are copies."""
         work, buffers, starts = self.work, self.buffers, self.starts
-        relative = torch.tensor([work.sizes[client] / work.mean_size for client in self.clients], dtype=starts.dtype)
+        relative = torch.tensor(
+            [work.sizes[client] / work.mean_size for client in self.clients], dtype=starts.dtype
+        )
         contexts = []
         for term in work.algorithm.client:
             own = {slot: buffers.tables[term.key(slot)][self.clients] for slot in term.client_slots}
@@ -141,10 +178,20 @@ class _Group:
             server_vectors |= {name: buffers.sent[name] for name in term.needs.broadcast}
             own = {name: self._turned(rows.to(starts.device)) for name, rows in own.items()}
             server_vectors = {
-                name: work.model.to_internal_order(vector.to(starts.device)) for name, vector in server_vectors.items()
+                name: work.model.to_internal_order(vector.to(starts.device))
+                for name, vector in server_vectors.items()
             }
             contexts.append(
-                (term, ClientContext(starts, self.lr, own, server_vectors, relative.unsqueeze(1).to(starts.device)))
+                (
+                    term,
+                    ClientContext(
+                        starts,
+                        self.lr,
+                        own,
+                        server_vectors,
+                        relative.unsqueeze(1).to(starts.device),
+                    ),
+                )
             )
         return contexts
 
@@ -157,20 +204,31 @@ class _Group:
         return self.work.evaluate_client(self.clients[i])
 
     def _hand_in(self) -> None:
-        """Writes updates, statistics and what clients keep to their places; says who is not finite."""
+        """Writes updates, statistics and what clients keep to their places.
+
+        Says who is not finite.
+        """
         buffers, model = self.buffers, self.work.model
         own = {
             term.key(slot): [self._usual(row) for row in rows]
             for term, at in self.terms
             for slot, rows in at.own.items()
         }
-        own |= {f"local.{slot}": list(rows) for slot, rows in self.held.items()} if self.work.local.persistent else {}
+        own |= (
+            {f"local.{slot}": list(rows) for slot, rows in self.held.items()}
+            if self.work.local.persistent
+            else {}
+        )
         for i, trainee in enumerate(self.trainees):
             fine = all(are_finite(rows[i]) for rows in own.values())
             if trainee.row < 0:
                 fine = fine and are_finite(self.params[i])
             else:  # what is not finite in the parameters is not finite in the update
-                torch.sub(self._usual(self.params[i]).cpu(), buffers.theta, out=buffers.matrix[trainee.row])
+                torch.sub(
+                    self._usual(self.params[i]).cpu(),
+                    buffers.theta,
+                    out=buffers.matrix[trainee.row],
+                )
                 fine = fine and are_finite(buffers.matrix[trainee.row]) and are_finite(model.stats)
                 buffers.row_stats[trainee.row].copy_(model.stats)
                 buffers.row_counts[trainee.row].copy_(model.counts())
@@ -197,9 +255,13 @@ class _Group:
             "accuracy": after[1],
             "label_hist": 0.0,  # has a table of its own
         }
-        self.buffers.reports[trainee.place] = torch.tensor([values[name] for name in metrics], dtype=torch.float64)
+        self.buffers.reports[trainee.place] = torch.tensor(
+            [values[name] for name in metrics], dtype=torch.float64
+        )
         if "label_hist" in metrics:
             data = self.work.federation
             labels = data.train.targets[torch.from_numpy(data.index[trainee.client])]
             classes = self.buffers.histograms.shape[1]
-            self.buffers.histograms[trainee.place] = torch.bincount(labels, minlength=classes).double()
+            self.buffers.histograms[trainee.place] = torch.bincount(
+                labels, minlength=classes
+            ).double()

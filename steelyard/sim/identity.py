@@ -13,9 +13,9 @@ from typing import Any
 from torch import nn
 
 from steelyard.client.losses import name_of_loss
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
 from steelyard.core.spec import to_text
+from steelyard.core.state import ClientId
 from steelyard.data.proxy import Proxy
 from steelyard.runs.directory import read_cohorts
 from steelyard.runs.fingerprint import code_of, fingerprint
@@ -30,16 +30,22 @@ _DEFINITIONS = {
 }  # hashes that runs from before they were written down lack, and what it means if they differ
 
 
-def describe_run(work: SimulationContext, participation: Participation, proxy: Proxy) -> dict[str, Any]:
+def describe_run(
+    work: SimulationContext, participation: Participation, proxy: Proxy
+) -> dict[str, Any]:
     """What a run is, as plain data: two runs with the same description have the same bits."""
     local = dataclasses.asdict(work.local) | {"schedule": to_text(work.local.schedule)}
-    # Options that old runs lack are written only where they are used, so that old runs can be resumed.
+    # Options that old runs lack are written only where they are used, so that old runs can be
+    # resumed.
     if local.pop("augment") is not None:
         local["augment"] = to_text(work.local.augment)
     if not work.local.batch_seed:
         del local["batch_seed"]
     loss = work.model.loss
-    leaves = [[leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype)] for leaf in work.model.layout.leaves]
+    leaves = [
+        [leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype)]
+        for leaf in work.model.layout.leaves
+    ]
     digest = hashlib.sha256()
     digest.update(json.dumps(leaves).encode())
     params, stats, _ = work.model.vectors(work.model.module.state_dict())
@@ -74,29 +80,42 @@ def describe_run(work: SimulationContext, participation: Participation, proxy: P
             for name, value in dataclasses.asdict(dataclasses.replace(proxy, data=None)).items()
             if name != "data"
         }
-        description["proxy"] = {**options, "samples": len(work.probe.inputs), "fingerprint": work.probe.fingerprint()}
+        description["proxy"] = {
+            **options,
+            "samples": len(work.probe.inputs),
+            "fingerprint": work.probe.fingerprint(),
+        }
     return description
 
 
 def _layers(module: nn.Module) -> str:
-    """A hash of what a network says of itself: activations and rates of dropout are not in its parameters."""
+    """A hash of what a network says of itself.
+
+    Activations and rates of dropout are not in its parameters.
+    """
     return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", repr(module)).encode()).hexdigest()
 
 
 def identity(about: Mapping[str, Any]) -> str:
     """What a checkpoint must share with the run that goes on from it: everything but its length."""
-    fixed_parts = {name: value for name, value in _without_definitions(about).items() if name != "rounds"}
+    fixed_parts = {
+        name: value for name, value in _without_definitions(about).items() if name != "rounds"
+    }
     return hashlib.sha256(json.dumps(fixed_parts, sort_keys=True).encode()).hexdigest()
 
 
-def _without_definitions(about: Mapping[str, Any], names: Iterable[str] = _DEFINITIONS) -> dict[str, Any]:
+def _without_definitions(
+    about: Mapping[str, Any], names: Iterable[str] = _DEFINITIONS
+) -> dict[str, Any]:
     """A description as it was before these definitions were in it."""
     model = {name: value for name, value in about["model"].items() if name not in names}
     return {**about, "model": model}
 
 
 def check_same(path: Path, before: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """A run is resumed as what it was; only its length may change, unless learning rates depend on it.
+    """A run is resumed as what it was.
+
+    Only its length may change, unless learning rates depend on it.
 
     Args:
         path: the run directory.
@@ -112,9 +131,12 @@ def check_same(path: Path, before: Mapping[str, Any], current: Mapping[str, Any]
         return
     if changed:
         telling = [name for name in changed if name != "rounds"] or changed
-        differences = "; ".join(_difference(name, before.get(name), current.get(name)) for name in telling)
+        differences = "; ".join(
+            _difference(name, before.get(name), current.get(name)) for name in telling
+        )
         raise SteelyardError(
-            f"{path}: the run in it is another one ({differences}): choose another directory (out, --out)"
+            f"{path}: the run in it is another one ({differences}): choose another directory (out, "
+            f"--out)"
         )
 
 
@@ -124,7 +146,8 @@ def _difference(name: str, before: Any, after: Any) -> str:
         return f"{name}: {before!r} then, {after!r} now"
     changed = [part for part in after if before.get(part) != after[part]]
     words = [
-        _DEFINITIONS.get(part) or f"model.{part}: {before.get(part)!r} then, {after[part]!r} now" for part in changed
+        _DEFINITIONS.get(part) or f"model.{part}: {before.get(part)!r} then, {after[part]!r} now"
+        for part in changed
     ]
     return "; ".join(words)
 
@@ -134,14 +157,21 @@ def check_done(path: Path, simulation: Simulation) -> None:
     num_rounds = len(simulation.records)
     if num_rounds > simulation.work.rounds:
         raise SteelyardError(
-            f"{path}: {num_rounds} rounds are done, rounds={simulation.work.rounds} asks for fewer: give "
+            f"{path}: {num_rounds} rounds are done, rounds={simulation.work.rounds} asks for "
+            f"fewer: give "
             f"rounds={num_rounds} or more, or choose another directory (out, --out)"
         )
-    cohort_pairs = zip((read_cohorts(path) or ())[:num_rounds], name_cohorts(simulation), strict=False)
-    differs = next((number for number, (before, current) in enumerate(cohort_pairs, 1) if before != current), None)
+    cohort_pairs = zip(
+        (read_cohorts(path) or ())[:num_rounds], name_cohorts(simulation), strict=False
+    )
+    differs = next(
+        (number for number, (before, current) in enumerate(cohort_pairs, 1) if before != current),
+        None,
+    )
     if differs is not None:
         raise SteelyardError(
-            f"{path}: the run in it had another cohort in round {differs}: give the same cohorts=, or choose another "
+            f"{path}: the run in it had another cohort in round {differs}: give the same cohorts=, "
+            f"or choose another "
             "--out"
         )
 

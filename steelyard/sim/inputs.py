@@ -1,4 +1,7 @@
-"""From what a user names to what a run is made of: a federation, a network, a device, proxy data."""
+"""From what a user names to what a run is made of.
+
+A federation, a network, a device, proxy data.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,21 @@ from steelyard.data.sources import SOURCES, Source
 from steelyard.models import build
 
 
-def federated(data: Any, clients: int, partition: str, data_dir: str | Path | None, test: Any, seed: int) -> Federation:
+def federated(
+    data: Any, clients: int, partition: str, data_dir: str | Path | None, test: Any, seed: int
+) -> Federation:
     """The clients and their data."""
     if isinstance(data, Federation):
         return data
-    if isinstance(data, Mapping) and not hasattr(data, "column_names"):  # Hugging Face's dict of train and test
+    if isinstance(data, Mapping) and not hasattr(
+        data, "column_names"
+    ):  # Hugging Face's dict of train and test
         return Federation.of(data, test=test)
     if isinstance(data, list) and not _is_one_data_set(data):
         if len(data) == 2:
             raise SteelyardError(
-                "data is a list of two data sets, which may mean (train, test) or two clients: give the tuple "
+                "data is a list of two data sets, which may mean (train, test) or two clients: "
+                "give the tuple "
                 "(train, test), or the clients by id, {0: first, 1: second}"
             )
         return Federation.of(data, test=test)
@@ -53,10 +61,13 @@ def _split_pair(data: Any, test: Any) -> tuple[Any, Any]:
         return data, test
     if len(data) != 2:
         raise SteelyardError(
-            f"data is a tuple of {len(data)}: give a pair (train, test), or a dict or a list of one data set per client"
+            f"data is a tuple of {len(data)}: give a pair (train, test), or a dict or a list of "
+            f"one data set per client"
         )
     if test is not None:
-        raise SteelyardError("data is a pair (train, test), and test is given too: give one of them")
+        raise SteelyardError(
+            "data is a pair (train, test), and test is given too: give one of them"
+        )
     return data[0], data[1]
 
 
@@ -67,22 +78,31 @@ def _default_model(data: str) -> str:
     return model
 
 
-def module_of(model: str | nn.Module | None, federation: Federation, seed: int, loss: Loss) -> nn.Module:
+def module_of(
+    model: str | nn.Module | None, federation: Federation, seed: int, loss: Loss
+) -> nn.Module:
     """The network, at its initial parameters."""
     if isinstance(model, nn.Module):
-        return copy.deepcopy(model)  # the user's own stays as it is, and is the same start for the next run
+        return copy.deepcopy(
+            model
+        )  # the user's own stays as it is, and is the same start for the next run
     if model is not None and not isinstance(model, str):
         raise SteelyardError(f"model is a {type(model).__name__}: give a name or an nn.Module")
     shape = tuple(federation.train.inputs.shape[1:])
     name = model or _default_model(federation.name)
     outputs = _count_outputs(federation, loss)
     if outputs is None:
-        raise SteelyardError(f"model={name!r}: the targets are no classes; pass a module of your own")
+        raise SteelyardError(
+            f"model={name!r}: the targets are no classes; pass a module of your own"
+        )
     return build(name, shape, outputs, seed)
 
 
 def _count_outputs(federation: Federation, loss: Loss) -> int | None:
-    """Return how many outputs a network needs: one per class, or one per number to predict of a sample."""
+    """Return how many outputs a network needs.
+
+    One per class, or one per number to predict of a sample.
+    """
     targets = federation.train.targets
     if name_of_loss(loss) is None and not targets.is_floating_point():
         return federation.classes
@@ -92,11 +112,19 @@ def _count_outputs(federation: Federation, loss: Loss) -> int | None:
 def device_of(name: str) -> torch.device:
     """The device; `auto` is the fastest there is."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = (
+            "cuda"
+            if torch.cuda.is_available()
+            else "mps"
+            if torch.backends.mps.is_available()
+            else "cpu"
+        )
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise SteelyardError(f"device={name!r}: not available here ({str(error).splitlines()[0]})") from None
+        raise SteelyardError(
+            f"device={name!r}: not available here ({str(error).splitlines()[0]})"
+        ) from None
 
 
 def with_proxy(
@@ -107,7 +135,8 @@ def with_proxy(
     if not proxy.given:
         if wanting:
             raise SteelyardError(
-                f"{wanting} looks at proxy data and there is none: --set proxy.per_class=10 takes ten samples per "
+                f"{wanting} looks at proxy data and there is none: --set proxy.per_class=10 takes "
+                f"ten samples per "
                 'class from the test set (in Python, proxy={"per_class": 10} or proxy={"data": (inputs, targets)})'
             )
         return federation, None, None

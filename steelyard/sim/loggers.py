@@ -1,9 +1,9 @@
 """Loggers: callbacks that show a run to TensorBoard, MLflow or Weights & Biases.
 
-Each writes the configuration once and, for each round, what its record has of accuracy, loss, metrics of the user's
-own, effective clients, gamma, coherence and timings. Steps are round numbers: a resumed run goes on where it was. The
-run directory stays the record, a logger is a window on it. One that fails says so once and goes quiet: it never ends a
-run.
+Each writes the configuration once and, for each round, what its record has of accuracy, loss,
+metrics of the user's own, effective clients, gamma, coherence and timings. Steps are round numbers:
+a resumed run goes on where it was. The run directory stays the record, a logger is a window on it.
+One that fails says so once and goes quiet: it never ends a run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Logger(Callback, ABC):
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
         """Writes what the record has."""
-        self._try(lambda: self.write(record["round"], numbers(record, tuple(simulation.test_metrics))))
+        self._try(
+            lambda: self.write(record["round"], numbers(record, tuple(simulation.test_metrics)))
+        )
 
     def end(self, simulation: Simulation) -> None:
         """Closes."""
@@ -76,7 +78,8 @@ class Logger(Callback, ABC):
         except Exception as error:
             self.quiet = True
             warnings.warn(
-                f"{self.title} failed ({type(error).__name__}: {error}): the run goes on without it",
+                f"{self.title} failed ({type(error).__name__}: {error}): the run goes on without "
+                f"it",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -93,11 +96,16 @@ class TensorBoard(Logger):
         self.writer: Any = None
 
     def open(self, run: Simulation, config: Mapping[str, Any]) -> None:
-        """Steps after the checkpoint a run is resumed from are written anew: the old ones are not shown."""
+        """Steps after the checkpoint a run is resumed from are written anew.
+
+        The old ones are not shown.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         num_rounds = len(run.records)
-        self.writer = SummaryWriter(str(self.directory), purge_step=num_rounds + 1 if num_rounds else None)
+        self.writer = SummaryWriter(
+            str(self.directory), purge_step=num_rounds + 1 if num_rounds else None
+        )
         if not num_rounds:
             rows = "\n".join(f"| {name} | {value} |" for name, value in config.items())
             self.writer.add_text("config", f"| option | value |\n|---|---|\n{rows}", 0)
@@ -114,10 +122,12 @@ class TensorBoard(Logger):
 
 
 class MLflow(Logger):
-    """Writes to the MLflow server or store at `uri`, into `experiment`; MLflow's own default if `uri` is None.
+    """Writes to the MLflow server or store at `uri`, into `experiment`.
 
-    A run directory is one MLflow run: a resumed run goes on in it. MLflow's default may be a database on this machine,
-    which takes packages that the extra does not bring.
+    MLflow's own default if `uri` is None.
+
+    A run directory is one MLflow run: a resumed run goes on in it. MLflow's default may be a
+    database on this machine, which takes packages that the extra does not bring.
     """
 
     title = "MLflow"
@@ -125,9 +135,12 @@ class MLflow(Logger):
     def __init__(self, uri: str | None = None, experiment: str = "steelyard") -> None:
         self.package = _package("mlflow", "mlflow", self.title)
         tracking_uri = uri or self.package.get_tracking_uri()
-        if tracking_uri.startswith(_DATABASES) and not all(map(_installed, ("sqlalchemy", "alembic"))):
+        if tracking_uri.startswith(_DATABASES) and not all(
+            map(_installed, ("sqlalchemy", "alembic"))
+        ):
             raise SteelyardError(
-                f"MLflow keeps runs in a database here ({tracking_uri}): give the address of a tracking server, such "
+                f"MLflow keeps runs in a database here ({tracking_uri}): give the address of a "
+                f"tracking server, such "
                 "as MLflow('http://127.0.0.1:5000'), or pip install sqlalchemy alembic"
             )
         self.uri, self.experiment = uri, experiment
@@ -140,18 +153,24 @@ class MLflow(Logger):
         self.client = self.package.MlflowClient(tracking_uri=self.uri)
         experiment = self.client.get_experiment_by_name(self.experiment)
         experiment_id = (
-            self.client.create_experiment(self.experiment) if experiment is None else experiment.experiment_id
+            self.client.create_experiment(self.experiment)
+            if experiment is None
+            else experiment.experiment_id
         )
         tags = {"steelyard": key} if (key := _key(run)) else {}
         earlier_runs = (
-            self.client.search_runs([experiment_id], f"tags.steelyard = '{key}'") if key and run.records else []
+            self.client.search_runs([experiment_id], f"tags.steelyard = '{key}'")
+            if key and run.records
+            else []
         )
         if earlier_runs:
             self.run_id = earlier_runs[0].info.run_id
             self.client.update_run(self.run_id, status="RUNNING")
             self.done = max((metric.step for metric in self._steps()), default=0)
             return
-        self.run_id = self.client.create_run(experiment_id, tags=tags, run_name=_name(run)).info.run_id
+        self.run_id = self.client.create_run(
+            experiment_id, tags=tags, run_name=_name(run)
+        ).info.run_id
         entities = importlib.import_module("mlflow.entities")
         params = [entities.Param(name, str(value)) for name, value in config.items()]
         self.client.log_batch(self.run_id, params=params)
@@ -200,7 +219,9 @@ class WandB(Logger):
 def numbers(record: Mapping[str, Any], own: Sequence[str] = ()) -> dict[str, float]:
     """What loggers write of a record; `own` are the names of the user's metrics."""
     plain = {name: record[name] for name in (*WRITTEN, *own) if record.get(name) is not None}
-    return plain | {f"timings/{stage}": seconds for stage, seconds in record.get("timings", {}).items()}
+    return plain | {
+        f"timings/{stage}": seconds for stage, seconds in record.get("timings", {}).items()
+    }
 
 
 def flatten_config(run: Simulation) -> dict[str, Any]:
@@ -232,10 +253,15 @@ def _name(run: Simulation) -> str:
 
 
 def _key(run: Simulation) -> str | None:
-    """What tells a run directory from all others, before and after a resume; a run without one is never resumed."""
+    """What tells a run directory from all others, before and after a resume.
+
+    A run without one is never resumed.
+    """
     if run.directory is None:
         return None
-    return hashlib.sha256(f"{run.identity} {run.directory.path.resolve()}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{run.identity} {run.directory.path.resolve()}".encode()).hexdigest()[
+        :16
+    ]
 
 
 def _installed(module: str) -> bool:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError
 from steelyard.core.rng import stream
+from steelyard.core.state import ClientId
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,12 @@ class Participation:
     Attributes:
         share: share of clients asked in each round; or give `count`.
         count: number of clients asked in each round, instead of a share.
-        train_all: all clients train and the cohort is drawn afterwards, as in FedLAW's and FedAWA's code: the others'
-            optimizer state moves on.
+        train_all: all clients train and the cohort is drawn afterwards, as in FedLAW's and FedAWA's
+            code: the others' optimizer state moves on.
         dropout: probability that a client asked does not answer.
         spread: deviation of the logarithm of clients' speeds; 0 means all equally fast.
-        deadline: answers later than this many times the cohort's median duration (without delays) are left out.
+        deadline: answers later than this many times the cohort's median duration (without delays)
+            are left out.
         quorum: a round with fewer answers is void: the model stays.
         patience: so many void rounds in a row end the run.
     """
@@ -51,50 +52,77 @@ class Participation:
         checks.integer("patience", self.patience, 1)
 
     def size(self, clients: int) -> int:
-        """How many clients are asked: `int(share * clients)`, as the authors do, but at least one."""
+        """How many clients are asked.
+
+        `int(share * clients)`, as the authors do, but at least one.
+        """
         size = max(1, math.floor(self.share * clients + 1e-9)) if self.count is None else self.count
         if size > clients:
             raise SteelyardError(f"participation.count={size}: there are only {clients} clients")
         if self.quorum > size:
             problem = f"only {size} of {clients} clients are asked"
-            raise SteelyardError(f"participation.quorum={self.quorum}: {problem} in a round: use at most {size}")
+            raise SteelyardError(
+                f"participation.quorum={self.quorum}: {problem} in a round: use at most {size}"
+            )
         return size
 
     def draw(self, seed: int, clients: int, rounds: int) -> list[list[int]]:
-        """The cohorts of all rounds, sorted: a function of seed and round alone, the same for every algorithm."""
+        """The cohorts of all rounds, sorted.
+
+        A function of seed and round alone, the same for every algorithm.
+        """
         size = self.size(clients)
         if size == clients:
             return [list(range(clients)) for _ in range(rounds)]
         return [
-            sorted(stream(seed, "cohort", t).choice(clients, size, replace=False, shuffle=False).tolist())
+            sorted(
+                stream(seed, "cohort", t)
+                .choice(clients, size, replace=False, shuffle=False)
+                .tolist()
+            )
             for t in range(1, rounds + 1)
         ]
 
     def draw_absent(
-        self, seed: int, round: int, cohort: Sequence[int], ids: Sequence[ClientId], work: Sequence[float]
+        self,
+        seed: int,
+        round: int,
+        cohort: Sequence[int],
+        ids: Sequence[ClientId],
+        work: Sequence[float],
     ) -> tuple[list[int], list[int], float]:
         """Of a cohort: who drops out, who is late, and the round's simulated duration.
 
-        `work` is each client's number of steps. A duration is work over speed: speeds are log-normal, one for each
-        client for good, and every round adds a delay of half that spread.
+        `work` is each client's number of steps. A duration is work over speed: speeds are
+        log-normal, one for each client for good, and every round adds a delay of half that spread.
         """
         dropped = [
             client
             for client in cohort
             if self.dropout and stream(seed, "dropout", round, ids[client]).random() < self.dropout
         ]
-        remaining = [(client, amount) for client, amount in zip(cohort, work, strict=True) if client not in dropped]
+        remaining = [
+            (client, amount)
+            for client, amount in zip(cohort, work, strict=True)
+            if client not in dropped
+        ]
         if not remaining:
             return dropped, [], 0.0
         usual = np.array([amount / self._speed(seed, ids[client]) for client, amount in remaining])
         delays = np.array([self._delay(seed, round, ids[client]) for client, _ in remaining])
         durations = usual * delays
         limit = math.inf if self.deadline is None else self.deadline * float(np.median(usual))
-        late = [client for (client, _), time in zip(remaining, durations, strict=True) if time > limit]
+        late = [
+            client for (client, _), time in zip(remaining, durations, strict=True) if time > limit
+        ]
         return dropped, late, float(min(durations.max(), limit))
 
     def _speed(self, seed: int, client: ClientId) -> float:
-        return math.exp(self.spread * stream(seed, "speed", 0, client).standard_normal()) if self.spread else 1.0
+        return (
+            math.exp(self.spread * stream(seed, "speed", 0, client).standard_normal())
+            if self.spread
+            else 1.0
+        )
 
     def _delay(self, seed: int, round: int, client: ClientId) -> float:
         if not self.spread:

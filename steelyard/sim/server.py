@@ -1,4 +1,7 @@
-"""The server of a simulated run: what it keeps from round to round, and how a round's updates become a model."""
+"""The server of a simulated run.
+
+What it keeps from round to round, and how a round's updates become a model.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from typing import Any
 import torch
 
 from steelyard.core import round as rounds
-from steelyard.core.client_state import ClientId
 from steelyard.core.gram import Array
 from steelyard.core.round_report import Report
 from steelyard.core.server_terms import Settling, usual_lengths, with_usual_lengths
+from steelyard.core.state import ClientId
 from steelyard.core.term import ClientTerm, Vectors
 from steelyard.metrics import find_invalid_clients
-from steelyard.runs.snapshot import Snapshot
+from steelyard.runs.checkpoint import Snapshot
 from steelyard.sim.buffers import Buffers
+from steelyard.sim.evaluation import report_metrics
 from steelyard.sim.group import FINE, REASONS
-from steelyard.sim.told import report_metrics
 from steelyard.sim.work import ClientSlot, SimulationContext
 from steelyard.stores.memory import MemorySink, MemoryStore
 
@@ -41,7 +44,9 @@ class SimulationServer:
 
     def model(self) -> dict[str, torch.Tensor]:
         """The global model to look at, as a state dict of its own memory."""
-        return self.work.model.state_dict(self.params_to_evaluate(), self.buffers.stats, self.buffers.counts)
+        return self.work.model.state_dict(
+            self.params_to_evaluate(), self.buffers.stats, self.buffers.counts
+        )
 
     def params_to_evaluate(self) -> torch.Tensor:
         """The parameters to evaluate: the global model, unless a term says otherwise."""
@@ -53,17 +58,24 @@ class SimulationServer:
     def _read_slots(self, name: str, slots: Sequence[str]) -> dict[str, torch.Tensor]:
         return {slot: self.buffers.sent[f"{name}.{slot}"] for slot in slots}
 
-    def aggregate(self, number: int, seats: Sequence[ClientSlot]) -> tuple[Report, dict[ClientId, float], Array]:
-        """Weighs and sums what the seats hold; returns the report, the weights by client and the layers' weights.
+    def aggregate(
+        self, number: int, seats: Sequence[ClientSlot]
+    ) -> tuple[Report, dict[ClientId, float], Array]:
+        """Weighs and sums what the seats hold.
 
-        A void round leaves everything as it was. Seats outside the cohort only hand in what they keep.
+        Returns the report, the weights by client and the layers' weights.
+
+        A void round leaves everything as it was. Seats outside the cohort only hand in what they
+        keep.
         """
         buffers, work = self.buffers, self.work
         cohort = [seat for seat in seats if seat.row >= 0]
         fine = {seat for seat in seats if int(buffers.status[seat.place]) == FINE}
         store = self._store(cohort)
         table = self._reports([seat for seat in cohort if seat in fine])
-        store = store.without(find_invalid_clients(self.rule, table, store.ids) if store.ids else {})
+        store = store.without(
+            find_invalid_clients(self.rule, table, store.ids) if store.ids else {}
+        )
         sink = MemorySink(work.model.layout)
         job = rounds.Round(
             table,
@@ -104,9 +116,13 @@ class SimulationServer:
             client_stats=buffers.row_stats[:count],
             base_stats=buffers.stats,
             client_counts={
-                leaf.name: part.reshape(count, *leaf.shape) for leaf, part in zip(layout.counts, counters, strict=True)
+                leaf.name: part.reshape(count, *leaf.shape)
+                for leaf, part in zip(layout.counts, counters, strict=True)
             },
-            counters={leaf.name: part.reshape(leaf.shape) for leaf, part in zip(layout.counts, own, strict=True)},
+            counters={
+                leaf.name: part.reshape(leaf.shape)
+                for leaf, part in zip(layout.counts, own, strict=True)
+            },
         )
         status = {ids[seat.client]: int(buffers.status[seat.place]) for seat in cohort}
         return store.without({name: REASONS[code] for name, code in status.items() if code})
@@ -120,7 +136,9 @@ class SimulationServer:
             for column, name in enumerate(self.work.metrics)
         }
         if "label_hist" in table:
-            table["label_hist"] = {ids[s.client]: self.buffers.histograms[s.place].tolist() for s in seats}
+            table["label_hist"] = {
+                ids[s.client]: self.buffers.histograms[s.place].tolist() for s in seats
+            }
         return table
 
     def _settle(
@@ -133,7 +151,9 @@ class SimulationServer:
         """
         buffers, work = self.buffers, self.work
         accepted = set(outcome.store.ids)
-        cohort = [seat for seat in seats if seat.row >= 0 and work.federation.ids[seat.client] in accepted]
+        cohort = [
+            seat for seat in seats if seat.row >= 0 and work.federation.ids[seat.client] in accepted
+        ]
         theta = sink.flat
         clients, places = [seat.client for seat in cohort], [seat.place for seat in cohort]
 
@@ -167,7 +187,8 @@ class SimulationServer:
         for leaf in work.model.layout.counts:
             buffers.counts[leaf.start : leaf.stop].copy_(sink.others[leaf.name].reshape(-1))
         if outcome.bounds is not None:
-            # What a client keeps counts if the server counted it: not where a guard set the client aside.
+            # What a client keeps counts if the server counted it: not where a guard set the client
+            # aside.
             aside = set(outcome.bounds.aside)
             cohort = [seat for row, seat in enumerate(cohort) if row not in aside]
         filed = [seat for seat in seats if seat.row < 0] + cohort
@@ -183,7 +204,10 @@ class SimulationServer:
         return usual
 
     def snapshot(self, round: int, progress: Mapping[str, Any], identity: str) -> Snapshot:
-        """Everything a run needs to go on after this round, in memory of its own; the model as it is shown."""
+        """Everything a run needs to go on after this round, in memory of its own.
+
+        The model as it is shown.
+        """
         buffers, ids = self.buffers, self.work.federation.ids
         state = {
             "rule": self.state,
@@ -193,7 +217,9 @@ class SimulationServer:
                 ids[client]: {name: table[client].clone() for name, table in buffers.tables.items()}
                 for client in sorted(self.known)
             },
-            "steps_taken": {ids[client]: float(buffers.steps_taken[client]) for client in sorted(self.known)},
+            "steps_taken": {
+                ids[client]: float(buffers.steps_taken[client]) for client in sorted(self.known)
+            },
             "progress": dict(progress),
         }
         return Snapshot(round, self.model(), state, identity)

@@ -27,11 +27,17 @@ from steelyard.runs.history import History
 from steelyard.runs.monitor import Monitor
 from steelyard.server.probe import Probe
 from steelyard.sim.callbacks import Callback, Until, warn
-from steelyard.sim.evaluation import can_count_right, check_task, choose_monitor, keep_one_output
+from steelyard.sim.evaluation import (
+    TestMetric,
+    can_count_right,
+    check_task,
+    choose_monitor,
+    keep_one_output,
+    resolve_test_metrics,
+)
 from steelyard.sim.executors import one_thread
 from steelyard.sim.identity import check_done, check_same, describe_run, identity, name_cohorts
 from steelyard.sim.inputs import device_of, federated, module_of, with_proxy
-from steelyard.sim.own_metrics import TestMetric, resolve_test_metrics
 from steelyard.sim.participation import Participation
 from steelyard.sim.simulator import Options, Simulation
 from steelyard.sim.work import SimulationContext
@@ -78,34 +84,44 @@ def simulate(
     """Runs federated training on this machine.
 
     Args:
-        algorithm: a rule as text (`"fedawa"`), or an `Algorithm` of rule, client terms and server optimizer.
-        data: a data set by name (`digits` is embedded), one of your own or a tuple (train, test) of them, each anything
-            that `Dataset.of` takes; one data set per client, as a dict or a list; or a `Federation`.
-        model: a network by name (`"mlp:hidden=[200,200]"`), or any `nn.Module`: its parameters are the initial model.
+        algorithm: a rule as text (`"fedawa"`), or an `Algorithm` of rule, client terms and server
+            optimizer.
+        data: a data set by name (`digits` is embedded), one of your own or a tuple (train, test) of
+            them, each anything that `Dataset.of` takes; one data set per client, as a dict or a
+            list; or a `Federation`.
+        model: a network by name (`"mlp:hidden=[200,200]"`), or any `nn.Module`: its parameters are
+            the initial model.
         rounds: how many, at most.
-        target: end the run when the monitored metric is this good: an accuracy, unless `monitor` says otherwise.
-        monitor: the metric on the test set that `target` and the best model refer to: `accuracy`, `loss`, or one of
-            `test_metrics`. A task without an accuracy is monitored by its loss.
-        mode: whether more (`max`) or less (`min`) of it is better; `auto` is `min` for losses and errors by their name.
+        target: end the run when the monitored metric is this good: an accuracy, unless `monitor`
+            says otherwise.
+        monitor: the metric on the test set that `target` and the best model refer to: `accuracy`,
+            `loss`, or one of `test_metrics`. A task without an accuracy is monitored by its loss.
+        mode: whether more (`max`) or less (`min`) of it is better; `auto` is `min` for losses and
+            errors by their name.
         clients: number of clients the data set is spread over.
         partition: how: `iid`, `dirichlet:0.1`, `x_class:classes=1,iid=5`.
         data_dir: where the files of named data sets are; else `$STEELYARD_DATA`.
         test: the server's test set, where `data` has none.
         local: how clients train: a `Local`, or its options as a dict.
         participation: who takes part: a `Participation`, or its options as a dict.
-        loss: `"cross_entropy"`, `"mse"`, `"bce"`, or a function `loss(outputs, targets)`, a mean over the batch.
+        loss: `"cross_entropy"`, `"mse"`, `"bce"`, or a function `loss(outputs, targets)`, a mean
+            over the batch.
         metrics: what clients report beside what the algorithm needs (for records of your own).
-        test_metrics: what to measure on the test set beside loss and accuracy: a function `metric(outputs, targets)` of
-            the outputs for all test samples that returns a number, or a dict of them by name.
-        proxy: the server's proxy data, for FedLAW, FedDF and the like: a `Proxy`, or its options as a dict.
+        test_metrics: what to measure on the test set beside loss and accuracy: a function
+            `metric(outputs, targets)` of the outputs for all test samples that returns a number, or
+            a dict of them by name.
+        proxy: the server's proxy data, for FedLAW, FedDF and the like: a `Proxy`, or its options as
+            a dict.
         seed: of initial model, partition, cohorts, batches: everything is a function of it.
         executor: `serial` (in this process, for debugging), `process` (forked workers), or `auto`.
         workers: number of processes; one per core by default. Results do not depend on it.
         device: `cpu`, `cuda`, `mps`, or `auto`: the fastest there is.
         evaluate_every: rounds between evaluations on the test set; 0 for never.
-        evaluate_clients: rounds between evaluations of the global model on every client's own data; 0 for never.
+        evaluate_clients: rounds between evaluations of the global model on every client's own data;
+            0 for never.
         checkpoint_every: rounds between checkpoints in the run directory, at least.
-        checkpoint_pace: share of the time that writing them may take: a run of short rounds writes fewer.
+        checkpoint_pace: share of the time that writing them may take: a run of short rounds writes
+            fewer.
         keep: how many checkpoints to keep, beside the best.
         out: the run directory; without one, nothing is written.
         resume: go on with the run in `out`, from its last checkpoint.
@@ -133,11 +149,16 @@ def simulate(
     own_metrics = resolve_test_metrics(test_metrics)
     monitored = Monitor.of(monitor, mode, _to_python(target))
     _check(algorithm, training, rounds, options, keep)
-    with RunDirectory(Path(out), keep) if out is not None else nullcontext() as directory:  # first: it may be taken
+    with (
+        RunDirectory(Path(out), keep) if out is not None else nullcontext() as directory
+    ):  # first: it may be taken
         federation = federated(data, clients, partition, data_dir, test, seed).group_by_client()
         federation, samples, warning = with_proxy(federation, server_data, algorithm, seed)
         if own_metrics and federation.test is None:
-            raise SteelyardError("test_metrics: there is no test set to measure on: give test=, or data=(train, test)")
+            raise SteelyardError(
+                "test_metrics: there is no test set to measure on: give test=, or data=(train, "
+                "test)"
+            )
         if isinstance(training.augment, Augmentation):
             training.augment.check(federation.train.inputs)
         # refuse a task that would train on nonsense, and find out what can be measured of it
@@ -147,31 +168,53 @@ def simulate(
         flat = FlatModel(module, chosen_loss, federation.train.inputs, device_of(device))
         samples_tried = federation.train.take(slice(2))
         with one_thread():  # workers are forked from this process later
-            outputs = try_network(flat, samples_tried.inputs, samples_tried.targets, required=bool(own_metrics))
+            outputs = try_network(
+                flat, samples_tried.inputs, samples_tried.targets, required=bool(own_metrics)
+            )
         has_accuracy = can_count_right(outputs, samples_tried.targets)
         monitored = choose_monitor(monitored, has_accuracy, own_metrics, bool(callbacks))
         probe = None if samples is None else Probe.within(flat, samples, server_data, seed)
         reported = _reported(algorithm, metrics, federation, has_accuracy)
         output = keep_one_output(outputs, len(samples_tried)) if own_metrics else None
-        work = SimulationContext(algorithm, federation, flat, training, rounds, seed, reported, probe, output=output)
+        work = SimulationContext(
+            algorithm, federation, flat, training, rounds, seed, reported, probe, output=output
+        )
         population = len(federation.ids)
         client_numbers = (
-            sampling.draw(seed, population, rounds) if cohorts is None else _numbers(cohorts, rounds, population)
+            sampling.draw(seed, population, rounds)
+            if cohorts is None
+            else _numbers(cohorts, rounds, population)
         )
         about = describe_run(work, sampling, server_data)
         watching = [*callbacks, Until(monitored)] if target is not None else callbacks
         if warning is not None:
             warn(callbacks, warning)
         simulation = Simulation(
-            work, sampling, options, client_numbers, directory, watching, identity(about), monitored, own_metrics
+            work,
+            sampling,
+            options,
+            client_numbers,
+            directory,
+            watching,
+            identity(about),
+            monitored,
+            own_metrics,
         )
         if directory is not None:
             evaluation = {"monitor": monitored.to_dict(), "test_metrics": list(own_metrics)}
-            _enter(directory, simulation, {**(config or {}), **evaluation, "resolved": about}, resume, overwrite)
+            _enter(
+                directory,
+                simulation,
+                {**(config or {}), **evaluation, "resolved": about},
+                resume,
+                overwrite,
+            )
         if not monitored.is_done(simulation.records):  # it may be done already
             simulation.run()
         path = None if directory is None else directory.path
-        return History(str(algorithm), simulation.records, simulation.server.model(), path, monitored)
+        return History(
+            str(algorithm), simulation.records, simulation.server.model(), path, monitored
+        )
 
 
 def _to_python(value: Any) -> Any:
@@ -193,15 +236,23 @@ def _options(option: str, kind: type[Any], value: Any) -> Any:
 
 
 def _enter(
-    directory: RunDirectory, simulation: Simulation, config: Mapping[str, Any], resume: bool, overwrite: bool
+    directory: RunDirectory,
+    simulation: Simulation,
+    config: Mapping[str, Any],
+    resume: bool,
+    overwrite: bool,
 ) -> None:
     """Starts a run in a directory, or goes on with the one in it."""
     if resume and directory.used:
-        check_same(directory.path, read_config(directory.path).get("resolved", {}), config["resolved"])
+        check_same(
+            directory.path, read_config(directory.path).get("resolved", {}), config["resolved"]
+        )
         for warning in simulation.resume():
             warn(simulation.callbacks, warning)
         check_done(directory.path, simulation)
-        directory.begin(config, name_cohorts(simulation), _describe_clients(simulation))  # it may have been prolonged
+        directory.begin(
+            config, name_cohorts(simulation), _describe_clients(simulation)
+        )  # it may have been prolonged
         return
     directory.prepare(overwrite)
     directory.begin(config, name_cohorts(simulation), _describe_clients(simulation))
@@ -225,21 +276,28 @@ def _reported(
     for name in metrics:
         if name not in known_metrics:
             raise SteelyardError(
-                f"metrics: clients cannot report {name!r}; they can report {', '.join(sorted(known_metrics))}"
+                f"metrics: clients cannot report {name!r}; they can report "
+                f"{', '.join(sorted(known_metrics))}"
             )
     needed_metrics = algorithm.needs.metrics | set(metrics)
     unknown = sorted(needed_metrics - known_metrics)
     if unknown:
-        raise SteelyardError(f"the rule needs {unknown[0]!r}, which simulated clients do not report")
+        raise SteelyardError(
+            f"the rule needs {unknown[0]!r}, which simulated clients do not report"
+        )
     if "label_hist" in needed_metrics and federation.classes is None:
         raise SteelyardError("the rule needs 'label_hist', but the targets are no classes")
     accuracies = sorted(needed_metrics & {"accuracy", "accuracy_before"})
     if accuracies and not has_accuracy:
-        raise SteelyardError(f"clients cannot report {accuracies[0]!r}: the targets are not classes")
+        raise SteelyardError(
+            f"clients cannot report {accuracies[0]!r}: the targets are not classes"
+        )
     return tuple(sorted(needed_metrics))
 
 
-def _check(algorithm: Algorithm, local: LocalTraining, rounds: int, options: Options, keep: int) -> None:
+def _check(
+    algorithm: Algorithm, local: LocalTraining, rounds: int, options: Options, keep: int
+) -> None:
     checks.integer("rounds", rounds, 1, _MOST_ROUNDS)
     if options.executor not in ("auto", "serial", "process"):
         raise SteelyardError(f"executor={options.executor!r}: use auto, serial or process")
@@ -266,4 +324,6 @@ def _distinct(number: int, cohort: Sequence[int], clients: int) -> list[int]:
         row = [operator.index(client) for client in cohort]
         if len(set(row)) == len(row) and all(0 <= client < clients for client in row):
             return row
-    raise SteelyardError(f"cohorts: round {number} has {cohort!r}: use distinct whole numbers below {clients}")
+    raise SteelyardError(
+        f"cohorts: round {number} has {cohort!r}: use distinct whole numbers below {clients}"
+    )

@@ -19,20 +19,28 @@ from typing import Any
 import torch
 
 from steelyard import threads
-from steelyard.core.client_state import sort_key
 from steelyard.core.errors import SteelyardError
 from steelyard.core.rng import stream
-from steelyard.runs.checkpoint_writer import Writer
+from steelyard.core.state import sort_key
+from steelyard.runs.checkpoint import Snapshot, Writer
 from steelyard.runs.directory import RunDirectory
 from steelyard.runs.monitor import Monitor
 from steelyard.runs.record import Record, finite_or_none, make_record, make_written
-from steelyard.runs.snapshot import Snapshot
 from steelyard.sim.buffers import SHARD, Buffers
 from steelyard.sim.callbacks import Callback, warn
-from steelyard.sim.evaluation import is_due, record_clients
-from steelyard.sim.executors import CLIENTS, TEST, TRAIN, Executor, Forked, Serial, Task, can_fork, one_thread
+from steelyard.sim.evaluation import TestMetric, add_test_metrics, is_due, record_clients
+from steelyard.sim.executors import (
+    CLIENTS,
+    TEST,
+    TRAIN,
+    Executor,
+    Forked,
+    Serial,
+    Task,
+    can_fork,
+    one_thread,
+)
 from steelyard.sim.group import FINE, REASONS
-from steelyard.sim.own_metrics import TestMetric, add_test_metrics
 from steelyard.sim.participation import Participation
 from steelyard.sim.server import SimulationServer
 from steelyard.sim.work import ClientSlot, SimulationContext
@@ -85,7 +93,9 @@ class Simulation:
         self.identity = identity
         self.clients = len(work.federation.ids)
         rows = max(map(len, cohorts), default=1)
-        self.buffers: Buffers = work.buffers(self.clients if participation.train_all else rows, rows)
+        self.buffers: Buffers = work.buffers(
+            self.clients if participation.train_all else rows, rows
+        )
         self.server = SimulationServer(work, self.buffers)
         self.records: list[Record] = []
         self.voids = 0
@@ -96,7 +106,10 @@ class Simulation:
         self.warned: set[str] = set()
 
     def resume(self) -> list[str]:
-        """Goes back to the newest checkpoint that verifies; returns a sentence for all that is damaged or missing."""
+        """Goes back to the newest checkpoint that verifies.
+
+        Returns a sentence for all that is damaged or missing.
+        """
         assert self.directory is not None
         checkpoints = self.directory.checkpoints
         snapshot, problems = checkpoints.newest(self.identity)
@@ -120,19 +133,24 @@ class Simulation:
             self.best_round = progress.get("best_round")
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise SteelyardError(
-                f"{checkpoints.path / snapshot.name}: does not hold the state of this run ({error}): start afresh "
+                f"{checkpoints.path / snapshot.name}: does not hold the state of this run "
+                f"({error}): start afresh "
                 "(overwrite=True, --overwrite)"
             ) from error
         self.monitor.check_resumed(self.directory.path, progress, self.records)
-        warnings = [f"checkpoint passed over ({'; '.join(problems)}), the one before is used"] if problems else []
+        warnings = (
+            [f"checkpoint passed over ({'; '.join(problems)}), the one before is used"]
+            if problems
+            else []
+        )
         damage = checkpoints.verify_best(snapshot, self.best_round)
         return warnings if damage is None else [*warnings, damage]
 
     def run(self) -> None:
         """All rounds that are left.
 
-        torch and BLAS keep to one thread here: theirs spin for a while after their work, on the workers' cores. The
-        kernels have threads of their own.
+        torch and BLAS keep to one thread here: theirs spin for a while after their work, on the
+        workers' cores. The kernels have threads of their own.
         """
         self.work.prepare()
         with one_thread(), threads.parallel(threads.cores()):
@@ -146,7 +164,9 @@ class Simulation:
                 if self.directory.log is None:
                     self.directory.open_log(0)
                 assert self.directory.log is not None
-                writer = Writer(self.directory.checkpoints, self.directory.log, self.options.checkpoint_pace)
+                writer = Writer(
+                    self.directory.checkpoints, self.directory.log, self.options.checkpoint_pace
+                )
             for callback in self.callbacks:
                 callback.start(self)
             for number in range(len(self.records) + 1, self.work.rounds + 1):
@@ -164,7 +184,11 @@ class Simulation:
                 try:
                     callback.failed(self, error)
                 except Exception as another:  # the run's own error is the one to see
-                    warnings.warn(f"{type(callback).__name__}.failed: {another!r}", RuntimeWarning, stacklevel=2)
+                    warnings.warn(
+                        f"{type(callback).__name__}.failed: {another!r}",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
             raise
         finally:
             executor.close()
@@ -178,8 +202,15 @@ class Simulation:
         workers = options.workers or threads.cores()
         forks = can_fork() and device.type == "cpu"
         if options.executor == "process" and not forks:
-            raise SteelyardError("executor=process forks workers, on Linux and without a GPU: use executor=serial here")
-        if options.executor == "serial" or not forks or (options.executor == "auto" and workers == 1):
+            raise SteelyardError(
+                "executor=process forks workers, on Linux and without a GPU: use executor=serial "
+                "here"
+            )
+        if (
+            options.executor == "serial"
+            or not forks
+            or (options.executor == "auto" and workers == 1)
+        ):
             return Serial(self.work, self.buffers)
         return Forked(self.work, self.buffers, workers)
 
@@ -193,9 +224,20 @@ class Simulation:
             record["round"] = number
             plain_record, problems = make_written(record)
             for name in problems:
-                self._warn_once(name, f"record[{name!r}] is not written to disk, only kept in memory: {problems[name]}")
-            if "loss" in record and record.get(self.monitor.metric) is None and self.monitor != Monitor():
-                self._warn_once("", f"monitor={self.monitor.metric!r}: round {number} has no such number on record")
+                self._warn_once(
+                    name,
+                    f"record[{name!r}] is not written to disk, only kept in memory: "
+                    f"{problems[name]}",
+                )
+            if (
+                "loss" in record
+                and record.get(self.monitor.metric) is None
+                and self.monitor != Monitor()
+            ):
+                self._warn_once(
+                    "",
+                    f"monitor={self.monitor.metric!r}: round {number} has no such number on record",
+                )
             self._keep(record, plain_record, writer)
         return any(asked_to_stop)
 
@@ -209,11 +251,16 @@ class Simulation:
         work, ids = self.work, self.work.federation.ids
         cohort = list(self.cohorts[number - 1])
         steps = [float(work.num_steps(client)) for client in cohort]
-        dropped, late, duration = self.participation.draw_absent(work.seed, number, cohort, ids, steps)
+        dropped, late, duration = self.participation.draw_absent(
+            work.seed, number, cohort, ids, steps
+        )
         absent = {*dropped, *late}
         seats = self._seats([client for client in cohort if client not in absent], absent)
         self._mutate(number, sum(seat.row >= 0 for seat in seats))
-        tasks = [Task(TRAIN, number, tuple(n for seat in group for n in seat)) for group in work.groups(seats)]
+        tasks = [
+            Task(TRAIN, number, tuple(n for seat in group for n in seat))
+            for group in work.groups(seats)
+        ]
         self._do(executor, tasks, number)
         trained = time.perf_counter()
         record = self._aggregate(number, seats)
@@ -226,7 +273,9 @@ class Simulation:
         ended = time.perf_counter()
         record["timings"] = {
             "train": round(trained - started, 6),
-            "sgd": round(float(self.buffers.seconds[: len(seats)].sum()), 6),  # of all workers together
+            "sgd": round(
+                float(self.buffers.seconds[: len(seats)].sum()), 6
+            ),  # of all workers together
             "aggregate": round(aggregated - trained, 6),
             "evaluate": round(ended - aggregated, 6),
             "total": round(ended - started, 6),
@@ -236,17 +285,28 @@ class Simulation:
     def _seats(self, present: Sequence[int], absent: set[int]) -> list[ClientSlot]:
         """Places and rows of all who train, both in the order of ids, whatever order clients come in."""
         ids, cohort = self.work.federation.ids, set(present)
-        trained = [c for c in range(self.clients) if c not in absent] if self.participation.train_all else present
+        trained = (
+            [c for c in range(self.clients) if c not in absent]
+            if self.participation.train_all
+            else present
+        )
         order = sorted(trained, key=lambda client: sort_key(ids[client]))
-        rows = {client: row for row, client in enumerate(client for client in order if client in cohort)}
-        return [ClientSlot(client, position, rows.get(client, -1)) for position, client in enumerate(order)]
+        rows = {
+            client: row for row, client in enumerate(client for client in order if client in cohort)
+        }
+        return [
+            ClientSlot(client, position, rows.get(client, -1))
+            for position, client in enumerate(order)
+        ]
 
     def _mutate(self, number: int, rows: int) -> None:
         """What clients start from, if not from the global model."""
         broadcast, leaves = self.work.algorithm.broadcast, self.work.model.layout.params
         if broadcast is not None and rows:
             rng = stream(self.work.seed, "broadcast", number)
-            self.buffers.starts[:rows] = torch.from_numpy(broadcast.coefficients(rows, leaves, number, rng))
+            self.buffers.starts[:rows] = torch.from_numpy(
+                broadcast.coefficients(rows, leaves, number, rng)
+            )
 
     def _do(self, executor: Executor, tasks: Sequence[Task], number: int) -> None:
         finished_tasks = 0
@@ -269,22 +329,34 @@ class Simulation:
             record = make_record(*self.server.aggregate(number, seats))
         self.voids = self.voids + 1 if record["void"] else 0
         if self.voids >= min(self.participation.patience, self.work.rounds):
-            saved = "" if self.directory is None else f"; the last checkpoint is in {self.directory.checkpoints.path}"
+            saved = (
+                ""
+                if self.directory is None
+                else f"; the last checkpoint is in {self.directory.checkpoints.path}"
+            )
             raise RunStopped(
-                f"round {number}: {self.voids} rounds in a row were void, the last because: {record['void']}{saved}. "
+                f"round {number}: {self.voids} rounds in a row were void, the last because: "
+                f"{record['void']}{saved}. "
                 "A lower learning rate helps against NaN, participation.patience against bad luck"
             )
         return record
 
-    def _void(self, number: int, cohort: Sequence[ClientSlot], valid: Sequence[ClientSlot]) -> Record:
+    def _void(
+        self, number: int, cohort: Sequence[ClientSlot], valid: Sequence[ClientSlot]
+    ) -> Record:
         """The record of a round that was not aggregated."""
         ids = self.work.federation.ids
         reasons = {
-            str(ids[seat.client]): REASONS[int(self.buffers.status[seat.place])] for seat in cohort if seat not in valid
+            str(ids[seat.client]): REASONS[int(self.buffers.status[seat.place])]
+            for seat in cohort
+            if seat not in valid
         }
-        summary = "; ".join(f"client {name}: {reason}" for name, reason in list(reasons.items())[:3])
+        summary = "; ".join(
+            f"client {name}: {reason}" for name, reason in list(reasons.items())[:3]
+        )
+        quorum = self.participation.quorum
         problem = (
-            f"{len(valid)} of {len(cohort)} clients were valid, fewer than the quorum of {self.participation.quorum}"
+            f"{len(valid)} of {len(cohort)} clients were valid, fewer than the quorum of {quorum}"
         )
         reason = problem if cohort else "no client took part"
         return {
@@ -303,7 +375,10 @@ class Simulation:
         if not on_test and not on_clients:
             return
         self.buffers.shown.copy_(self.server.params_to_evaluate())
-        tasks = [Task(TEST, number, (shard,)) for shard in range(-(-len(test or ()) // SHARD) if on_test else 0)]
+        tasks = [
+            Task(TEST, number, (shard,))
+            for shard in range(-(-len(test or ()) // SHARD) if on_test else 0)
+        ]
         if on_clients:
             pieces = max(1, self.clients // 64)
             edges = [self.clients * i // pieces for i in range(pieces + 1)]
@@ -314,7 +389,10 @@ class Simulation:
         if not on_test:
             return
         loss, right, count = self.buffers.test_results.sum(dim=0).tolist()
-        record["loss"], record["accuracy"] = finite_or_none(loss / count), finite_or_none(right / count)
+        record["loss"], record["accuracy"] = (
+            finite_or_none(loss / count),
+            finite_or_none(right / count),
+        )
         if self.buffers.test_outputs is not None:
             targets = self.work.test[1].cpu()
             with torch.no_grad():
@@ -344,7 +422,11 @@ class Simulation:
     def _checkpoint(self, writer: Writer) -> None:
         """The best model goes first: once a checkpoint is there, all models it speaks of are."""
         assert self.directory is not None
-        progress: dict[str, Any] = {"voids": self.voids, "best": self.best, "best_round": self.best_round}
+        progress: dict[str, Any] = {
+            "voids": self.voids,
+            "best": self.best,
+            "best_round": self.best_round,
+        }
         progress |= self.monitor.progress()
         best = [self.best_model] if self.best_model is not None else []
         snapshot = self.server.snapshot(len(self.records), progress, self.identity)

@@ -1,7 +1,7 @@
 """What a process needs to do clients' work: data, model, options; who trains with whom; evaluation.
 
-The same code in every executor. Models and results travel through tensors in shared memory; a task is a handful of
-whole numbers. Nothing is pickled.
+The same code in every executor. Models and results travel through tensors in shared memory; a task
+is a handful of whole numbers. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from steelyard.sim.buffers import SHARD, Buffers, Sizes
 
 
 class ClientSlot(NamedTuple):
-    """A client that trains in a round: its number, its place in the buffers, its row in the matrix or -1.
+    """A client that trains in a round.
+
+    Its number, its place in the buffers, its row in the matrix or -1.
 
     Rows are the cohort's; clients outside it may train too, where all do.
     """
@@ -82,7 +84,9 @@ class SimulationContext:
         if self.local.augment is not None:
             return None
         model, data = self.model, self.federation.train
-        fits = DenseModels.fits(model.module, model.layout, model.loss, model.device, data.inputs, data.targets)
+        fits = DenseModels.fits(
+            model.module, model.layout, model.loss, model.device, data.inputs, data.targets
+        )
         return DenseModels(model.module, model.layout) if fits else None
 
     @cached_property
@@ -112,7 +116,9 @@ class SimulationContext:
     def test(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The server's test set."""
         assert self.federation.test is not None
-        return self.model.prepare_inputs(self.federation.test.inputs), self.model.cast(self.federation.test.targets)
+        return self.model.prepare_inputs(self.federation.test.inputs), self.model.cast(
+            self.federation.test.targets
+        )
 
     def prepare(self) -> None:
         """Brings the data into form once, before the fork, so that workers share it."""
@@ -130,7 +136,9 @@ class SimulationContext:
     def slot_names(self) -> list[str]:
         """Vectors every client keeps."""
         own = [term.key(slot) for term in self.algorithm.client for slot in term.client_slots]
-        return own + ([f"local.{slot}" for slot in self.local.slots] if self.local.persistent else [])
+        return own + (
+            [f"local.{slot}" for slot in self.local.slots] if self.local.persistent else []
+        )
 
     def buffers(self, places: int, rows: int) -> Buffers:
         """Shared tensors for rounds in which `places` clients train and `rows` of them are in the cohort."""
@@ -147,11 +155,16 @@ class SimulationContext:
         return Buffers(sizes, self.model.layout, places, rows)
 
     def split(self, client: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Positions of a client's training and validation samples: the first of a shuffle validate, as FedLAW's do."""
+        """Positions of a client's training and validation samples.
+
+        The first of a shuffle validate, as FedLAW's do.
+        """
         index = self.federation.index[client]
         if self.local.train_share == 1.0:
             return index, index[:0]
-        shuffled = index[stream(self.seed, "split", 0, self.federation.ids[client]).permutation(len(index))]
+        shuffled = index[
+            stream(self.seed, "split", 0, self.federation.ids[client]).permutation(len(index))
+        ]
         held_out = int(len(index) * (1 - self.local.train_share) + 1e-9)
         return shuffled[held_out:], shuffled[:held_out]
 
@@ -166,7 +179,8 @@ class SimulationContext:
         if not isinstance(self.local.augment, Augmentation):
             return client_batches
         augmentation = self.local.augment.draw(
-            len(client_batches.order), stream(self.seed, "augment", round, client_id, self.local.batch_seed)
+            len(client_batches.order),
+            stream(self.seed, "augment", round, client_id, self.local.batch_seed),
         )
         return replace(client_batches, drawn=torch.from_numpy(augmentation))
 
@@ -180,14 +194,18 @@ class SimulationContext:
     def num_samples(self, client: int) -> int:
         """How many samples a client trains on."""
         count = int(self.sizes[client])
-        return count - (int(count * (1 - self.local.train_share) + 1e-9) if self.local.train_share < 1.0 else 0)
+        return count - (
+            int(count * (1 - self.local.train_share) + 1e-9) if self.local.train_share < 1.0 else 0
+        )
 
     def groups(self, trained: Sequence[ClientSlot]) -> list[list[ClientSlot]]:
-        """Clients in the groups they train in, longest first: a function of who trains alone, not of the workers.
+        """Clients in the groups they train in, longest first.
 
-        Where clients train side by side, those with batches of one width do, and groups are filled so that all take
-        about as long: each client, longest first, goes to the group that has least to do. Their number is a multiple
-        of four, to share out evenly.
+        A function of who trains alone, not of the workers.
+
+        Where clients train side by side, those with batches of one width do, and groups are filled
+        so that all take about as long: each client, longest first, goes to the group that has least
+        to do. Their number is a multiple of four, to share out evenly.
         """
         steps = {seat: self.num_steps(seat.client) for seat in trained}
         order = sorted(trained, key=lambda seat: (-steps[seat], seat.place))
@@ -195,9 +213,13 @@ class SimulationContext:
             return [[seat] for seat in order]
         slots_by_width: dict[int, list[ClientSlot]] = {}
         for seat in order:
-            slots_by_width.setdefault(width(self.num_samples(seat.client), self.local.batch_size), []).append(seat)
+            slots_by_width.setdefault(
+                width(self.num_samples(seat.client), self.local.batch_size), []
+            ).append(seat)
         groups = [
-            group for seats in slots_by_width.values() for group in self._shared_out(seats, steps, self.dense.count)
+            group
+            for seats in slots_by_width.values()
+            for group in self._shared_out(seats, steps, self.dense.count)
         ]
         return sorted(groups, key=lambda group: -sum(steps[seat] for seat in group))
 
@@ -230,10 +252,17 @@ class SimulationContext:
         buffers.test_results[shard] = torch.tensor(result, dtype=torch.float64)
 
     def evaluate_clients(self, buffers: Buffers, first: int, last: int) -> None:
-        """The same on the own data of clients `first` to `last - 1`: their validation part, if they have one."""
+        """The same on the own data of clients `first` to `last - 1`.
+
+        Their validation part, if they have one.
+        """
         self.model.load(buffers.shown, buffers.stats, buffers.counts)
         for client in range(first, last):
             trained, held_out = self.split(client)
             index = torch.from_numpy(held_out if len(held_out) else trained).to(self.model.device)
-            result = self.model.evaluate(self.inputs, self.targets, index) if len(index) else (0.0, 0.0, 0)
+            result = (
+                self.model.evaluate(self.inputs, self.targets, index)
+                if len(index)
+                else (0.0, 0.0, 0)
+            )
             buffers.client_results[client] = torch.tensor(result, dtype=torch.float64)

@@ -13,7 +13,9 @@ from typing import Any
 from steelyard.core.errors import SteelyardError, shorten
 
 _FIRST_READ = 1 << 16
-_LONGEST = 1 << 20  # bytes of one value; a thumbnail in the metadata of a file has about ten thousand
+_LONGEST = (
+    1 << 20
+)  # bytes of one value; a thumbnail in the metadata of a file has about ten thousand
 _MOST_TOKENS = 10_000
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _OBJECT = rb'\{(?:[^{}"]++|' + _STRING + rb")*+\}"
@@ -90,7 +92,9 @@ class JsonStream:
             match = _VALUE.match(self._buffer, self._position)
             if match is not None:
                 self._position = match.end()
-                return json.loads(match.group().decode("utf-8"), object_pairs_hook=_refuse_duplicates)
+                return json.loads(
+                    match.group().decode("utf-8"), object_pairs_hook=_refuse_duplicates
+                )
             if not self._read_more():
                 raise ValueError(f"a malformed, nested or too long value: {self._describe_rest()}")
 

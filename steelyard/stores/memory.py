@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.core.client_state import ClientId, sort_key
 from steelyard.core.errors import BAD_BASE, NOT_FINITE, SteelyardError
 from steelyard.core.layout import FLAT, Kind, Layout, Leaf, Params
+from steelyard.core.state import ClientId, sort_key
 from steelyard.core.sums import ALIGNMENT, are_finite
 
 
@@ -61,7 +61,9 @@ class MemoryStore:
         for client in sorted(clients, key=sort_key):
             if client not in quarantined:
                 tensors = _leaves(clients[client])
-                leaves[client] = layout.add_tied_leaves(tensors) if isinstance(tensors, Mapping) else tensors
+                leaves[client] = (
+                    layout.add_tied_leaves(tensors) if isinstance(tensors, Mapping) else tensors
+                )
                 reason = _find_mismatch(layout, leaves[client])
                 if reason is not None:
                     quarantined[client] = reason
@@ -96,7 +98,9 @@ class MemoryStore:
         counts = {}
         if ids:
             for leaf in layout.counts:
-                counts[leaf.name] = torch.stack([leaves[client][leaf.name].detach().cpu() for client in ids])
+                counts[leaf.name] = torch.stack(
+                    [leaves[client][leaf.name].detach().cpu() for client in ids]
+                )
         return MemoryStore(
             layout=layout,
             base=base,
@@ -176,7 +180,9 @@ class MemorySink:
         """Return the new model as a state dict; tensors that were tied are still tied."""
         tensors = {}
         for leaf in self.layout.params:
-            tensors[leaf.name] = cast_to_leaf(self.flat[leaf.start : leaf.stop], leaf).view(leaf.shape)
+            tensors[leaf.name] = cast_to_leaf(self.flat[leaf.start : leaf.stop], leaf).view(
+                leaf.shape
+            )
         tensors.update(self.others)
         return {leaf.name: tensors[leaf.tied or leaf.name] for leaf in self.layout.leaves}
 
@@ -192,7 +198,9 @@ def cast_to_leaf(values: torch.Tensor, leaf: Leaf) -> torch.Tensor:
     """Return the values in the dtype of the leaf; raise an error if they overflow it."""
     cast = values.to(leaf.dtype)
     if cast is not values and not bool(torch.isfinite(cast).all()):
-        raise SteelyardError(f"the aggregated {leaf.name!r} overflows {leaf.dtype}: the base model was not changed")
+        raise SteelyardError(
+            f"the aggregated {leaf.name!r} overflows {leaf.dtype}: the base model was not changed"
+        )
     return cast
 
 
@@ -258,8 +266,14 @@ def _find_mismatch(layout: Layout, leaves: object) -> str | None:
     reason = layout.mismatch(shapes)
     if reason is None:
         for leaf in layout.leaves:
-            if leaf.tied in leaves and leaf.name in leaves and not _are_same(leaves[leaf.name], leaves[leaf.tied]):
-                return f"{leaf.name!r} is tied to {leaf.tied!r} in the base model but differs from it"
+            if (
+                leaf.tied in leaves
+                and leaf.name in leaves
+                and not _are_same(leaves[leaf.name], leaves[leaf.tied])
+            ):
+                return (
+                    f"{leaf.name!r} is tied to {leaf.tied!r} in the base model but differs from it"
+                )
     return reason
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from steelyard.core.client_state import ClientId
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.layout import DTYPES, Kind
+from steelyard.core.state import ClientId
 from steelyard.stores.json_stream import JsonStream, open_regular
 from steelyard.stores.slices import SliceStore
 
@@ -79,7 +79,9 @@ class Checkpoint:
             self.metadata.update(metadata)
         for name, shard in listed.items():
             if name not in self.entries or self.files[self.entries[name].file].name != shard:
-                raise SteelyardError(f"{self.path}: the index lists {name!r} in {shard!r}, and it is not there")
+                raise SteelyardError(
+                    f"{self.path}: the index lists {name!r} in {shard!r}, and it is not there"
+                )
 
     @property
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -108,7 +110,8 @@ class Checkpoint:
             count = os.preadv(self._handles[entry.file], [out], position)
             if count == 0:
                 raise SteelyardError(
-                    f"{self.files[entry.file]}: ends inside {name!r}; the file changed while it was read"
+                    f"{self.files[entry.file]}: ends inside {name!r}; the file changed while it "
+                    f"was read"
                 )
             out = out[count:]
             position += count
@@ -143,7 +146,8 @@ class SafetensorsStore:
             kinds: of the tensors, where the layout cannot tell from the name.
         """
         source = Checkpoint(base)
-        # A client with other tensors is refused with their names; one with far more tensors is refused early.
+        # A client with other tensors is refused with their names; one with far more tensors is
+        # refused early.
         max_tensors = 2 * len(source.entries) + 100
         quarantined = dict(refused or {})
         opened: dict[ClientId, Checkpoint] = {}
@@ -154,7 +158,8 @@ class SafetensorsStore:
                 except (ValueError, OSError) as error:  # a SteelyardError is a ValueError
                     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                         raise SteelyardError(
-                            f"{clients[client]}: too many open files for {len(clients)} clients: allow more (ulimit -n)"
+                            f"{clients[client]}: too many open files for {len(clients)} clients: "
+                            f"allow more (ulimit -n)"
                         ) from error
                     quarantined[client] = str(error)
         return replace(SliceStore.of(source, opened, quarantined, kinds), given=tuple(clients))
@@ -180,7 +185,9 @@ def _files(path: Path, max_tensors: int) -> tuple[list[Path], Mapping[str, str]]
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
     if not files and pickles:
         raise SteelyardError(f"{path}: {_describe_pickle(pickles[0])}")
-    raise SteelyardError(f"{path}: expected one .safetensors file or {INDEX}, found {len(files)} files and no index")
+    raise SteelyardError(
+        f"{path}: expected one .safetensors file or {INDEX}, found {len(files)} files and no index"
+    )
 
 
 def _describe_pickle(name: str) -> str:
@@ -231,7 +238,9 @@ def _check_shard_name(index: Path, name: object) -> None:
         raise SteelyardError(f"{index}: shard {shorten(name)} is not a plain file name")
 
 
-def _read_header(file: Path, handle: int, number: int, max_tensors: int) -> tuple[dict[str, Entry], dict[str, str]]:
+def _read_header(
+    file: Path, handle: int, number: int, max_tensors: int
+) -> tuple[dict[str, Entry], dict[str, str]]:
     """Read the header of a file and check it.
 
     Args:
@@ -249,7 +258,9 @@ def _read_header(file: Path, handle: int, number: int, max_tensors: int) -> tupl
     if not 2 <= length <= min(_MAX_HEADER, total - 8):
         if file.suffix in _PICKLES:
             raise SteelyardError(f"{file}: {_describe_pickle(file.name)}")
-        raise SteelyardError(f"{file}: not a safetensors file (header of {length} bytes in a file of {total})")
+        raise SteelyardError(
+            f"{file}: not a safetensors file (header of {length} bytes in a file of {total})"
+        )
 
     # Its entries, one at a time.
     entries: dict[str, Entry] = {}
@@ -277,7 +288,9 @@ def _read_header(file: Path, handle: int, number: int, max_tensors: int) -> tupl
 
     # Check all entries together.
     if len(entries) > max_tensors:
-        raise SteelyardError(f"{file}: has more than {max_tensors} tensors, the most that are expected")
+        raise SteelyardError(
+            f"{file}: has more than {max_tensors} tensors, the most that are expected"
+        )
     if num_empty > _MAX_EMPTY:
         raise SteelyardError(f"{file}: has more than {_MAX_EMPTY} tensors without elements")
     position = 0
@@ -287,7 +300,8 @@ def _read_header(file: Path, handle: int, number: int, max_tensors: int) -> tupl
         position = end
     if position != total - 8 - length:
         raise SteelyardError(
-            f"{file}: has {total - 8 - length} bytes of tensors, its header says {position}: truncated?"
+            f"{file}: has {total - 8 - length} bytes of tensors, its header says {position}: "
+            f"truncated?"
         )
     return entries, metadata
 
@@ -301,11 +315,15 @@ def _read_metadata(stream: JsonStream) -> dict[str, str]:
         metadata[key] = value if isinstance(value, str) else str(value)
         num_characters += len(key) + len(metadata[key])
         if num_characters > _MAX_METADATA or len(metadata) > _MAX_KEYS:
-            raise ValueError(f"more than {_MAX_METADATA} characters or {_MAX_KEYS} keys of metadata")
+            raise ValueError(
+                f"more than {_MAX_METADATA} characters or {_MAX_KEYS} keys of metadata"
+            )
     return metadata
 
 
-def _check_entry(file: Path, name: str, item: Any, number: int, data: int) -> tuple[Entry, int, int]:
+def _check_entry(
+    file: Path, name: str, item: Any, number: int, data: int
+) -> tuple[Entry, int, int]:
     """Check the header of one tensor; return its entry, and its first and last byte in the data."""
     # The name and the fields.
     if len(name) > _MAX_NAME:
@@ -315,9 +333,13 @@ def _check_entry(file: Path, name: str, item: Any, number: int, data: int) -> tu
         shape = tuple(item["shape"])
         begin, end = item["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise SteelyardError(f"{file}: {shorten(name)} has an unknown dtype or a malformed entry") from None
+        raise SteelyardError(
+            f"{file}: {shorten(name)} has an unknown dtype or a malformed entry"
+        ) from None
     if len(shape) > _MAX_DIMENSIONS:
-        raise SteelyardError(f"{file}: {shorten(name)} has {len(shape)} dimensions, more than {_MAX_DIMENSIONS}")
+        raise SteelyardError(
+            f"{file}: {shorten(name)} has {len(shape)} dimensions, more than {_MAX_DIMENSIONS}"
+        )
     # The shape must fit the bytes.
     numbers_fit = all(type(n) is int and 0 <= n < _MAX_SIZE for n in (*shape, begin, end))
     if (

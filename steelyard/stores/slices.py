@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.core.client_state import ClientId, sort_key
 from steelyard.core.errors import BAD_BASE, NOT_FINITE, SteelyardError
 from steelyard.core.layout import Kind, Layout, Leaf
+from steelyard.core.state import ClientId, sort_key
 from steelyard.core.sums import are_finite
 
 
@@ -112,7 +112,8 @@ class SliceStore(Generic[S]):
 
     def scratch(self, length: int) -> torch.Tensor:
         """Return a buffer for `length` coordinates of every row."""
-        # A little longer than necessary: rows a power of two apart would share the same cache lines.
+        # A little longer than necessary: rows a power of two apart would share the same cache
+        # lines.
         return torch.empty(len(self.ids) + 1, length + 16, dtype=self.layout.row_dtype)
 
     def rows(self, start: int, stop: int, scratch: torch.Tensor | None) -> torch.Tensor:
@@ -148,7 +149,9 @@ class SliceStore(Generic[S]):
                 else:
                     read(model, leaf, low, high, row)
                     values = buffer[row, columns]
-                np.subtract(values, base[columns], out=buffer[row, columns])  # while it is in the cache
+                np.subtract(
+                    values, base[columns], out=buffer[row, columns]
+                )  # while it is in the cache
         rows = scratch[:, :length]
         if self.on_read is not None:
             self.on_read(rows.numel())

@@ -101,7 +101,9 @@ class Staging:
         for name in {*os.listdir(old)} - outdated:
             source = old / name
             target = self.path / name
-            is_linked = os.path.lexists(target) and os.path.samestat(os.lstat(source), os.lstat(target))
+            is_linked = os.path.lexists(target) and os.path.samestat(
+                os.lstat(source), os.lstat(target)
+            )
             if not is_linked and (not source.is_dir() or not target.exists()):
                 os.replace(source, target)
 
@@ -122,7 +124,8 @@ def exchange(first: Path, second: Path) -> None:
     code = ctypes.get_errno()
     if code in _UNSUPPORTED:
         raise SteelyardError(
-            f"{second}: this system cannot replace a directory in one step: remove it first, or choose another name"
+            f"{second}: this system cannot replace a directory in one step: remove it first, or "
+            f"choose another name"
         )
     raise OSError(code, os.strerror(code), str(first), None, str(second))
 
@@ -174,7 +177,9 @@ def _link(source: Path, target: Path) -> None:
     Copy a directory with links to its files.
     """
     if source.is_dir() and not source.is_symlink():
-        shutil.copytree(source, target, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b)))
+        shutil.copytree(
+            source, target, symlinks=True, copy_function=lambda a, b: _link(Path(a), Path(b))
+        )
         return
     try:
         os.link(source, target, follow_symlinks=False)

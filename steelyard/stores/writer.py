@@ -88,7 +88,8 @@ class FileSink:
         foreign -= self.replaced | {*self.names}
         if foreign:
             raise SteelyardError(
-                f"{self.path} contains {min(foreign)!r} too, which is not part of the model to replace: "
+                f"{self.path} contains {min(foreign)!r} too, which is not part of the model to "
+                f"replace: "
                 "choose another directory"
             )
 
@@ -113,7 +114,9 @@ class FileSink:
             index = {"metadata": {"total_size": like.num_bytes}, "weight_map": weight_map}
             (folder / INDEX).write_text(json.dumps(index, indent=2))
 
-    def _begin_file(self, path: Path, keys: list[str], like: Checkpoint, metadata: dict[str, str]) -> None:
+    def _begin_file(
+        self, path: Path, keys: list[str], like: Checkpoint, metadata: dict[str, str]
+    ) -> None:
         """Create a file of its final size with its header, and record where the tensors go."""
         # The header, padded to a multiple of eight bytes.
         header: dict[str, object] = {"__metadata__": metadata}
@@ -146,7 +149,9 @@ class FileSink:
     def write(self, start: int, values: torch.Tensor) -> None:
         """Write a chunk, divided into the leaves it belongs to."""
         for leaf, low, high in self.layout.overlapping(start, start + values.numel()):
-            self._write_leaf(leaf, low - leaf.start, cast_to_leaf(values[low - start : high - start], leaf))
+            self._write_leaf(
+                leaf, low - leaf.start, cast_to_leaf(values[low - start : high - start], leaf)
+            )
 
     def put(self, leaf: Leaf, values: torch.Tensor) -> None:
         """Write a statistic or a counter."""
@@ -213,17 +218,25 @@ def _is_companion(file: Path) -> bool:
 def _check_target(path: Path, like: Checkpoint, force: bool, is_directory: bool) -> None:
     """Raise an error if the result cannot be written to this path."""
     if os.path.lexists(path) and not force:
-        raise SteelyardError(f"{path} exists: choose another name, or pass force=True to replace it")
+        raise SteelyardError(
+            f"{path} exists: choose another name, or pass force=True to replace it"
+        )
     if not path.parent.is_dir():
         raise SteelyardError(f"{path.parent}: no such directory to write {path.name!r} into")
     if path.suffix == ".safetensors" and is_directory:
-        raise SteelyardError(f"{path}: the base model has {len(like.files)} shards: name a directory for them")
+        raise SteelyardError(
+            f"{path}: the base model has {len(like.files)} shards: name a directory for them"
+        )
     if is_directory and path.is_symlink():
         raise SteelyardError(f"{path} is a symbolic link: name the directory itself")
     if is_directory and path.exists() and not path.is_dir():
-        raise SteelyardError(f"{path} is a file, and the result is a directory: choose another name")
+        raise SteelyardError(
+            f"{path} is a file, and the result is a directory: choose another name"
+        )
     if not is_directory and path.is_dir():
-        raise SteelyardError(f"{path} is a directory, and the result is a file: choose another name")
+        raise SteelyardError(
+            f"{path} is a directory, and the result is a file: choose another name"
+        )
 
 
 def _find_replaced(path: Path) -> set[str]:

@@ -5,7 +5,8 @@
 >>> check_rule(steelyard.fedadp())
 >>> check_term(steelyard.fedprox())
 
-Each check is a plain function that raises AssertionError with a sentence; no test framework is needed.
+Each check is a plain function that raises AssertionError with a sentence; no test framework is
+needed.
 """
 
 from steelyard.testing.rule_checks import RULE_CHECKS, check_rule

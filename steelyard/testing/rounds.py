@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from steelyard.core.client_state import ClientId
 from steelyard.core.layout import Layout
+from steelyard.core.state import ClientId
+
+# What both kinds of checks share.
+
+
+def require(condition: Any, message: str) -> None:
+    """Raises AssertionError with this sentence if the condition does not hold, also under `python -O`."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def is_frozen_dataclass(kind: type[Any]) -> bool:
+    """Return whether a class was decorated with `@dataclass(frozen=True)`."""
+    return dataclasses.is_dataclass(kind) and bool(kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]
+
 
 StateDict = dict[str, torch.Tensor]
 
@@ -41,7 +56,9 @@ def make_model(
         "scale": (),
         "fc.weight": (wide, 30),
     }
-    params = {name: torch.randn(shape, generator=g, dtype=torch.float64) for name, shape in shapes.items()}
+    params = {
+        name: torch.randn(shape, generator=g, dtype=torch.float64) for name, shape in shapes.items()
+    }
     if around is not None:
         params = {name: around[name].double() + step * value for name, value in params.items()}
     params["bn.running_var"] = params["bn.running_var"].abs() + 0.1
@@ -50,14 +67,26 @@ def make_model(
     return params
 
 
-def make_cohort(count: int = 6, seed: int = 0, **options: Any) -> tuple[StateDict, dict[ClientId, StateDict]]:
-    """Return a base model and the models of `count` clients by id; the options are those of `make_model`."""
+def make_cohort(
+    count: int = 6, seed: int = 0, **options: Any
+) -> tuple[StateDict, dict[ClientId, StateDict]]:
+    """Return a base model and the models of `count` clients by id.
+
+    The options are those of `make_model`.
+    """
     base = make_model(1000 + seed, **options)
-    return base, {f"client-{k}": make_model(seed + k + 1, around=base, **options) for k in range(count)}
+    return base, {
+        f"client-{k}": make_model(seed + k + 1, around=base, **options) for k in range(count)
+    }
 
 
-def make_reports(ids: Sequence[ClientId], seed: int = 0, extra: Iterable[str] = ()) -> dict[str, dict[ClientId, Any]]:
-    """Return every metric that clients can report, by id; `extra` ones, not ours, are drawn from (0.1, 1)."""
+def make_reports(
+    ids: Sequence[ClientId], seed: int = 0, extra: Iterable[str] = ()
+) -> dict[str, dict[ClientId, Any]]:
+    """Return every metric that clients can report, by id.
+
+    `extra` ones, not ours, are drawn from (0.1, 1).
+    """
     g = torch.Generator().manual_seed(seed)
 
     def draw(low: float, high: float) -> dict[ClientId, Any]:
@@ -78,7 +107,10 @@ def make_reports(ids: Sequence[ClientId], seed: int = 0, extra: Iterable[str] = 
 
 
 class QuadraticProbe:
-    """A stand-in for proxy data that fits any model: sample j pulls every coordinate towards 0.1 j."""
+    """A stand-in for proxy data that fits any model.
+
+    Sample j pulls every coordinate towards 0.1 j.
+    """
 
     def open(self, layout: Layout, number: int, buffers: Any, state: Any) -> Any:
         """Starts a session."""
@@ -115,4 +147,6 @@ def same_bits(a: Any, b: Any) -> bool:
     """Return whether two models hold the same bits."""
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
-    return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)
+    return a.keys() == b.keys() and all(
+        a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a
+    )

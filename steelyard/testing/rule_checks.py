@@ -15,7 +15,6 @@ import torch
 
 from steelyard.api import Aggregate
 from steelyard.api import aggregate as call_aggregate
-from steelyard.core.client_state import ClientId, State
 from steelyard.core.gram import Gram
 from steelyard.core.layout import Granularity
 from steelyard.core.mixture import Mixture
@@ -23,13 +22,18 @@ from steelyard.core.needs import Needs
 from steelyard.core.probe import Trial
 from steelyard.core.registry import RULES
 from steelyard.core.spec import to_text
-from steelyard.core.state import load_state, save_state
+from steelyard.core.state import ClientId, State, load_state, save_state
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
-from steelyard.rules.chain import parse_rule, with_default_source
-from steelyard.rules.per_layer import PerLayer
-from steelyard.testing.requirements import is_frozen_dataclass, require
-from steelyard.testing.rounds import QuadraticProbe, make_cohort, make_reports, same_bits
+from steelyard.rules.combinators import PerLayer, parse_rule, with_default_source
+from steelyard.testing.rounds import (
+    QuadraticProbe,
+    is_frozen_dataclass,
+    make_cohort,
+    make_reports,
+    require,
+    same_bits,
+)
 
 ROUND = 4  # past the warm-up of every rule of ours
 
@@ -39,8 +43,9 @@ def check_rule(rule: str | Weighting, *, sums_to_one: bool = True) -> None:
 
     Args:
         rule: a rule, or its text form.
-        sums_to_one: whether its coefficients on the updates must sum to 1 in each layer. Pass False for a rule whose
-            paper says otherwise, such as FedNova. A rule with `scales = True` is exempt.
+        sums_to_one: whether its coefficients on the updates must sum to 1 in each layer. Pass False
+            for a rule whose paper says otherwise, such as FedNova. A rule with `scales = True` is
+            exempt.
 
     Raises:
         AssertionError: with a sentence that says what the rule does wrong.
@@ -62,16 +67,22 @@ def check_declaration(rule: Weighting) -> None:
     )
     for attribute, wanted in (("name", str), ("info", Info), ("modifies", bool), ("needs", Needs)):
         value = getattr(rule, attribute, None)
-        require(isinstance(value, wanted), f"{kind.__name__}.{attribute} is {value!r}: set it to a {wanted.__name__}")
+        require(
+            isinstance(value, wanted),
+            f"{kind.__name__}.{attribute} is {value!r}: set it to a {wanted.__name__}",
+        )
     require(
-        copy.deepcopy(rule) == rule, f"{rule.name}: a copy is not equal to it: keep its options in dataclass fields"
+        copy.deepcopy(rule) == rule,
+        f"{rule.name}: a copy is not equal to it: keep its options in dataclass fields",
     )
     if rule.name in RULES:
         text = to_text(rule)
         try:
             again = parse_rule(text)
         except Exception as error:
-            raise AssertionError(f"{rule.name}: its text form {text!r} builds nothing: {error}") from error
+            raise AssertionError(
+                f"{rule.name}: its text form {text!r} builds nothing: {error}"
+            ) from error
         require(again == rule, f"{rule.name}: its text form {text!r} builds another rule")
 
 
@@ -83,7 +94,8 @@ def check_total_weight(rule: Weighting) -> None:
     require(
         wrong < 1e-6,
         (
-            f"{rule.name}: its weights sum to {totals.tolist()}, not to 1: use Mixture.convex(weights) or "
+            f"{rule.name}: its weights sum to {totals.tolist()}, not to 1: use "
+            f"Mixture.convex(weights) or "
             "prior.reweight(shares); pass sums_to_one=False if it is meant to be so"
         ),
     )
@@ -97,13 +109,17 @@ def check_client_order(rule: Weighting) -> None:
     for order in ([5, 0, 3, 1, 4, 2], [5, 4, 3, 2, 1, 0]):
         ids = [list(clients)[k] for k in order]
         shuffled = aggregate(rule, base, {c: clients[c] for c in ids}, metrics=table)
-        require(same_bits(expected.params, shuffled.params), f"{rule.name}: the order of clients changes the model")
+        require(
+            same_bits(expected.params, shuffled.params),
+            f"{rule.name}: the order of clients changes the model",
+        )
         require(
             torch.equal(expected.weights[..., order], shuffled.weights),
             f"{rule.name}: the order of clients changes their weights",
         )
         require(
-            torch.equal(expected.base, shuffled.base), f"{rule.name}: the order of clients changes the base's weight"
+            torch.equal(expected.base, shuffled.base),
+            f"{rule.name}: the order of clients changes the base's weight",
         )
 
 
@@ -112,7 +128,9 @@ def check_positions(rule: Weighting) -> None:
     dtype = torch.float64 if rule.needs.probe else torch.float32  # Adam amplifies rounding
     base, clients = make_cohort(dtype=dtype)
     models = list(clients.values())
-    table = {name: list(column.values()) for name, column in reports_for(rule, list(clients)).items()}
+    table = {
+        name: list(column.values()) for name, column in reports_for(rule, list(clients)).items()
+    }
     order = [3, 0, 5, 1, 4, 2]
     permuted = {name: [values[k] for k in order] for name, values in table.items()}
     first = aggregate(rule, base, models, metrics=table)
@@ -126,12 +144,17 @@ def check_one_client(rule: Weighting) -> None:
     """A round with one client has a result."""
     base, clients = make_cohort(1)
     out = aggregate(rule, base, clients, "one client")
-    require(out.weights.shape[-1] == 1, f"{rule.name}: one client has {out.weights.shape[-1]} weights")
+    require(
+        out.weights.shape[-1] == 1, f"{rule.name}: one client has {out.weights.shape[-1]} weights"
+    )
     assert_finite(rule, out, "one client")
 
 
 def check_degenerate_updates(rule: Weighting) -> None:
-    """Equal updates, and updates of zero, have a result; where nobody moved, only the base's weight counts."""
+    """Equal updates, and updates of zero, have a result.
+
+    Where nobody moved, only the base's weight counts.
+    """
     base, cohort = make_cohort()
     ids = list(cohort)
     cases = {
@@ -156,7 +179,9 @@ def check_scales(rule: Weighting) -> None:
     noise = torch.randn(6, 4000, generator=g).double()
     for scale in (1e-10, 1e-5, 1.0, 1e5, 1e10):
         case = f"updates of size {scale:g}"
-        out = aggregate(rule, base, list(base + scale * noise), case, metrics=reports_for(rule, range(6)))
+        out = aggregate(
+            rule, base, list(base + scale * noise), case, metrics=reports_for(rule, range(6))
+        )
         assert_finite(rule, out, case)
 
 
@@ -166,7 +191,11 @@ def check_needs(rule: Weighting) -> None:
     root = with_default_source(rule)
     watched = Watched(rule)
     # In two rounds, of which the second is a critical period, it reads what it declares.
-    table = {name: column for name, column in reports_for(rule, list(clients)).items() if name in root.needs.metrics}
+    table = {
+        name: column
+        for name, column in reports_for(rule, list(clients)).items()
+        if name in root.needs.metrics
+    }
     first = aggregate(watched, base, clients, metrics=table)
     if "grad_norm" in table:
         table["grad_norm"] = {c: 2 * value for c, value in table["grad_norm"].items()}
@@ -174,7 +203,10 @@ def check_needs(rule: Weighting) -> None:
     declared = set(rule.needs.metrics)
     declared |= {name for name in ("gram", "probe") if getattr(rule.needs, name)}
     unread = sorted(declared - watched.reads)
-    require(not unread, f"{rule.name}: declares {unread} in its needs and never reads them: leave them out")
+    require(
+        not unread,
+        f"{rule.name}: declares {unread} in its needs and never reads them: leave them out",
+    )
     # Without one of its metrics it must not run.
     for name in root.needs.metrics:
         rest = {other: column for other, column in table.items() if other != name}
@@ -182,7 +214,8 @@ def check_needs(rule: Weighting) -> None:
             call_aggregate(rule, base, clients, metrics=rest, round=ROUND, probe=_probe_for(rule))
         except Exception as error:
             require(
-                name in str(error), f"{rule.name}: without metric {name!r} it fails with {error!r}: name the metric"
+                name in str(error),
+                f"{rule.name}: without metric {name!r} it fails with {error!r}: name the metric",
             )
         else:
             raise AssertionError(f"{rule.name}: declares metric {name!r} and runs without it")
@@ -199,11 +232,18 @@ def check_purity(rule: Weighting) -> None:
     two = aggregate(rule, base, clients, metrics=table, state=state, round=ROUND + 1)
     require(
         torch.equal(one.weights, two.weights) and same_bits(one.params, two.params),
-        f"{rule.name}: two calls with the same input differ: draw random numbers from a seeded generator only",
+        f"{rule.name}: two calls with the same input differ: draw random numbers from a seeded "
+        f"generator only",
     )
-    require(one.state == two.state, f"{rule.name}: two calls with the same input return different states")
+    require(
+        one.state == two.state,
+        f"{rule.name}: two calls with the same input return different states",
+    )
     require(same_bits(base, before[0]), f"{rule.name}: it changes the base model")
-    require(all(same_bits(clients[c], before[1][c]) for c in clients), f"{rule.name}: it changes the clients' models")
+    require(
+        all(same_bits(clients[c], before[1][c]) for c in clients),
+        f"{rule.name}: it changes the clients' models",
+    )
     require(table == before[2], f"{rule.name}: it changes the clients' reports")
     aggregate(Watched(rule), base, clients, metrics=table, state=state, round=ROUND + 1)
 
@@ -219,10 +259,16 @@ def check_saved_state(rule: Weighting) -> None:
         except Exception as error:
             raise AssertionError(f"{rule.name}: its state cannot be saved: {error}") from error
         loaded = load_state(path)
-    require(loaded == state, f"{rule.name}: its state comes back from a file as {loaded}, it was {state}")
+    require(
+        loaded == state,
+        f"{rule.name}: its state comes back from a file as {loaded}, it was {state}",
+    )
     straight = aggregate(rule, base, clients, state=state, round=ROUND + 1)
     resumed = aggregate(rule, base, clients, state=loaded, round=ROUND + 1)
-    require(same_bits(straight.params, resumed.params), f"{rule.name}: the round after a saved state differs")
+    require(
+        same_bits(straight.params, resumed.params),
+        f"{rule.name}: the round after a saved state differs",
+    )
     require(straight.state == resumed.state, f"{rule.name}: the state after a saved state differs")
 
 
@@ -235,8 +281,13 @@ def check_changing_cohorts(rule: Weighting) -> None:
     state: dict[str, Any] | None = None
     for t, members in enumerate([[0, 1, 2, 3], [4, 5, 6, 7], [0, 5, 2], [7, 1, 3, 4, 6]]):
         cohort = {ids[k]: clients[ids[k]] for k in members}
-        out = aggregate(rule, base, cohort, "another cohort", metrics=table, state=state, round=ROUND + t)
-        require(out.weights.shape[-1] == len(members), f"{rule.name}: wrong number of weights for another cohort")
+        out = aggregate(
+            rule, base, cohort, "another cohort", metrics=table, state=state, round=ROUND + t
+        )
+        require(
+            out.weights.shape[-1] == len(members),
+            f"{rule.name}: wrong number of weights for another cohort",
+        )
         assert_finite(rule, out, "another cohort")
         base, state = out.params, out.state
     fresh = aggregate(rule, base, {c: clients[c] for c in ids[:2]}, metrics=table)
@@ -250,20 +301,37 @@ def check_single_layer(rule: Weighting) -> None:
     base, clients = make_cohort()
     plain = aggregate(rule, base, clients)
     layered = aggregate(PerLayer(rule, layers=("*",)), base, clients)
-    same = torch.equal(layered.weights[0], plain.weights) and same_bits(layered.params, plain.params)
-    require(same, f"{rule.name}: per_layer with a single layer gives another result: write it for arrays [g, K]")
+    same = torch.equal(layered.weights[0], plain.weights) and same_bits(
+        layered.params, plain.params
+    )
+    require(
+        same,
+        f"{rule.name}: per_layer with a single layer gives another result: write it for arrays [g, "
+        f"K]",
+    )
 
 
 def check_dtypes(rule: Weighting) -> None:
     """Models of every float dtype keep it, and have the weights of the same models in float64."""
-    tolerances = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-5, torch.float64: 1e-12}
+    tolerances = {
+        torch.float16: 4e-3,
+        torch.bfloat16: 3e-2,
+        torch.float32: 1e-5,
+        torch.float64: 1e-12,
+    }
     for dtype, tolerance in tolerances.items():
         base, clients = make_cohort(dtype=dtype, step=0.2)
         out = aggregate(rule, base, clients)
         wide = aggregate(rule, _widen(base), {c: _widen(model) for c, model in clients.items()})
         for name, value in _state_dict(out).items():
-            require(value.dtype == base[name].dtype, f"{rule.name}: {name} was {base[name].dtype} and is {value.dtype}")
-            require(value.shape == base[name].shape, f"{rule.name}: {name} has another shape than before")
+            require(
+                value.dtype == base[name].dtype,
+                f"{rule.name}: {name} was {base[name].dtype} and is {value.dtype}",
+            )
+            require(
+                value.shape == base[name].shape,
+                f"{rule.name}: {name} has another shape than before",
+            )
         why = f"{rule.name}: {dtype} gives another result than float64: "
         _assert_close(why, out.weights, wide.weights, rtol=1e-4, atol=1e-5)
         _assert_close(why, _widen(out.params), wide.params, rtol=tolerance, atol=tolerance)
@@ -279,7 +347,10 @@ def check_batchnorm(rule: Weighting) -> None:
         below = (params[name] <= stacked.amax(0) + 1e-5).all()
         require(above and below, f"{rule.name}: {name} leaves the range of the clients' values")
     count = params["bn.num_batches_tracked"]
-    require(count.dtype == torch.int64 and count.item() == 6, f"{rule.name}: the counter of BatchNorm is {count}")
+    require(
+        count.dtype == torch.int64 and count.item() == 6,
+        f"{rule.name}: the counter of BatchNorm is {count}",
+    )
 
 
 RULE_CHECKS: tuple[Callable[[Weighting], None], ...] = (
@@ -299,7 +370,9 @@ RULE_CHECKS: tuple[Callable[[Weighting], None], ...] = (
 )
 
 
-def aggregate(rule: Weighting, base: Any, clients: Any, case: str = "a plain round", **options: Any) -> Aggregate:
+def aggregate(
+    rule: Weighting, base: Any, clients: Any, case: str = "a plain round", **options: Any
+) -> Aggregate:
     """Aggregates with reports of every metric, and with proxy data where the rule looks at it.
 
     Args:
@@ -317,7 +390,9 @@ def aggregate(rule: Weighting, base: Any, clients: Any, case: str = "a plain rou
     except AssertionError:
         raise
     except Exception as error:
-        raise AssertionError(f"{rule.name}: fails on {case} with {type(error).__name__}: {error}") from error
+        raise AssertionError(
+            f"{rule.name}: fails on {case} with {type(error).__name__}: {error}"
+        ) from error
 
 
 def reports_for(rule: Weighting, ids: Sequence[ClientId]) -> dict[str, dict[ClientId, Any]]:
@@ -327,7 +402,9 @@ def reports_for(rule: Weighting, ids: Sequence[ClientId]) -> dict[str, dict[Clie
 
 def assert_finite(rule: Weighting, out: Aggregate, case: str) -> None:
     """Raises AssertionError if weights or model hold NaN or infinity."""
-    require(out.weights.isfinite().all(), f"{rule.name}: {case} gives weights {out.weights.tolist()}")
+    require(
+        out.weights.isfinite().all(), f"{rule.name}: {case} gives weights {out.weights.tolist()}"
+    )
     bad = [name for name, value in _state_dict(out).items() if not value.isfinite().all()]
     require(not bad, f"{rule.name}: {case} gives NaN or infinity in {', '.join(bad)}")
 
@@ -342,7 +419,10 @@ def _probe_for(rule: Weighting) -> Any:
 
 
 def _widen(params: Any) -> dict[str, torch.Tensor]:
-    return {name: value.double() if value.is_floating_point() else value for name, value in params.items()}
+    return {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in params.items()
+    }
 
 
 def _assert_close(why: str, one: Any, other: Any, rtol: float, atol: float) -> None:

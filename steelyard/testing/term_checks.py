@@ -15,7 +15,7 @@ from steelyard.core.registry import TERMS
 from steelyard.core.spec import to_text
 from steelyard.core.term import ClientContext, ClientTerm, ServerContext
 from steelyard.core.weighting import Info
-from steelyard.testing.requirements import is_frozen_dataclass, require
+from steelyard.testing.rounds import is_frozen_dataclass, require
 
 CLIENTS = 3
 DIM = 101
@@ -40,29 +40,47 @@ def check_term(term: str | ClientTerm) -> None:
 def check_declaration(term: ClientTerm) -> None:
     """It is a frozen dataclass with a name, an info and slots, and its text form builds it again."""
     kind = type(term)
-    require(isinstance(term, ClientTerm), f"{term!r} is not a ClientTerm: derive its class from that")
+    require(
+        isinstance(term, ClientTerm), f"{term!r} is not a ClientTerm: derive its class from that"
+    )
     require(
         is_frozen_dataclass(kind),
         f"{kind.__name__} is not a frozen dataclass: decorate it with @dataclass(frozen=True)",
     )
-    for attribute, wanted in (("name", str), ("info", Info), ("needs", Needs), ("proximal", (int, float))):
+    for attribute, wanted in (
+        ("name", str),
+        ("info", Info),
+        ("needs", Needs),
+        ("proximal", (int, float)),
+    ):
         value = getattr(term, attribute, None)
-        require(isinstance(value, wanted), f"{kind.__name__}.{attribute} is {value!r}: give it another type")
+        require(
+            isinstance(value, wanted),
+            f"{kind.__name__}.{attribute} is {value!r}: give it another type",
+        )
     for attribute in ("client_slots", "server_slots", "told_slots"):
         slots = getattr(term, attribute)
         plain = isinstance(slots, tuple) and all(isinstance(slot, str) for slot in slots)
-        require(plain and len(set(slots)) == len(slots), f"{term.name}: {attribute} is {slots!r}: use a tuple of names")
+        require(
+            plain and len(set(slots)) == len(slots),
+            f"{term.name}: {attribute} is {slots!r}: use a tuple of names",
+        )
     unknown = set(term.told_slots) - set(term.client_slots)
-    require(not unknown, f"{term.name}: told_slots has {sorted(unknown)}, which are not in client_slots")
     require(
-        copy.deepcopy(term) == term, f"{term.name}: a copy is not equal to it: keep its options in dataclass fields"
+        not unknown, f"{term.name}: told_slots has {sorted(unknown)}, which are not in client_slots"
+    )
+    require(
+        copy.deepcopy(term) == term,
+        f"{term.name}: a copy is not equal to it: keep its options in dataclass fields",
     )
     if term.name in TERMS:
         text = to_text(term)
         try:
             (again,) = parse_terms(text)
         except Exception as error:
-            raise AssertionError(f"{term.name}: its text form {text!r} builds nothing: {error}") from error
+            raise AssertionError(
+                f"{term.name}: its text form {text!r} builds nothing: {error}"
+            ) from error
         require(again == term, f"{term.name}: its text form {text!r} builds another term")
 
 
@@ -76,7 +94,10 @@ def check_add(term: ClientTerm) -> None:
     require(bool(grad.isfinite().all()), f"{term.name}: its gradient holds NaN or infinity")
     require(torch.equal(x, before[0]), f"{term.name}: add changes x: work on a copy")
     _assert_same_context(term, at, before[1], "add")
-    require(torch.equal(grad, _add(term, zero, x, at)), f"{term.name}: two calls of add with the same input differ")
+    require(
+        torch.equal(grad, _add(term, zero, x, at)),
+        f"{term.name}: two calls of add with the same input differ",
+    )
     ones = _add(term, zero + 1, x, at)
     message = f"{term.name}: add overwrites the gradient: add to it, grad.add_(...)"
     torch.testing.assert_close(ones - 1, grad, rtol=1e-9, atol=1e-9, msg=message)
@@ -94,7 +115,8 @@ def check_clients_are_independent(term: ClientTerm) -> None:
         alone = _only_client(at, k)
         require(
             torch.equal(_add(term, zero[k : k + 1], x[k : k + 1], alone), together[k : k + 1]),
-            f"{term.name}: a client's gradient depends on who trains beside it: reduce over dim=1 only",
+            f"{term.name}: a client's gradient depends on who trains beside it: reduce over dim=1 "
+            f"only",
         )
         alone = copy.deepcopy(alone)
         _finish(term, x[k : k + 1], alone, _work()[k : k + 1])
@@ -112,7 +134,10 @@ def check_first_step(term: ClientTerm) -> None:
         vector.zero_()
     x = at.start.expand(CLIENTS, DIM).clone()
     grad = _add(term, torch.zeros_like(x), x, at)
-    require(bool(grad.isfinite().all()), f"{term.name}: its gradient at the start of round 1 holds NaN or infinity")
+    require(
+        bool(grad.isfinite().all()),
+        f"{term.name}: its gradient at the start of round 1 holds NaN or infinity",
+    )
 
 
 def check_finish(term: ClientTerm) -> None:
@@ -125,8 +150,13 @@ def check_finish(term: ClientTerm) -> None:
     _assert_same_context(term, dataclasses.replace(at, own=before[1].own), before[1], "finish")
     for slot in term.client_slots:
         values = at.own[slot]
-        require(values.shape == (CLIENTS, DIM), f"{term.name}: finish gives {slot!r} the shape {tuple(values.shape)}")
-        require(bool(values.isfinite().all()), f"{term.name}: finish puts NaN or infinity into {slot!r}")
+        require(
+            values.shape == (CLIENTS, DIM),
+            f"{term.name}: finish gives {slot!r} the shape {tuple(values.shape)}",
+        )
+        require(
+            bool(values.isfinite().all()), f"{term.name}: finish puts NaN or infinity into {slot!r}"
+        )
 
 
 def check_settle(term: ClientTerm) -> None:
@@ -140,7 +170,10 @@ def check_settle(term: ClientTerm) -> None:
         frozen.append("theta")
     for name in frozen:
         hint = ": set moves_model = True" if name == "theta" else ""
-        require(torch.equal(getattr(at, name), getattr(before, name)), f"{term.name}: settle changes {name}{hint}")
+        require(
+            torch.equal(getattr(at, name), getattr(before, name)),
+            f"{term.name}: settle changes {name}{hint}",
+        )
     _assert_same_vectors(term, at.old, before.old, "settle changes the old {slot!r} of clients")
     if not term.writes_slots:
         message = "settle changes {slot!r} of clients: set writes_slots = True"
@@ -151,7 +184,9 @@ def check_settle(term: ClientTerm) -> None:
     pieces = [server_context(term, slice(0, _CUT)), server_context(term, slice(_CUT, DIM))]
     for piece in pieces:
         _settle(term, piece)
-    message = f"{term.name}: settle depends on where the model is cut: work coordinate by coordinate"
+    message = (
+        f"{term.name}: settle depends on where the model is cut: work coordinate by coordinate"
+    )
     _assert_joined(message, at.theta, [piece.theta for piece in pieces])
     for slot in term.server_slots:
         _assert_joined(message, at.kept[slot], [piece.kept[slot] for piece in pieces])
@@ -169,7 +204,9 @@ def check_told_slots(term: ClientTerm) -> None:
     _settle(term, other)
     unchanged = torch.equal(at.theta, other.theta)
     unchanged &= all(torch.equal(at.kept[slot], other.kept[slot]) for slot in term.server_slots)
-    require(unchanged, f"{term.name}: settle looks at vectors of clients that told_slots does not name")
+    require(
+        unchanged, f"{term.name}: settle looks at vectors of clients that told_slots does not name"
+    )
 
 
 def check_evaluated_params(term: ClientTerm) -> None:
@@ -177,8 +214,14 @@ def check_evaluated_params(term: ClientTerm) -> None:
     at = server_context(term)
     before = copy.deepcopy((at.theta, at.kept))
     shown = term.params_to_evaluate(at.theta, at.kept)
-    require(shown.shape == at.theta.shape, f"{term.name}: params_to_evaluate returns the shape {tuple(shown.shape)}")
-    require(torch.equal(at.theta, before[0]), f"{term.name}: params_to_evaluate changes theta: return a new vector")
+    require(
+        shown.shape == at.theta.shape,
+        f"{term.name}: params_to_evaluate returns the shape {tuple(shown.shape)}",
+    )
+    require(
+        torch.equal(at.theta, before[0]),
+        f"{term.name}: params_to_evaluate changes theta: return a new vector",
+    )
     _assert_same_vectors(term, at.kept, before[1], "params_to_evaluate changes {slot!r}")
 
 
@@ -212,7 +255,10 @@ def server_context(term: ClientTerm, part: slice = slice(0, DIM)) -> ServerConte
     updates = _draw(2, CLIENTS, DIM)
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     theta = before + (weights[:, None] * updates).sum(dim=0)
-    old = {slot: _draw(10 + k, CLIENTS, DIM)[:, part].clone() for k, slot in enumerate(term.client_slots)}
+    old = {
+        slot: _draw(10 + k, CLIENTS, DIM)[:, part].clone()
+        for k, slot in enumerate(term.client_slots)
+    }
     new = {slot: values + _draw(30, CLIENTS, DIM)[:, part] for slot, values in old.items()}
     return ServerContext(
         theta=theta[part].clone(),
@@ -263,18 +309,28 @@ def _run(term: ClientTerm, method: str, call: Callable[[], None]) -> None:
         call()
     except KeyError as error:
         raise AssertionError(
-            f"{term.name}: {method} reads the vector {error}, which is not among client_slots, server_slots or "
+            f"{term.name}: {method} reads the vector {error}, which is not among client_slots, "
+            f"server_slots or "
             "needs.broadcast: declare it"
         ) from error
     except Exception as error:
-        raise AssertionError(f"{term.name}: {method} fails with {type(error).__name__}: {error}") from error
+        raise AssertionError(
+            f"{term.name}: {method} fails with {type(error).__name__}: {error}"
+        ) from error
 
 
-def _assert_same_context(term: ClientTerm, at: ClientContext, before: ClientContext, method: str) -> None:
+def _assert_same_context(
+    term: ClientTerm, at: ClientContext, before: ClientContext, method: str
+) -> None:
     require(torch.equal(at.start, before.start), f"{term.name}: {method} changes the start")
-    require(torch.equal(at.relative_size, before.relative_size), f"{term.name}: {method} changes relative_size")
+    require(
+        torch.equal(at.relative_size, before.relative_size),
+        f"{term.name}: {method} changes relative_size",
+    )
     _assert_same_vectors(term, at.own, before.own, f"{method} changes {{slot!r}} of clients")
-    _assert_same_vectors(term, at.sent, before.sent, f"{method} changes {{slot!r}}, which the server sent")
+    _assert_same_vectors(
+        term, at.sent, before.sent, f"{method} changes {{slot!r}}, which the server sent"
+    )
 
 
 def _assert_same_vectors(term: ClientTerm, now: Any, before: Any, message: str) -> None:
@@ -283,4 +339,6 @@ def _assert_same_vectors(term: ClientTerm, now: Any, before: Any, message: str) 
 
 
 def _assert_joined(message: str, whole: torch.Tensor, pieces: list[torch.Tensor]) -> None:
-    torch.testing.assert_close(torch.cat(pieces, dim=-1), whole, rtol=1e-12, atol=1e-12, msg=message)
+    torch.testing.assert_close(
+        torch.cat(pieces, dim=-1), whole, rtol=1e-12, atol=1e-12, msg=message
+    )

@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from benchmarks.peers.__main__ import verdicts
-from benchmarks.peers.contest import CONTESTANTS, OURS, Failed, Run, agreement, compared, parsed, turn
+from benchmarks.peers.contest import (
+    CONTESTANTS,
+    OURS,
+    Failed,
+    Run,
+    agreement,
+    compared,
+    parsed,
+    turn,
+)
 from benchmarks.peers.job import LAYERS, Job, write_parameters
 from benchmarks.peers.torch_net import network, taken
 from benchmarks.peers.workloads import EVERYONE, published, quickstart, same_work, write
@@ -28,7 +37,12 @@ def test_what_a_peer_says_is_found_among_what_it_prints():
         ("done", 18.5, {}),
     )
     run = parsed(["INFO: hello", *lines[:2], "{not json", *lines[2:]], 10.0, 20.0)
-    assert (run.seconds, run.start, run.rounds, run.steps) == (10.0, 2.0, (3.0, 1.0, 2.0), (4, 5, 6))
+    assert (run.seconds, run.start, run.rounds, run.steps) == (
+        10.0,
+        2.0,
+        (3.0, 1.0, 2.0),
+        (4, 5, 6),
+    )
     assert run.per_round == 1.5
     assert run.versions == {"flwr": "1"}
     with pytest.raises(Failed, match="no start and rounds among 1 events"):
@@ -36,7 +50,10 @@ def test_what_a_peer_says_is_found_among_what_it_prints():
 
 
 def turns(*seconds):
-    return [Run(seconds=10 * one, start=1.0, rounds=(99.0, one, one), steps=(3, 3, 3)) for one in seconds]
+    return [
+        Run(seconds=10 * one, start=1.0, rounds=(99.0, one, one), steps=(3, 3, 3))
+        for one in seconds
+    ]
 
 
 def test_ratios_are_of_neighbours_in_time():
@@ -51,7 +68,10 @@ def test_ratios_are_of_neighbours_in_time():
 
 
 def test_start_up_counts_where_whole_processes_are_compared():
-    runs = {OURS: [replace(turns(1.0)[0], seconds=2.0)], "flower": [replace(turns(1.0)[0], seconds=30.0)]}
+    runs = {
+        OURS: [replace(turns(1.0)[0], seconds=2.0)],
+        "flower": [replace(turns(1.0)[0], seconds=30.0)],
+    }
     assert compared(quickstart(100), runs)["flower"]["ratio"] == 15.0
     assert compared(published(), runs)["flower"]["ratio"] == 1.0
 
@@ -60,7 +80,11 @@ def test_a_failure_is_said_and_so_is_a_missed_bar():
     row = {"holds": True, "distance": 1e-6}
     good = {"workload": same_work().name, "rows": {"pfl": row}, "failures": {}}
     assert verdicts([good])[-1] == "no bar was missed by those that ran"
-    bad = {"workload": "w", "rows": {"pfl": {**row, "holds": False}}, "failures": {"fedjax": "no jax"}}
+    bad = {
+        "workload": "w",
+        "rows": {"pfl": {**row, "holds": False}},
+        "failures": {"fedjax": "no jax"},
+    }
     assert verdicts([bad]) == ["w: fedjax FAILED", "w: pfl MISSED"]
     apart = {**good, "rows": {"pfl": {**row, "distance": float("nan")}}}
     assert "DIFFER: pfl" in verdicts([apart])[0]
@@ -85,7 +109,9 @@ def test_files_come_back(tmp_path):
     assert job.array("inputs").shape == (120, 3, 32, 32)
     assert job.array("cohorts").shape == (2, 2)
     assert job.rows(1) == slice(40, 80)
-    assert [value.shape for value in job.initial()] == [value.shape for value in taken(network("lenet"))]
+    assert [value.shape for value in job.initial()] == [
+        value.shape for value in taken(network("lenet"))
+    ]
     split = replace(job, train=30)
     assert (split.rows(2), split.held_out(2)) == (slice(80, 110), slice(110, 120))
 
@@ -94,7 +120,9 @@ def test_how_far_models_are_apart(tmp_path):
     job = write(replace(same_work(), clients=2, cohort=2, tests=20), tmp_path / "w", None)
     runs = {}
     for name, step in ((OURS, 1.0), ("pfl", 1.5)):
-        write_parameters(tmp_path / f"{name}.npz", [value + np.float32(step) for value in job.initial()])
+        write_parameters(
+            tmp_path / f"{name}.npz", [value + np.float32(step) for value in job.initial()]
+        )
         runs[name] = replace(turns(1.0)[0], result=tmp_path / f"{name}.npz")
     found = agreement(job, runs)
     assert found[OURS]["distance"] == 0.0
@@ -112,6 +140,9 @@ def test_our_own_turn_and_the_bare_loop_agree(tmp_path):
 
 
 def test_a_turn_that_fails_says_so(tmp_path):
-    job = replace(write(replace(same_work(), clients=2, cohort=2, tests=20), tmp_path / "w", None), model="lenot")
+    job = replace(
+        write(replace(same_work(), clients=2, cohort=2, tests=20), tmp_path / "w", None),
+        model="lenot",
+    )
     with pytest.raises(Failed, match=r"bare ended with code 1: KeyError: 'lenot'"):
         turn("bare", job, tmp_path / "w")

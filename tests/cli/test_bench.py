@@ -11,7 +11,16 @@ from steelyard.experiments import benchmark as bench
 from steelyard.experiments import jobs
 from tests.experiments.jobs import Here
 
-SMALL = ["--set", "data.name=digits", "--set", "rounds=2", "--set", "model=mlp:hidden=[8]", "--set", "executor=serial"]
+SMALL = [
+    "--set",
+    "data.name=digits",
+    "--set",
+    "rounds=2",
+    "--set",
+    "model=mlp:hidden=[8]",
+    "--set",
+    "executor=serial",
+]
 
 
 def call(*arguments):
@@ -36,7 +45,17 @@ def test_rules_and_settings_are_listed():
 
 
 def test_it_runs_leaves_both_pages_and_reuses_what_is_finished(tmp_path):
-    chosen = ["--rules", "fedavg,control", "--settings", "dirichlet-0.5", "--seeds", "1,2", *SMALL, "--out", tmp_path]
+    chosen = [
+        "--rules",
+        "fedavg,control",
+        "--settings",
+        "dirichlet-0.5",
+        "--seeds",
+        "1,2",
+        *SMALL,
+        "--out",
+        tmp_path,
+    ]
     outcome = call(*chosen)
     assert outcome.exit_code == 0, outcome.output
     lines = read(tmp_path / "results.csv")
@@ -66,7 +85,9 @@ def test_a_row_of_ones_own_stands_beside_the_published_results(tmp_path, monkeyp
     first = call("--rules", "fedavg", *common, "--out", tmp_path / "first")
     assert first.exit_code == 0, first.output
     (tmp_path / "first" / "results.csv").rename(tmp_path / "published.csv")
-    second = call("--add", "Mine: fedadp:alpha=3 client=fedcos", *common, "--out", tmp_path / "second")
+    second = call(
+        "--add", "Mine: fedadp:alpha=3 client=fedcos", *common, "--out", tmp_path / "second"
+    )
     assert second.exit_code == 0, second.output
     assert not (tmp_path / "second" / "dirichlet-0.5" / "fedavg").exists()
     lines = read(tmp_path / "second" / "results.csv")
@@ -98,7 +119,9 @@ def test_mistakes_are_named(tmp_path, arguments, named):
 
 
 def test_options_that_were_tried_are_compared(tmp_path):
-    outcome = call("--tune", "--rules", "fedprox", "--settings", "dirichlet-0.5", *SMALL, "--out", tmp_path)
+    outcome = call(
+        "--tune", "--rules", "fedprox", "--settings", "dirichlet-0.5", *SMALL, "--out", tmp_path
+    )
     assert outcome.exit_code == 0, outcome.output
     lines = read(tmp_path / "results.csv")
     assert [line["rule"] for line in lines] == ["fedprox-1", "fedprox-2", "fedprox-3"] * 2

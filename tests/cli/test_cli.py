@@ -22,7 +22,9 @@ from tests.stores.test_safetensors import shard
 
 
 def steelyard_command(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "250", "NO_COLOR": "1"})
+    return CliRunner().invoke(
+        app, [str(argument) for argument in arguments], env={"COLUMNS": "250", "NO_COLOR": "1"}
+    )
 
 
 @pytest.fixture
@@ -36,7 +38,15 @@ def files(tmp_path):
 
 def merge(folder, *more, rule="fedavg", out="merged.safetensors"):
     clients = [folder / f"client-{k}.safetensors" for k in range(4)]
-    arguments = ["merge", "--base", folder / "base.safetensors", "--client", *clients, "--rule", rule]
+    arguments = [
+        "merge",
+        "--base",
+        folder / "base.safetensors",
+        "--client",
+        *clients,
+        "--rule",
+        rule,
+    ]
     return steelyard_command(*arguments, "--out", folder / out, *more)
 
 
@@ -100,7 +110,9 @@ main()
 
 
 def test_ctrl_c_while_modules_load_is_no_traceback():
-    made = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
+    )
     assert (made.returncode, made.stdout, made.stderr) == (130, "", "")
 
 
@@ -130,7 +142,9 @@ def test_explain_every_rule(rule):
         assert heading in result.output
 
 
-@pytest.mark.parametrize("registry", [TERMS, OPTIMIZERS, BROADCASTS, REFINERS], ids=lambda registry: registry.kind)
+@pytest.mark.parametrize(
+    "registry", [TERMS, OPTIMIZERS, BROADCASTS, REFINERS], ids=lambda registry: registry.kind
+)
 def test_explain_every_other_part(registry):
     for entry in registry:
         output = steelyard_command("explain", entry.name).output
@@ -148,7 +162,9 @@ def test_explain_says_what_matters():
     assert "did you mean 'fedawa'" in wrong.output
 
 
-@pytest.mark.parametrize("rule", ["fedavg", "fedadp", "fedawa_l:steps=5", "median", "guard(fedawa)"])
+@pytest.mark.parametrize(
+    "rule", ["fedavg", "fedadp", "fedawa_l:steps=5", "median", "guard(fedawa)"]
+)
 def test_merge_equals_aggregate(files, rule):
     base, clients, folder = files
     result = merge(folder, rule=rule)
@@ -204,7 +220,12 @@ def test_merge_with_reports_in_a_file(files):
     base, clients, folder = files
     metrics = reports(list(clients))
     (folder / "metrics.json").write_text(json.dumps(metrics))
-    assert merge(folder, "--metrics", folder / "metrics.json", "--quiet", rule="feddisco|fedawa").output == ""
+    assert (
+        merge(
+            folder, "--metrics", folder / "metrics.json", "--quiet", rule="feddisco|fedawa"
+        ).output
+        == ""
+    )
     expected = steelyard.aggregate("feddisco|fedawa", base, clients, metrics=metrics)
     merged = load_file(folder / "merged.safetensors")
     assert equal({name: merged[name] for name in base}, expected.params)
@@ -224,7 +245,16 @@ def test_merge_of_shards(files):
     base, clients, folder = files
     base_folder = shard(folder / "base-shards", base, 3)
     sharded = [shard(folder / f"{c}-shards", m, 2) for c, m in clients.items()]
-    arguments = ["merge", "--base", base_folder, "--client", *sharded, "--rule", "uniform|fedadp", "--out"]
+    arguments = [
+        "merge",
+        "--base",
+        base_folder,
+        "--client",
+        *sharded,
+        "--rule",
+        "uniform|fedadp",
+        "--out",
+    ]
     refused = steelyard_command(*arguments, folder / "one.safetensors")
     assert refused.exit_code == 2
     assert "3 shards" in refused.output
@@ -235,7 +265,9 @@ def test_merge_of_shards(files):
         merged |= load_file(file)
     expected = steelyard.aggregate("uniform|fedadp", base, clients)
     assert equal({name: merged[name] for name in base}, expected.params)
-    weight_map = json.loads((folder / "merged" / "model.safetensors.index.json").read_text())["weight_map"]
+    weight_map = json.loads((folder / "merged" / "model.safetensors.index.json").read_text())[
+        "weight_map"
+    ]
     assert weight_map.keys() == base.keys()
     assert steelyard_command(*arguments, folder / "merged").exit_code == 2
     assert steelyard_command(*arguments, folder / "merged", "--force").exit_code == 0
@@ -261,7 +293,9 @@ def test_mistakes_are_one_sentence(files, change, message):
     }
     paths = ("--base", "--client", "--out", "--metrics")
     arguments = [
-        part for key, value in {**given, **change}.items() for part in (key, folder / value if key in paths else value)
+        part
+        for key, value in {**given, **change}.items()
+        for part in (key, folder / value if key in paths else value)
     ]
     result = steelyard_command("merge", *arguments)
     assert result.exit_code == 2
@@ -271,14 +305,22 @@ def test_mistakes_are_one_sentence(files, change, message):
 
 def test_without_the_extra_the_command_says_what_to_install():
     script = "import sys; sys.modules['typer'] = None; from steelyard.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ
+    )
     assert done.returncode == 1
     assert "pip install 'steelyard[cli]'" in done.stderr
 
 
 def test_merge_into_a_directory_of_others_loses_nothing(files):
     *_, folder = files
-    arguments = ["merge", "--base", folder / "base.safetensors", "--client", folder / "client-0.safetensors"]
+    arguments = [
+        "merge",
+        "--base",
+        folder / "base.safetensors",
+        "--client",
+        folder / "client-0.safetensors",
+    ]
     refused = steelyard_command(*arguments, "--rule", "uniform", "--out", folder, "--force")
     assert refused.exit_code == 2
     assert "'client-0.safetensors'" in refused.output
@@ -289,7 +331,16 @@ def test_merge_into_a_directory_of_others_loses_nothing(files):
 def test_merge_takes_every_client_once(files):
     *_, folder = files
     one = folder / "client-0.safetensors"
-    arguments = ["merge", "--base", folder / "base.safetensors", "--client", one, one, "--rule", "uniform"]
+    arguments = [
+        "merge",
+        "--base",
+        folder / "base.safetensors",
+        "--client",
+        one,
+        one,
+        "--rule",
+        "uniform",
+    ]
     refused = steelyard_command(*arguments, "--out", folder / "merged.safetensors")
     assert refused.exit_code == 2
     assert "is given twice" in refused.output

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from steelyard.cli.app import app
 from steelyard.core.errors import SteelyardError
 from steelyard.data import SOURCES, images, load
-from steelyard.data.catalog import HOMES, File
+from steelyard.data.download import HOMES, File
 from steelyard.sim.config import read
 from tests.datasets import files
 from tests.datasets.server import serving
@@ -23,7 +23,9 @@ def _no_data_around(monkeypatch, tmp_path):
 
 
 def call(*arguments):
-    return CliRunner().invoke(app, ["data", *map(str, arguments)], env={"COLUMNS": "250", "NO_COLOR": "1"})
+    return CliRunner().invoke(
+        app, ["data", *map(str, arguments)], env={"COLUMNS": "250", "NO_COLOR": "1"}
+    )
 
 
 def served(server, root, name="mnist"):
@@ -40,7 +42,9 @@ def test_list_says_what_there_is_and_where(tmp_path):
     files.write_mnist(tmp_path / "mnist")
     made = call("list", "--dir", tmp_path)
     assert made.exit_code == 0, made.output
-    rows = {row.split("│")[1].strip(): row for row in made.output.splitlines() if row.startswith("│")}
+    rows = {
+        row.split("│")[1].strip(): row for row in made.output.splitlines() if row.startswith("│")
+    }
     assert {entry.name for entry in SOURCES} | set(HOMES) == set(rows)
     assert str(tmp_path / "mnist") in rows["mnist"]
     assert "12 MB" in rows["mnist"]
@@ -103,9 +107,13 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch):
 def test_a_run_takes_options_in_the_name_of_its_data(tmp_path, monkeypatch):
     config = read(None, ["data.name=digits:scale=half"])
     assert config.arguments()["data"] == "digits:scale=half"
-    with pytest.raises(SteelyardError, match=r"data\.name = 'digits:scal=half': .* did you mean 'scale'\?"):
+    with pytest.raises(
+        SteelyardError, match=r"data\.name = 'digits:scal=half': .* did you mean 'scale'\?"
+    ):
         read(None, ["data.name=digits:scal=half"])
-    with pytest.raises(SteelyardError, match=r"data\.name = 'digits:scale=double': scale='double': use one of"):
+    with pytest.raises(
+        SteelyardError, match=r"data\.name = 'digits:scale=double': scale='double': use one of"
+    ):
         read(None, ["data.name=digits:scale=double"])
     monkeypatch.chdir(tmp_path)
     made = CliRunner().invoke(app, ["run", "-s", "data.name=digits:scale=half", "-s", "rounds=1"])

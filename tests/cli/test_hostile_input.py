@@ -24,7 +24,9 @@ def check_refused(*arguments):
     return result.output
 
 
-@pytest.mark.parametrize("value", [DIGITS, "-" + DIGITS, DEEP, NESTED, "9" * 30, "1e999", "{a = 1}", "true"])
+@pytest.mark.parametrize(
+    "value", [DIGITS, "-" + DIGITS, DEEP, NESTED, "9" * 30, "1e999", "{a = 1}", "true"]
+)
 @pytest.mark.parametrize("key", ["rounds", "local", "seed"])
 def test_values_that_no_key_can_have(key, value, tmp_path):
     check_refused("run", "--set", f"{key}={value}", "--out", tmp_path / "run")
@@ -43,7 +45,9 @@ def test_values_that_no_key_can_have(key, value, tmp_path):
 )
 def test_sections_of_the_wrong_type(section, tmp_path):
     (tmp_path / "run.toml").write_text(section)
-    assert section.split()[0] in check_refused("run", tmp_path / "run.toml", "--out", tmp_path / "run")
+    assert section.split()[0] in check_refused(
+        "run", tmp_path / "run.toml", "--out", tmp_path / "run"
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,15 @@ def merge(folder, *more, client="b.safetensors"):
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, f'{{"num_examples": [{DIGITS}]}}', "nonsense", "3", '{"num_examples": null}', "[[1], 2]"]
+    "text",
+    [
+        "[" * 100_000,
+        f'{{"num_examples": [{DIGITS}]}}',
+        "nonsense",
+        "3",
+        '{"num_examples": null}',
+        "[[1], 2]",
+    ],
 )
 def test_reports_that_cannot_be_read(text, files):
     (files / "reports.json").write_text(text)
@@ -87,7 +99,9 @@ def test_reports_that_cannot_be_read(text, files):
 def test_a_report_of_one_client_that_is_nonsense(value, files):
     (files / "reports.json").write_text(json.dumps({"num_examples": [5, value]}))
     assert "'b'" in check_refused(*merge(files, "--metrics", files / "reports.json"))
-    partial = steelyard_command(*merge(files, "--metrics", files / "reports.json", "--allow-partial"))
+    partial = steelyard_command(
+        *merge(files, "--metrics", files / "reports.json", "--allow-partial")
+    )
     assert partial.exit_code == 0, partial.output
 
 
@@ -109,7 +123,9 @@ def damage(folder: Path, kind: str) -> str:
         save_file({"w": torch.full((3,), torch.nan)}, folder / "b.safetensors")
     elif kind == "shard":
         (folder / "b").mkdir()
-        (folder / "b" / "model.safetensors.index.json").write_text('{"weight_map": {"w": "gone.safetensors"}}')
+        (folder / "b" / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"w": "gone.safetensors"}}'
+        )
         return "b"
     else:
         return "b-missing.safetensors"
@@ -124,7 +140,9 @@ def test_merge_is_strict_unless_told_otherwise(kind, files):
     assert "--allow-partial" in refused
     assert "=True" not in refused
     assert not (files / "out.safetensors").exists()
-    partial = steelyard_command(*merge(files, "--rule", "uniform", "--allow-partial", client=client))
+    partial = steelyard_command(
+        *merge(files, "--rule", "uniform", "--allow-partial", client=client)
+    )
     assert partial.exit_code == 0, partial.output
     assert "left out" in partial.output
 
@@ -139,7 +157,9 @@ def test_errors_of_merge_name_flags(files):
 
 def test_a_run_records_no_environment_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("STEELYARD_TEST_TOKEN", "canary-7d1f")
-    done = steelyard_command("run", "--set", "rounds=1", "--set", "executor=serial", "--out", tmp_path / "run")
+    done = steelyard_command(
+        "run", "--set", "rounds=1", "--set", "executor=serial", "--out", tmp_path / "run"
+    )
     assert done.exit_code == 0, done.output
     for file in (tmp_path / "run").rglob("*"):
         assert not file.is_file() or b"canary-7d1f" not in file.read_bytes()

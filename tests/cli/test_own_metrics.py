@@ -20,7 +20,9 @@ Y = X @ torch.tensor([1.0, -2.0, 0.5, 3.0])
 
 
 def call(*arguments):
-    made = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    made = CliRunner().invoke(
+        app, [str(argument) for argument in arguments], env={"COLUMNS": "200"}
+    )
     return made.exit_code, " ".join(made.output.split())
 
 
@@ -38,7 +40,11 @@ def folder(tmp_path_factory):
     """Two algorithms and two seeds."""
     out = tmp_path_factory.mktemp("runs") / "runs"
     torch.manual_seed(1)
-    options = {"data": ((X[:100], Y[:100]), (X[100:], Y[100:])), "model": nn.Linear(4, 1), "loss": "mse"}
+    options = {
+        "data": ((X[:100], Y[:100]), (X[100:], Y[100:])),
+        "model": nn.Linear(4, 1),
+        "loss": "mse",
+    }
     options |= {"partition": "iid", "clients": 4, "executor": "serial", "local": {"lr": 0.02}}
     options |= {"test_metrics": {"mae": mae, "near": near}, "monitor": "mae", "rounds": 6}
     for seed in (0, 1):
@@ -78,9 +84,10 @@ def test_compare_speaks_of_the_monitored_metric(folder):
 
 def test_which_way_is_better(folder):
     histories = [run.history for run in read_runs([folder])[0]]
-    assert [scores.metric(name, histories).higher for name in ("mae", "near", "loss", "best", "last10", "rounds")] == [
-        *(False, True, False, False, False, False)
-    ]
+    assert [
+        scores.metric(name, histories).higher
+        for name in ("mae", "near", "loss", "best", "last10", "rounds")
+    ] == [*(False, True, False, False, False, False)]
     history = histories[0]
     assert scores.best(history) == min(history.column("mae"))
     assert scores.best_mean(history, 2) == pytest.approx(sum(sorted(history.column("mae"))[:2]) / 2)
@@ -105,7 +112,9 @@ def test_the_report_shows_own_metrics(folder, tmp_path):
     assert "accuracy" not in {figure.name for figure in report.figures}
     assert report.summary.heads[3:7] == ("mae, last 10", "±", "best mae", "rounds to 3")
     best = [row[5] for row in report.summary.rows]
-    assert best[0] == pytest.approx(sum(History.read(folder / f"avg-{seed}").best for seed in (0, 1)) / 2)
+    assert best[0] == pytest.approx(
+        sum(History.read(folder / f"avg-{seed}").best for seed in (0, 1)) / 2
+    )
     reach = find(report, "rounds")
     assert (reach.x, reach.categories) == ("mae", ("3",))
     code, output = call("report", folder, "-o", tmp_path / "page.html")
@@ -125,7 +134,16 @@ def test_a_run_from_python_that_ended_at_its_target_is_finished(tmp_path):
 
 
 def test_run_and_resume_with_another_loss(tmp_path):
-    settings = ["--set", "loss=mse", "--set", "local.lr=0.01", "--set", "rounds=2", "--set", "workers=1"]
+    settings = [
+        "--set",
+        "loss=mse",
+        "--set",
+        "local.lr=0.01",
+        "--set",
+        "rounds=2",
+        "--set",
+        "workers=1",
+    ]
     code, output = call("run", *settings, "--out", tmp_path / "run")
     assert code == 0, output
     assert "round 2/2 loss " in output
@@ -141,7 +159,9 @@ def test_a_sweep_over_another_loss(tmp_path):
         'target = 5.0\n[base]\nloss = "mse"\nmonitor = "loss"\nrounds = 2\nlocal.lr = 0.01\ndata.clients = 3\n'
         '[grid]\nweighting = ["fedavg", "uniform"]\nseed = [1, 2]\n'
     )
-    code, output = call("sweep", tmp_path / "s.toml", "--out", tmp_path / "out", "--metric", "final")
+    code, output = call(
+        "sweep", tmp_path / "s.toml", "--out", tmp_path / "out", "--metric", "final"
+    )
     assert code == 0, output
     assert "loss of the last evaluation; mean" in output
     page = (tmp_path / "out" / "results.md").read_text()

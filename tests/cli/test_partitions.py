@@ -26,10 +26,14 @@ def numbers(output, clients, classes=10):
     for label in range(classes):
         ends.append(lines[head].index(str(label), ends[-1]) + 1)
     rows = lines[head + 1 : head + 1 + clients]
-    return np.array([[int(row[a:b].strip() or 0) for a, b in itertools.pairwise(ends)] for row in rows])
+    return np.array(
+        [[int(row[a:b].strip() or 0) for a, b in itertools.pairwise(ends)] for row in rows]
+    )
 
 
-@pytest.mark.parametrize("partition", ["dirichlet:alpha=0.1", "shards", "x_class:samples=50", "quantity"])
+@pytest.mark.parametrize(
+    "partition", ["dirichlet:alpha=0.1", "shards", "x_class:samples=50", "quantity"]
+)
 def test_the_table_is_what_a_run_would_hold(partition):
     train, test = load("digits")
     counts = Federation.partitioned(train, test, partition, 7, 3).label_counts()
@@ -47,7 +51,11 @@ def test_corruption_shows():
 def test_many_clients_and_classes_are_summarised(monkeypatch):
     labels = torch.arange(3000) % 300
     made = Dataset(torch.zeros(3000, 1), labels, 300, "wide", labels % 2)
-    monkeypatch.setitem(SOURCES._entries, "wide", type(SOURCES["digits"])("wide", lambda: lambda _: (made, made), None))
+    monkeypatch.setitem(
+        SOURCES._entries,
+        "wide",
+        type(SOURCES["digits"])("wide", lambda: lambda _: (made, made), None),
+    )
     output = shown("shards:per_client=3", "--data", "wide", "--clients", 50, "--by", "groups")
     assert "classes 0 to 299" in output
     assert "... and 10 more clients" in output
@@ -89,13 +97,18 @@ def test_mistakes_are_one_sentence(arguments, message):
 def test_partitions_are_listed_with_their_options():
     rows = json.loads(steelyard_command("partitions", "list", "--json").output)
     assert [row["name"] for row in rows] == [entry.name for entry in PARTITIONS]
-    assert {row["name"]: row["options"] for row in rows}["hybrid_dirichlet"] == {"alpha1": "10.0", "alpha2": "0.1"}
+    assert {row["name"]: row["options"] for row in rows}["hybrid_dirichlet"] == {
+        "alpha1": "10.0",
+        "alpha2": "0.1",
+    }
     table = steelyard_command("partitions", "list").output
     assert all(entry.name in table and entry.info.paper in table for entry in PARTITIONS)
 
 
 def test_models_are_listed_with_their_parameters():
-    rows = json.loads(steelyard_command("models", "list", "--shape", "1x28x28", "--classes", 7, "--json").output)
+    rows = json.loads(
+        steelyard_command("models", "list", "--shape", "1x28x28", "--classes", 7, "--json").output
+    )
     assert [row["name"] for row in rows] == [entry.name for entry in MODELS]
     counted = {row["name"]: row["parameters"] for row in rows}
     for name in ("logistic", "mcmahan_cnn", "resnet20"):

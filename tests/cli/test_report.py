@@ -49,8 +49,13 @@ def test_plot_lists_the_figures_and_draws_one(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     listed = steelyard_command("plot", folder)
     assert listed.exit_code == 0
-    assert all(name in listed.output for name in ("accuracy", "coherence", "partition", "timings", "NAME.pdf"))
-    drawn = steelyard_command("plot", folder / "avg-0", folder / "law-0", "coherence", "-o", "coherence.svg")
+    assert all(
+        name in listed.output
+        for name in ("accuracy", "coherence", "partition", "timings", "NAME.pdf")
+    )
+    drawn = steelyard_command(
+        "plot", folder / "avg-0", folder / "law-0", "coherence", "-o", "coherence.svg"
+    )
     assert drawn.output.strip() == "coherence.svg"
     assert "<svg" in Path("coherence.svg").read_text()
     assert steelyard_command("plot", folder, "gamma").output.strip() == "gamma.pdf"

@@ -67,7 +67,9 @@ def test_cells_are_listed():
 
 @pytest.mark.parametrize("columns", ["80", "40"])
 def test_names_of_cells_are_whole_on_a_narrow_terminal(columns):
-    result = CliRunner().invoke(app, ["reproduce", "fedlaw-table3", "--list"], env={"COLUMNS": columns})
+    result = CliRunner().invoke(
+        app, ["reproduce", "fedlaw-table3", "--list"], env={"COLUMNS": columns}
+    )
     words = result.output.split()
     assert [cell.name for cell in table.read("fedlaw-table3").cells if cell.name not in words] == []
 
@@ -99,10 +101,14 @@ def test_a_control_is_listed_and_printed_as_one(small):
 
 
 def test_another_network_is_printed_instead_of_a_gap(small):
-    result = call("small", "--out", small / "out", "--cells", "*/fedavg", "--seeds", "1", "--set", "model=mlp")
+    result = call(
+        "small", "--out", small / "out", "--cells", "*/fedavg", "--seeds", "1", "--set", "model=mlp"
+    )
     assert result.exit_code == 0, result.output
     assert "another network: mlp (paper: logistic)" in result.output
-    assert "|  | another network: mlp (paper: logistic) |" in (small / "out" / "table.md").read_text()
+    assert (
+        "|  | another network: mlp (paper: logistic) |" in (small / "out" / "table.md").read_text()
+    )
 
 
 def test_a_subset_is_told_from_the_whole(small, monkeypatch):

@@ -29,32 +29,54 @@ def test_run_with_settings_prints_progress_and_a_table(tmp_path):
         "--set", "data.partition=dirichlet:0.1", "--set", "rounds=3", "--set", "seed=3", "--out", tmp_path / "run",
     )  # fmt: skip
     assert made.exit_code == 0, made.output
-    assert "fedawa client=fedcos server=momentum on 10 clients of digits, dirichlet:0.1" in made.output
+    assert (
+        "fedawa client=fedcos server=momentum on 10 clients of digits, dirichlet:0.1" in made.output
+    )
     assert "round 3/3  accuracy 0." in made.output
     assert "rounds/s" in made.output
     assert "run: " in made.output
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["config"]["seed"] == 3
-    assert stored["resolved"]["algorithm"] == {"weighting": "fedawa", "client": "fedcos", "server": "momentum"}
+    assert stored["resolved"]["algorithm"] == {
+        "weighting": "fedawa",
+        "client": "fedcos",
+        "server": "momentum",
+    }
 
 
 def test_a_toml_file_and_settings_on_top(tmp_path):
     file = tmp_path / "experiment.toml"
-    file.write_text('weighting = "fedadp"\nrounds = 9\n[data]\npartition = "iid"\nclients = 4\n[local]\nlr = 1\n')
+    file.write_text(
+        'weighting = "fedadp"\nrounds = 9\n[data]\npartition = "iid"\nclients = 4\n[local]\nlr = 1\n'
+    )
     made = call("run", file, "--set", "rounds=2", "--out", tmp_path / "run", "--json")
     assert made.exit_code == 0, made.output
     lines = [json.loads(line) for line in made.output.splitlines()]
     assert [line["round"] for line in lines] == [1, 2]
     assert len(lines[0]["weights"]) == 4
-    assert call("run", file, "--set", "rounds=1", "--out", tmp_path / "quiet", "--quiet").output == ""
+    assert (
+        call("run", file, "--set", "rounds=1", "--out", tmp_path / "quiet", "--quiet").output == ""
+    )
 
 
 def test_a_rule_on_proxy_data_is_refused_without_any_before_the_first_round(tmp_path):
     refused = call("run", "--weighting", "fedlaw", "--out", tmp_path / "run")
     assert refused.exit_code == 2
-    assert "fedlaw looks at proxy data and there is none: --set proxy.per_class=10" in " ".join(refused.output.split())
+    assert "fedlaw looks at proxy data and there is none: --set proxy.per_class=10" in " ".join(
+        refused.output.split()
+    )
     assert not (tmp_path / "run").exists()
-    made = call("run", "-w", "fedlaw:epochs=2", "-s", "proxy.per_class=3", "-s", "rounds=1", "--out", tmp_path / "run")
+    made = call(
+        "run",
+        "-w",
+        "fedlaw:epochs=2",
+        "-s",
+        "proxy.per_class=3",
+        "-s",
+        "rounds=1",
+        "--out",
+        tmp_path / "run",
+    )
     assert made.exit_code == 0, made.output
     assert read_log(tmp_path / "run")[0]["gamma"] != 1.0
 
@@ -78,10 +100,16 @@ def test_a_new_directory_is_made_under_runs(tmp_path, monkeypatch):
         ("local.momentum=2", "local.momentum = 2: input should be less than or equal to 1"),
         ("local.optimizer=rmsprop", "local.optimizer = 'rmsprop': input should be 'sgd' or 'adam'"),
         ("weighting=fedwa", "weighting = 'fedwa': unknown rule 'fedwa': did you mean 'fedawa'?"),
-        ("client=fedprox:m=1", "client = 'fedprox:m=1': client term 'fedprox:m=1': fedprox has no option 'm'"),
+        (
+            "client=fedprox:m=1",
+            "client = 'fedprox:m=1': client term 'fedprox:m=1': fedprox has no option 'm'",
+        ),
         ("server=adma", "server = 'adma': unknown server optimizer 'adma': did you mean 'adam'?"),
         ("broadcast=mut", "unknown broadcast 'mut'"),
-        ("model=restnet20", "model = 'restnet20': unknown model 'restnet20': did you mean 'resnet20'?"),
+        (
+            "model=restnet20",
+            "model = 'restnet20': unknown model 'restnet20': did you mean 'resnet20'?",
+        ),
         ("data.name=mnst", "data.name = 'mnst': unknown data set 'mnst': did you mean 'mnist'?"),
         ("data.partition=dirichlt", "unknown partition 'dirichlt': did you mean 'dirichlet'?"),
         ("data.partition=dirichlet:-1", "alpha=-1"),
@@ -127,7 +155,15 @@ def test_a_bad_file_is_one_sentence(text, message, tmp_path):
 
 
 def test_values_are_read_as_toml_or_text():
-    config = read(None, ["metrics=['loss']", "local.betas=[0.5, 0.9]", "workers=none", "weighting='fedadp:alpha=4'"])
+    config = read(
+        None,
+        [
+            "metrics=['loss']",
+            "local.betas=[0.5, 0.9]",
+            "workers=none",
+            "weighting='fedadp:alpha=4'",
+        ],
+    )
     assert config.metrics == ("loss",)
     assert config.local.betas == (0.5, 0.9)
     assert config.workers is None
@@ -152,11 +188,22 @@ def test_resume_of_what_is_no_run(tmp_path):
 
 def test_the_command_killed_and_resumed(tmp_path):
     """End to end: the real command, SIGKILL, then `steelyard resume`; a second process is refused meanwhile."""
-    settings = ["--set", "rounds=12", "--set", "local.epochs=20", "--set", "weighting=fedadp", "--set", "server=adam"]
+    settings = [
+        "--set",
+        "rounds=12",
+        "--set",
+        "local.epochs=20",
+        "--set",
+        "weighting=fedadp",
+        "--set",
+        "server=adam",
+    ]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run([*STEELYARD, "run", *settings, "--out", str(whole), "-q"], check=True)
     process = subprocess.Popen([*STEELYARD, "run", *settings, "--out", str(cut), "-q"])
-    wait_until((cut / "checkpoints" / "last").exists, "the first checkpoint is written", pause=0.005)
+    wait_until(
+        (cut / "checkpoints" / "last").exists, "the first checkpoint is written", pause=0.005
+    )
     refused = call("resume", cut)
     if process.poll() is None:
         assert refused.exit_code == 2
@@ -192,7 +239,12 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
 def test_rules_lists_every_part_of_an_algorithm():
     made = call("rules")
     assert made.exit_code == 0
-    for title in ("Rules", "Client terms (client=)", "Server optimizers (server=)", "Broadcasts (broadcast=)"):
+    for title in (
+        "Rules",
+        "Client terms (client=)",
+        "Server optimizers (server=)",
+        "Broadcasts (broadcast=)",
+    ):
         assert title in made.output
     rows = json.loads(call("rules", "--json").output)
     kinds = {row["name"]: row["kind"] for row in rows}
@@ -213,14 +265,21 @@ def test_a_detector_with_options_and_nodes_of_several_kinds_are_plain_settings(f
     out = tmp_path / "run"
     if form == "toml":
         file = tmp_path / "run.toml"
-        file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+        file.write_text(
+            "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+        )
         result = call("run", file, "--out", out, "-q")
     else:
-        options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        options = [
+            part for name, value in settings.items() for part in ("--set", f"{name}={value}")
+        ]
         result = call("run", *options, "--out", out, "-q")
     assert result.exit_code == 0, result.output
     resolved = json.loads((out / "config.json").read_text())["resolved"]["algorithm"]
-    assert resolved == {"weighting": "pa3fed(eq6:delta=0.05):beta=0.5", "client": "fedcos:direction=move"}
+    assert resolved == {
+        "weighting": "pa3fed(eq6:delta=0.05):beta=0.5",
+        "client": "fedcos:direction=move",
+    }
     records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert "direction_cosines" in records[1]
     assert "loss_before" in records[1]["reported"]

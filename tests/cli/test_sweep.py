@@ -61,7 +61,10 @@ def test_a_sweep_prints_lines_a_table_and_sentences(original):
     assert "started fedavg/seed-1" in output
     assert "finished fedadp/seed-2 round 3 accuracy 0." in output
     assert "(4/4)" in output
-    assert "accuracy, mean of the last 10 evaluations, in %; mean ± deviation over 2 seeds" in " ".join(output.split())
+    assert (
+        "accuracy, mean of the last 10 evaluations, in %; mean ± deviation over 2 seeds"
+        in " ".join(output.split())
+    )
     assert "fedadp is" in output
     assert "95 % interval" in output
     assert "Traceback" not in output
@@ -78,7 +81,12 @@ def test_finished_runs_are_listed_reused_and_not_overwritten_by_others(swept):
     shutil.rmtree(log.parent / "checkpoints")
     code, output = call("sweep", file, "--out", out, "--dry-run")
     assert code == 0
-    for line in ("finished fedavg/seed-1", "unfinished fedavg/seed-2", "to do fedadp/seed-2", "2 finished"):
+    for line in (
+        "finished fedavg/seed-1",
+        "unfinished fedavg/seed-2",
+        "to do fedadp/seed-2",
+        "2 finished",
+    ):
         assert line in output
     assert log.read_text() == ""
     code, output = call("sweep", file, "--out", out, "--metric", "rounds")
@@ -90,7 +98,10 @@ def test_finished_runs_are_listed_reused_and_not_overwritten_by_others(swept):
     assert code == 2
     assert "holds another run (local.lr = 0.1 there, 0.5 here)" in output
     assert call("sweep", file, "--out", out, "--overwrite", "--quiet") == (0, "")
-    assert json.loads((out / "fedavg" / "seed-1" / "config.json").read_text())["config"]["local"]["lr"] == 0.5
+    assert (
+        json.loads((out / "fedavg" / "seed-1" / "config.json").read_text())["config"]["local"]["lr"]
+        == 0.5
+    )
 
 
 def test_a_second_sweep_in_the_same_place_is_refused_and_changes_nothing(swept):
@@ -108,10 +119,14 @@ def test_a_place_that_cannot_be_written_to_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     code, output = call("sweep", tmp_path / "s.toml", "--out", tmp_path / "file" / "out")
     assert code == 2
-    assert output.endswith("cannot be a sweep directory: Not a directory: choose another directory (--out)")
+    assert output.endswith(
+        "cannot be a sweep directory: Not a directory: choose another directory (--out)"
+    )
     code, output = call("reproduce", "fedadp-table1", "--out", tmp_path / "file" / "out")
     assert code == 2
-    assert output.endswith("cannot be a reproduction directory: Not a directory: choose another directory (--out)")
+    assert output.endswith(
+        "cannot be a reproduction directory: Not a directory: choose another directory (--out)"
+    )
 
 
 def test_a_failed_run_is_named_and_is_the_exit_code(tmp_path, monkeypatch):
@@ -160,7 +175,9 @@ def test_compare_says_what_may_be_said(swept):
     assert made["seeds"] == ["1"]
     assert made["interval"] is None
     assert made["sentence"].endswith("one seed says nothing about noise.")
-    code, output = call("compare", swept / "out", "--against", "fedadp", "--metric", "rounds", "--target", 0.2)
+    code, output = call(
+        "compare", swept / "out", "--against", "fedadp", "--metric", "rounds", "--target", 0.2
+    )
     assert code == 0
     assert "fedavg" in output
 
@@ -275,7 +292,9 @@ def board(count):
     made.on_progress(jobs[0], {"round": 1, "accuracy": 0.5, "loss": 1.0})
     made.on_progress(jobs[0], {"round": 2, "accuracy": None, "loss": None})
     made.on_finish(Outcome(jobs[1], None, None, "broke"))
-    made.on_finish(Outcome(jobs[2], None, History("h", [{"round": 1, "accuracy": 0.75}]), reused=True))
+    made.on_finish(
+        Outcome(jobs[2], None, History("h", [{"round": 1, "accuracy": 0.75}]), reused=True)
+    )
     console = Console(file=io.StringIO(), width=100)
     console.print(made)
     return console.file.getvalue()

@@ -21,7 +21,11 @@ def one_by_one(images, drawn, padding, background):
     out = []
     for image, (top, left, mirrored) in zip(images, drawn.tolist(), strict=True):
         channels, height, width = image.shape
-        padded = background[:, None, None].expand(channels, height + 2 * padding, width + 2 * padding).clone()
+        padded = (
+            background[:, None, None]
+            .expand(channels, height + 2 * padding, width + 2 * padding)
+            .clone()
+        )
         padded[:, padding : padding + height, padding : padding + width] = image
         crop = padded[:, top : top + height, left : left + width]
         out.append(torch.flip(crop, [2]) if mirrored else crop)
@@ -56,22 +60,32 @@ def test_every_crop_is_as_likely_and_half_of_the_images_are_mirrored():
 
 @pytest.mark.parametrize("probability", [0, 1])
 def test_mirroring_can_be_switched(probability):
-    assert set(CropFlip(flip=probability).draw(1000, np.random.default_rng(0))[:, 2]) == {probability}
+    assert set(CropFlip(flip=probability).draw(1000, np.random.default_rng(0))[:, 2]) == {
+        probability
+    }
 
 
 def test_outside_an_image_is_black_however_pixels_were_normalised():
-    pixels = torch.randint(0, 256, (30, 3, 8, 8), generator=torch.Generator().manual_seed(0)).float()
+    pixels = torch.randint(
+        0, 256, (30, 3, 8, 8), generator=torch.Generator().manual_seed(0)
+    ).float()
     pixels[4, :, 3, 3] = 0
-    mean, deviation = torch.tensor([0.49, 0.48, 0.45])[:, None, None], torch.tensor([0.2, 0.3, 0.4])[:, None, None]
+    mean, deviation = (
+        torch.tensor([0.49, 0.48, 0.45])[:, None, None],
+        torch.tensor([0.2, 0.3, 0.4])[:, None, None],
+    )
     black = (torch.zeros(3, 1, 1) - mean) / deviation
     assert torch.equal(CropFlip().background((pixels / 255 - mean) / deviation), black[:, 0, 0])
     assert CropFlip(fill=0.5).background(pixels).tolist() == [0.5] * 3
 
 
-@pytest.mark.parametrize("wrong", ["crop_flip:padding=-1", "crop_flip:flip=2", "crop_flip:fill=red", "crop", 3])
+@pytest.mark.parametrize(
+    "wrong", ["crop_flip:padding=-1", "crop_flip:flip=2", "crop_flip:fill=red", "crop", 3]
+)
 def test_bad_options_are_named(wrong):
     with pytest.raises(
-        SteelyardError, match=r"padding=-1|flip=2|fill='red'|did you mean 'crop_flip'|augment=3 is a int"
+        SteelyardError,
+        match=r"padding=-1|flip=2|fill='red'|did you mean 'crop_flip'|augment=3 is a int",
     ):
         LocalTraining(augment=wrong)
 
@@ -89,12 +103,19 @@ def test_only_images_are_augmented():
     with pytest.raises(SteelyardError, match=r"a sample is int64 \[1, 9, 9\]"):
         CropFlip().check(tokens)
     with pytest.raises(SteelyardError, match="padding=6, but images are 6x6: use less"):
-        simulate(data=clients(shape=IMAGES), model=net("cnn"), local=CROPPED | {"augment": "crop_flip:padding=6"})
+        simulate(
+            data=clients(shape=IMAGES),
+            model=net("cnn"),
+            local=CROPPED | {"augment": "crop_flip:padding=6"},
+        )
 
 
 def run(model="cnn", **options):
     return simulate(
-        data=clients(shape=IMAGES), test=clients(1, seed=9, shape=IMAGES)["client-0"], model=net(model), **options
+        data=clients(shape=IMAGES),
+        test=clients(1, seed=9, shape=IMAGES)["client-0"],
+        model=net(model),
+        **options,
     )
 
 
@@ -123,14 +144,18 @@ def test_evaluation_is_not_augmented():
     """Nothing is learned at so small a rate, and crops change what the network sees: the accuracy stays."""
     options = {"rounds": 1, "metrics": ["loss_before", "loss"], "evaluate_clients": 1}
     tiny = {"lr": 1e-30, "batch_size": 8}
-    plain, cropped = (run(local=tiny | {"augment": text}, **options) for text in (None, "crop_flip:padding=2"))
+    plain, cropped = (
+        run(local=tiny | {"augment": text}, **options) for text in (None, "crop_flip:padding=2")
+    )
     assert same(plain, cropped)
 
 
 def test_dense_networks_train_one_at_a_time_on_crops():
     dense = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(72, 3))
     history = simulate(data=clients(shape=IMAGES), model=dense, local=CROPPED, rounds=2)
-    stacked = simulate(data=clients(shape=IMAGES), model=dense, local=CROPPED | {"augment": None}, rounds=2)
+    stacked = simulate(
+        data=clients(shape=IMAGES), model=dense, local=CROPPED | {"augment": None}, rounds=2
+    )
     still = CROPPED | {"augment": "crop_flip:padding=0,flip=0"}
     assert not same(history, stacked)
     left_alone = simulate(data=clients(shape=IMAGES), model=dense, local=still, rounds=2)

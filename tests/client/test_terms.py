@@ -38,11 +38,17 @@ def cosine(moved, step, eps):
 FORMULAS = {
     "fedprox:mu=0.3": lambda x, at, k: 0.15 * ((x - at.start[0]) ** 2).sum(),
     "fedcos:mu=0.3": lambda x, at, k: 0.3 * cosine(x - at.start[0], at.sent["step"], 1e-4),
-    "fedcos:mu=0.3,form=paper": lambda x, at, k: 0.3 * cosine(x - at.start[0], at.sent["step"], 0.0),
-    "feddyn:alpha=0.2": lambda x, at, k: (
-        0.2 / at.relative_size[k, 0] * ((x * (at.own["h"][k] - at.start[0])).sum() + 0.5 * (x**2).sum())
+    "fedcos:mu=0.3,form=paper": lambda x, at, k: (
+        0.3 * cosine(x - at.start[0], at.sent["step"], 0.0)
     ),
-    "feddyn:alpha=0.2,form=fedlaw": lambda x, at, k: 0.1 * (x - at.start[0]).norm() + 0.2 * (x * at.own["h"][k]).sum(),
+    "feddyn:alpha=0.2": lambda x, at, k: (
+        0.2
+        / at.relative_size[k, 0]
+        * ((x * (at.own["h"][k] - at.start[0])).sum() + 0.5 * (x**2).sum())
+    ),
+    "feddyn:alpha=0.2,form=fedlaw": lambda x, at, k: (
+        0.1 * (x - at.start[0]).norm() + 0.2 * (x * at.own["h"][k]).sum()
+    ),
     "scaffold": lambda x, at, k: (x * (at.sent["control"] - at.own["control"][k])).sum(),
     "vrlsgd": lambda x, at, k: -(x * at.own["delta"][k]).sum(),
 }
@@ -80,7 +86,9 @@ def test_fedcos_equals_the_authors_penalty(scale, case):
     step = tensor(np.concatenate([data["d_w"], data["d_b"]])) * float(scale)
     at = ClientContext(start[None], 0.1, {}, {"step": step}, torch.ones(1, 1))
     grad = torch.zeros(1, 8, dtype=torch.float64)
-    steelyard.fedcos(mu=0.02).add(grad, (start + tensor(data[f"scale{scale}/{case}/delta"]))[None], at)
+    steelyard.fedcos(mu=0.02).add(
+        grad, (start + tensor(data[f"scale{scale}/{case}/delta"]))[None], at
+    )
     expected = data[f"scale{scale}/{case}/grad"]
     assert_near(grad[0], expected, 1e-6 * max(1.0, np.abs(expected).max()))
 
@@ -103,7 +111,9 @@ def test_fedcos_at_the_start_pulls_along_the_step_or_not_at_all():
     assert not paper.any()
 
 
-def settle(term, theta, before, updates, weights, kept, old=None, new=None, work=None, lr=0.1, population=4):
+def settle(
+    term, theta, before, updates, weights, kept, old=None, new=None, work=None, lr=0.1, population=4
+):
     empty = {slot: torch.zeros_like(updates) for slot in term.client_slots}
     term.settle(
         ServerContext(
@@ -127,7 +137,9 @@ def test_feddyn_server_equals_fedlaws_code():
     weights = tensor(data["sizes"] / data["sizes"].sum())
     term = steelyard.feddyn(alpha=0.01, form="fedlaw")
     kept = {"h": torch.zeros_like(theta)}
-    for deltas, expected in zip(data["client_deltas"], data["feddyn/global_after_round"], strict=True):
+    for deltas, expected in zip(
+        data["client_deltas"], data["feddyn/global_after_round"], strict=True
+    ):
         updates = tensor(deltas)
         after = theta + weights @ updates
         settle(term, after, theta, updates, weights, kept)
@@ -141,7 +153,9 @@ def test_feddyn_official_adds_the_mean_over_all_clients_and_shows_the_average():
     updates = torch.randn(2, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     average = updates.mean(dim=0)
     theta, kept = average.clone(), {"h": torch.zeros(D, dtype=torch.float64)}
-    settle(term, theta, before, updates, torch.full((2,), 0.5, dtype=torch.float64), kept, population=8)
+    settle(
+        term, theta, before, updates, torch.full((2,), 0.5, dtype=torch.float64), kept, population=8
+    )
     assert_near(kept["h"], updates.sum(dim=0) / 8, 1e-12)
     assert_near(theta, average + kept["h"], 1e-12)
     assert_near(term.params_to_evaluate(theta, kept), average, 1e-12)
@@ -157,7 +171,17 @@ def test_scaffold_control_variates():
     assert_near(at.own["control"], before - at.sent["control"] - 1 / (5 * 0.1), 1e-12)
     kept = {"control": torch.zeros(D, dtype=torch.float64)}
     zero = torch.zeros(D, dtype=torch.float64)
-    settle(term, zero.clone(), zero, x - at.start, torch.ones(C), kept, {"control": before}, dict(at.own), population=9)
+    settle(
+        term,
+        zero.clone(),
+        zero,
+        x - at.start,
+        torch.ones(C),
+        kept,
+        {"control": before},
+        dict(at.own),
+        population=9,
+    )
     assert_near(kept["control"], (at.own["control"] - before).sum(dim=0) / 9, 1e-12)
 
 
@@ -166,7 +190,17 @@ def test_vrlsgd_moves_delta_by_the_distance_to_the_new_model():
     g = torch.Generator().manual_seed(0)
     before, updates = torch.randn(D, generator=g), torch.randn(2, D, generator=g)
     theta, delta = before + updates.mean(dim=0), torch.zeros(2, D)
-    settle(term, theta, before, updates, torch.ones(2), {}, new={"delta": delta}, work=torch.tensor([4.0, 8.0]), lr=0.1)
+    settle(
+        term,
+        theta,
+        before,
+        updates,
+        torch.ones(2),
+        {},
+        new={"delta": delta},
+        work=torch.tensor([4.0, 8.0]),
+        lr=0.1,
+    )
     models = before + updates
     assert_near(delta, 0.5 * (theta - models) / (torch.tensor([[4.0], [8.0]]) * 0.1), 1e-5)
 
@@ -192,7 +226,10 @@ def test_terms_add_up():
 
 def test_an_algorithm_is_its_parts_and_says_so():
     made = steelyard.Algorithm(
-        "feddisco|fedawa:steps=3", client="fedprox:mu=0.5+fedcos", server="momentum", broadcast="fedmut"
+        "feddisco|fedawa:steps=3",
+        client="fedprox:mu=0.5+fedcos",
+        server="momentum",
+        broadcast="fedmut",
     )
     assert made == steelyard.Algorithm(
         "feddisco|fedawa:steps=3",
@@ -200,12 +237,17 @@ def test_an_algorithm_is_its_parts_and_says_so():
         server=steelyard.momentum(),
         broadcast=steelyard.fedmut(),
     )
-    assert str(made) == "feddisco|fedawa:steps=3 client=fedprox:mu=0.5+fedcos server=momentum broadcast=fedmut"
+    assert (
+        str(made)
+        == "feddisco|fedawa:steps=3 client=fedprox:mu=0.5+fedcos server=momentum broadcast=fedmut"
+    )
     assert made.needs.metrics == {"num_examples", "label_hist"}
     assert made.needs.broadcast == {"step", "move"}
     assert made.needs.gram
     assert steelyard.Algorithm("fedavg", client="none", server="none").texts["server"] is None
     with pytest.raises(SteelyardError, match="not a client term"):
         steelyard.Algorithm("fedavg", client=steelyard.momentum())
-    with pytest.raises(SteelyardError, match="unknown client term 'fedprx': did you mean 'fedprox'"):
+    with pytest.raises(
+        SteelyardError, match="unknown client term 'fedprx': did you mean 'fedprox'"
+    ):
         steelyard.Algorithm("fedavg", client="fedprx")

@@ -8,8 +8,7 @@ from torch import nn
 import steelyard
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
-from steelyard.client.local import LocalTraining
-from steelyard.client.schedule import parse_schedule
+from steelyard.client.local import LocalTraining, parse_schedule
 from steelyard.client.train import Batches, Training, batches, train
 from steelyard.core.errors import SteelyardError
 from steelyard.core.term import ClientContext
@@ -32,7 +31,9 @@ def flat(module, inputs, loss=nn.functional.cross_entropy):
 def run(model, inputs, targets, drawn, local, terms=(), norms=False, lr=None):
     held = {slot: torch.zeros_like(model.params) for slot in local.slots}
     lr = local.lr if lr is None else lr
-    job = Training(local, lr, drawn, list(terms), held, torch.zeros(len(drawn), 1), model_free(model), norms)
+    job = Training(
+        local, lr, drawn, list(terms), held, torch.zeros(len(drawn), 1), model_free(model), norms
+    )
     stored = inputs.flatten(1) if isinstance(model, DenseModels) else model.prepare_inputs(inputs)
     return train(model, stored, targets, job)
 
@@ -49,12 +50,18 @@ def small_net(seed=0):
 
 OPTIMIZERS = {
     "sgd": (LocalTraining(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-    "momentum": (LocalTraining(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "momentum": (
+        LocalTraining(lr=0.1, momentum=0.9),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    ),
     "nesterov": (
         LocalTraining(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     ),
-    "decay": (LocalTraining(lr=0.1, weight_decay=0.1), lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1)),
+    "decay": (
+        LocalTraining(lr=0.1, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1),
+    ),
     "adam": (
         LocalTraining(lr=0.01, optimizer="adam", betas=(0.8, 0.9), weight_decay=0.02),
         lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.9), weight_decay=0.02),
@@ -68,13 +75,18 @@ def test_the_loop_is_torchs_optimizer_on_the_same_batches(name, clip):
     local, make = OPTIMIZERS[name]
     local = LocalTraining(**{**vars(local), "clip": clip})
     g = torch.Generator().manual_seed(0)
-    inputs, targets = torch.randn(20, 6, generator=g).double(), torch.randint(0, 3, (20,), generator=g)
+    inputs, targets = (
+        torch.randn(20, 6, generator=g).double(),
+        torch.randint(0, 3, (20,), generator=g),
+    )
     theirs = small_net()
     optimizer = make(theirs.parameters())
     for _ in range(3):
         for start in range(0, 20, 8):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(theirs(inputs[start : start + 8]), targets[start : start + 8]).backward()
+            nn.functional.cross_entropy(
+                theirs(inputs[start : start + 8]), targets[start : start + 8]
+            ).backward()
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip)
             optimizer.step()
@@ -132,7 +144,11 @@ def test_local_steps_and_normaliser_equal_fednovas_optimizer(name):
         rule,
         tensor(data["w0"]),
         torch.stack(ends),
-        metrics={"num_examples": data["sizes"], "normalizer": normalizers, "num_steps": data["taus"]},
+        metrics={
+            "num_examples": data["sizes"],
+            "normalizer": normalizers,
+            "num_steps": data["taus"],
+        },
     )
     assert_near(out.params, data[f"{name}/w_new_official"], 1e-9)
 
@@ -154,7 +170,11 @@ def test_gradient_norms_equal_criticalfls(name):
     module = nn.Linear(5, 3).double()
     module.weight.data, module.bias.data = tensor(data["W"]), tensor(data["b"])
     local = LocalTraining(
-        lr=float(data["lr"]), momentum=0.9, weight_decay=float(data["wdecay"]), clip=10.0, norm_decay=name != "SGD"
+        lr=float(data["lr"]),
+        momentum=0.9,
+        weight_decay=float(data["wdecay"]),
+        clip=10.0,
+        norm_decay=name != "SGD",
     )
     model = flat(module, inputs)
     terms = steelyard.parse_terms("fedprox:mu=0.001" if name == "FedProx" else None)
@@ -181,14 +201,20 @@ def dense_module(seed=0, bias=True):
 @pytest.mark.parametrize("lengths", [(20,), (20, 20), (20, 7, 1)])
 @pytest.mark.parametrize(
     "local",
-    [LocalTraining(lr=0.2), LocalTraining(lr=0.2, momentum=0.5), LocalTraining(lr=0.2, weight_decay=0.1)],
+    [
+        LocalTraining(lr=0.2),
+        LocalTraining(lr=0.2, momentum=0.5),
+        LocalTraining(lr=0.2, weight_decay=0.1),
+    ],
     ids=["plain", "mom", "wd"],
 )
 def test_the_closed_form_is_autograds(lengths, local, bias):
     g = torch.Generator().manual_seed(1)
     inputs, targets = torch.randn(60, 3, 4, generator=g), torch.randint(0, 4, (60,), generator=g)
     reference = flat(dense_module(bias=bias), inputs)
-    assert DenseModels.fits(reference.module, reference.layout, nn.functional.cross_entropy, CPU, inputs, targets)
+    assert DenseModels.fits(
+        reference.module, reference.layout, nn.functional.cross_entropy, CPU, inputs, targets
+    )
     stacked = DenseModels(reference.module, reference.layout)
     start = reference.params.clone()
     drawn = []
@@ -233,21 +259,36 @@ def test_batches_cover_every_pass_and_cut_steps():
     for half in whole.order.split(50):
         assert sorted(half.tolist()) == index.tolist()
     assert whole.order[:50].tolist() != whole.order[50:].tolist()
-    assert batches(index, LocalTraining(epochs=1, batch_size=16, drop_last=True), rng(0)).edges == (0, 16, 32, 48)
-    assert batches(index, LocalTraining(epochs=1, batch_size=64, drop_last=True), rng(0)).edges == (0, 50)
+    assert batches(index, LocalTraining(epochs=1, batch_size=16, drop_last=True), rng(0)).edges == (
+        0,
+        16,
+        32,
+        48,
+    )
+    assert batches(index, LocalTraining(epochs=1, batch_size=64, drop_last=True), rng(0)).edges == (
+        0,
+        50,
+    )
     cut = batches(index, LocalTraining(steps=6, batch_size=16), rng(0))
     assert cut.edges == (0, 16, 32, 48, 50, 66, 82)
     assert cut.passes == 1.5
     assert len(cut.order) == 82
     assert batches(index, LocalTraining(batch_size=49), rng(0)).edges == (0, 49, 50)
     assert batches(index, LocalTraining(batch_size=49), rng(0), at_least_two=True).edges == (0, 50)
-    assert batches(index[:1], LocalTraining(batch_size=49), rng(0), at_least_two=True).edges == (0, 1)
+    assert batches(index[:1], LocalTraining(batch_size=49), rng(0), at_least_two=True).edges == (
+        0,
+        1,
+    )
 
 
 def test_schedules():
     rates = [LocalTraining(lr=2.0, schedule="exponential:0.5").rate(t, 4) for t in (1, 2, 3)]
     assert rates == [2.0, 1.0, 0.5]
-    assert [parse_schedule("step:every=2,gamma=0.1").factor(t, 9) for t in (1, 2, 3)] == [1.0, 1.0, 0.1]
+    assert [parse_schedule("step:every=2,gamma=0.1").factor(t, 9) for t in (1, 2, 3)] == [
+        1.0,
+        1.0,
+        0.1,
+    ]
     assert parse_schedule("cosine").factor(1, 10) == 1.0
     assert parse_schedule("cosine").factor(6, 10) == pytest.approx(0.5)
     assert LocalTraining().rate(17, 20) == 0.1
@@ -289,7 +330,14 @@ def descended(kind):
         if kind == "tied":
             return Tied(), torch.randn(12, 6), None
         if kind == "images":
-            layers = nn.Conv2d(2, 5, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten(), nn.Linear(45, 3)
+            layers = (
+                nn.Conv2d(2, 5, 3),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Dropout(0.3),
+                nn.Flatten(),
+                nn.Linear(45, 3),
+            )
             return nn.Sequential(*layers), torch.randn(12, 2, 8, 8), None
         net = small_net().float()
         name = "1.bias" if kind == "unused" else "0.weight"
@@ -317,7 +365,10 @@ def test_a_step_without_collecting_gradients_is_the_same_step(kind, monkeypatch)
             short.descend(short.batch(short.prepare_inputs(inputs), index), targets[index], 0.1)
     assert torch.equal(long.params, short.params)
     first = descended(kind)[0].state_dict()
-    moved = {name: not torch.equal(value, first[name]) for name, value in short.module.state_dict().items()}
+    moved = {
+        name: not torch.equal(value, first[name])
+        for name, value in short.module.state_dict().items()
+    }
     assert moved == {name: name != still for name in first}
 
 
@@ -328,7 +379,11 @@ def test_pooling_layers_get_their_gradients_channels_last(monkeypatch):
     model = flat(module, inputs)
     assert model.channels_last
     seen = []
-    module[2].register_forward_hook(lambda part, given, output: output.register_hook(seen.append) and None)
-    model.gradient(model.batch(model.prepare_inputs(inputs), torch.arange(12)), torch.arange(12) % 3)
+    module[2].register_forward_hook(
+        lambda part, given, output: output.register_hook(seen.append) and None
+    )
+    model.gradient(
+        model.batch(model.prepare_inputs(inputs), torch.arange(12)), torch.arange(12) % 3
+    )
     assert seen[0].shape == (12, 5, 3, 3)
     assert seen[0].is_contiguous(memory_format=torch.channels_last)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from steelyard.core.errors import SteelyardError
-from steelyard.core.escape import describe_error, escape_lines, escape_text
+from steelyard.core.errors import SteelyardError, describe_error, escape_lines, escape_text
 
 
 @pytest.mark.parametrize("text", ["", "plain", "Zürich 東京 ± 🎉", "a b", r"C:\x1b"])
@@ -12,7 +11,9 @@ def test_printable_text_stays(text):
     assert escape_lines(text) == text
 
 
-@pytest.mark.parametrize("code", [*range(0x20), *range(0x7F, 0xA0), 0x200B, 0x2028, 0x202E, 0x2066, 0xD800, 0xFEFF])
+@pytest.mark.parametrize(
+    "code", [*range(0x20), *range(0x7F, 0xA0), 0x200B, 0x2028, 0x202E, 0x2066, 0xD800, 0xFEFF]
+)
 def test_what_is_not_printable_becomes_a_sequence(code):
     shown = escape_text(f"a{chr(code)}b")
     assert shown.isprintable()

@@ -32,7 +32,10 @@ def test_passes_over_the_updates(rule, layers, monkeypatch):
     monkeypatch.setattr(kernels, "gram", counted)
     base = {"a": torch.zeros(5), "b": torch.zeros(3)}
     g = torch.Generator().manual_seed(0)
-    clients = [{name: torch.randn(value.shape, generator=g) for name, value in base.items()} for _ in range(3)]
+    clients = [
+        {name: torch.randn(value.shape, generator=g) for name, value in base.items()}
+        for _ in range(3)
+    ]
     out = steelyard.aggregate(rule, base, clients, metrics=METRICS)
     assert seen == layers
     assert ("coherence" in out.report) == bool(layers)

@@ -34,7 +34,9 @@ def test_against_the_vectors_themselves(random):
     np.testing.assert_allclose(gram.cosines_to_others(weights)[0], expected)
     np.testing.assert_allclose(gram.model_cosines()[0], [cosine(m, theta) for m in models])
     np.testing.assert_allclose(gram.sq_distances_to(weights)[0], ((updates - mean) ** 2).sum(1))
-    np.testing.assert_allclose(gram.sq_distances()[0], ((updates[:, None] - updates) ** 2).sum(2), atol=1e-12)
+    np.testing.assert_allclose(
+        gram.sq_distances()[0], ((updates[:, None] - updates) ** 2).sum(2), atol=1e-12
+    )
     mix = np.random.default_rng(1).standard_normal((4, 6))
     np.testing.assert_allclose(gram.transform(mix).dots[0], (mix @ updates) @ (mix @ updates).T)
 
@@ -46,7 +48,9 @@ def test_a_client_that_is_the_whole_mixture_has_no_others(random):
     assert gram.cosines_to_others(weights)[0, 2] == 0
     np.testing.assert_allclose(gram.cosines_to_others(weights)[0, 0], gram.cosines()[0, 0, 2])
     alone = gram_of(np.ones((1, 5)), np.ones(5))
-    assert gram_of(np.zeros((3, 5)), np.ones(5)).cosines_to_others(np.full((1, 3), 1 / 3)).tolist() == [[0, 0, 0]]
+    assert gram_of(np.zeros((3, 5)), np.ones(5)).cosines_to_others(
+        np.full((1, 3), 1 / 3)
+    ).tolist() == [[0, 0, 0]]
     assert alone.cosines_to_others(np.ones((1, 1))).tolist() == [[0]]
 
 

@@ -9,7 +9,9 @@ from tests.rounds import cohort, model, reports
 
 
 def test_kinds():
-    layout = Layout.of({**model(), "mask": torch.ones(3, dtype=torch.bool), "position_ids": torch.arange(4)})
+    layout = Layout.of(
+        {**model(), "mask": torch.ones(3, dtype=torch.bool), "position_ids": torch.arange(4)}
+    )
     kinds = {leaf.name: leaf.kind for leaf in layout.leaves}
     assert kinds == {
         "conv.weight": "param",
@@ -28,7 +30,9 @@ def test_kinds():
 
 def test_kinds_can_be_overridden():
     base, clients = cohort(3)
-    out = steelyard.aggregate("uniform|shrink:gamma=0.5", base, clients, kinds={"bn.running_*": "param"})
+    out = steelyard.aggregate(
+        "uniform|shrink:gamma=0.5", base, clients, kinds={"bn.running_*": "param"}
+    )
     mean = torch.stack([m["bn.running_mean"] for m in clients.values()]).mean(0)
     torch.testing.assert_close(out.params["bn.running_mean"], 0.5 * mean)
     with pytest.raises(steelyard.SteelyardError, match="only floats"):
@@ -64,7 +68,9 @@ def test_an_averaged_variance_is_never_negative():
 )
 def test_layers(layers, names):
     base, clients = cohort(4)
-    out = steelyard.aggregate(steelyard.fedawa_l(layers=layers, steps=5), base, clients, metrics=reports(list(clients)))
+    out = steelyard.aggregate(
+        steelyard.fedawa_l(layers=layers, steps=5), base, clients, metrics=reports(list(clients))
+    )
     assert out.report["layers"] == names
     assert out.weights.shape == (len(names), 4)
     torch.testing.assert_close(out.weights.sum(1), torch.ones(len(names), dtype=torch.float64))
@@ -77,10 +83,16 @@ def test_each_layer_is_mixed_with_its_own_weights():
     assert not torch.allclose(out.weights[0], out.weights[1], atol=1e-3)
     for name in ("conv.weight", "fc.weight", "scale", "bn.bias"):
         row = out.weights[out.report["layers"].index(name.partition(".")[0])]
-        step = sum(w * (m[name] - base[name]).double() for w, m in zip(row, clients.values(), strict=True))
-        torch.testing.assert_close(out.params[name].double(), base[name] + step, rtol=1e-5, atol=1e-6)
+        step = sum(
+            w * (m[name] - base[name]).double() for w, m in zip(row, clients.values(), strict=True)
+        )
+        torch.testing.assert_close(
+            out.params[name].double(), base[name] + step, rtol=1e-5, atol=1e-6
+        )
     row = out.weights[out.report["layers"].index("bn")]
-    mean = sum(w * m["bn.running_mean"].double() for w, m in zip(row, clients.values(), strict=True))
+    mean = sum(
+        w * m["bn.running_mean"].double() for w, m in zip(row, clients.values(), strict=True)
+    )
     torch.testing.assert_close(out.params["bn.running_mean"].double(), mean, rtol=1e-5, atol=1e-6)
 
 
@@ -88,7 +100,10 @@ def test_each_layer_is_mixed_with_its_own_weights():
 def test_wrong_layers(layers):
     with pytest.raises(steelyard.SteelyardError, match="layers"):
         steelyard.aggregate(
-            steelyard.fedawa_l(layers=layers), torch.zeros(50), torch.ones(2, 50), metrics={"num_examples": [1, 1]}
+            steelyard.fedawa_l(layers=layers),
+            torch.zeros(50),
+            torch.ones(2, 50),
+            metrics={"num_examples": [1, 1]},
         )
     with pytest.raises(steelyard.SteelyardError, match="flat tensor"):
         Layout.of(model()).layers((10, 20))

@@ -26,8 +26,12 @@ def test_geometry(made, rule):
     share = np.atleast_2d(out.weights.numpy()).mean(0)
     cosines = updates @ step / np.linalg.norm(updates, axis=1) / np.linalg.norm(step)
     unit = updates / np.linalg.norm(updates, axis=1, keepdims=True)
-    pairs = [share[i] * share[j] * (unit[i] @ unit[j]) for i in range(5) for j in range(5) if i != j]
-    assert list(out.report["norms"].values()) == pytest.approx(np.linalg.norm(updates, axis=1).tolist())
+    pairs = [
+        share[i] * share[j] * (unit[i] @ unit[j]) for i in range(5) for j in range(5) if i != j
+    ]
+    assert list(out.report["norms"].values()) == pytest.approx(
+        np.linalg.norm(updates, axis=1).tolist()
+    )
     assert list(out.report["cosines"].values()) == pytest.approx(cosines.tolist())
     assert out.report["update_norm"] == pytest.approx(np.linalg.norm(step))
     assert out.report["coherence"] == pytest.approx(sum(pairs) / 5)
@@ -38,11 +42,15 @@ def test_geometry(made, rule):
     assert out.report["spread"] == pytest.approx(
         np.mean([np.linalg.norm(clients[i].numpy() - clients[j].numpy()) for i, j in pairs])
     )
-    assert out.report["mean_cosine"] == pytest.approx(np.mean([unit[i] @ unit[j] for i, j in pairs]))
+    assert out.report["mean_cosine"] == pytest.approx(
+        np.mean([unit[i] @ unit[j] for i, j in pairs])
+    )
     sizes = np.array(metrics["num_examples"])
     mean = sizes / sizes.sum() @ updates
     assert out.report["divergence"] == pytest.approx(np.linalg.norm(updates - mean, axis=1).mean())
-    assert out.report["weighted_cosine"] == pytest.approx(share @ unit @ mean / np.linalg.norm(mean))
+    assert out.report["weighted_cosine"] == pytest.approx(
+        share @ unit @ mean / np.linalg.norm(mean)
+    )
     assert not {"shrinking", "shrinking_ratio"} & set(out.report)
 
 
@@ -59,7 +67,9 @@ def test_one_client_has_no_pairs(made):
     report = steelyard.aggregate("uniform", base, clients[:1], diagnose=True).report
     assert report["spread"] is None
     assert report["mean_cosine"] is None
-    assert report["moved"] == report["update_norm"] == pytest.approx(float((clients[0] - base).norm()))
+    assert (
+        report["moved"] == report["update_norm"] == pytest.approx(float((clients[0] - base).norm()))
+    )
     assert report["divergence"] == 0.0
 
 
@@ -79,13 +89,17 @@ def test_shrinking_is_the_other_term_of_equation_4(made):
     assert torch.allclose(out.params, base + 0.9 * plain - 0.1 * base)
     assert out.report["update_norm"] == pytest.approx(float(0.9 * plain.norm()))
     assert out.report["shrinking"] == pytest.approx(float(0.1 * base.norm()))
-    assert out.report["shrinking_ratio"] == pytest.approx(float(0.9 * plain.norm() / (0.1 * base.norm())))
+    assert out.report["shrinking_ratio"] == pytest.approx(
+        float(0.9 * plain.norm() / (0.1 * base.norm()))
+    )
 
 
 def test_shrinking_layer_by_layer(made):
     """L-DAWA shrinks each layer by the mean cosine of its models."""
     base, clients, metrics = made
-    out = steelyard.aggregate("ldawa:warmup=0,layers=[100,200]", base, clients, metrics=metrics, diagnose=True)
+    out = steelyard.aggregate(
+        "ldawa:warmup=0,layers=[100,200]", base, clients, metrics=metrics, diagnose=True
+    )
     square = 0.0
     for part in (slice(0, 100), slice(100, 300)):
         cosines = torch.nn.functional.cosine_similarity(clients[:, part], base[None, part], dim=1)
@@ -96,7 +110,9 @@ def test_shrinking_layer_by_layer(made):
 def test_what_needs_a_gram_says_how_to_get_one(made):
     base, clients, metrics = made
     out = steelyard.aggregate("fedavg", base, clients, metrics=metrics)
-    assert out.report["effective_clients"] == pytest.approx(20**2 / sum(n * n for n in metrics["num_examples"]))
+    assert out.report["effective_clients"] == pytest.approx(
+        20**2 / sum(n * n for n in metrics["num_examples"])
+    )
     with pytest.raises(KeyError, match="diagnose=True"):
         out.report["coherence"]
     with pytest.raises(KeyError, match="nonsense"):
@@ -127,7 +143,10 @@ def test_a_closed_gate_costs_no_pass(made, monkeypatch):
 def test_fedadp_raises_the_weighted_cosine_in_round_1_as_theorem_2_says(made):
     """In round 1 angles are not smoothed yet; later the theorem need not hold for a single round."""
     base, clients, metrics = made
-    reports = [steelyard.aggregate(rule, base, clients, metrics=metrics, diagnose=True).report for rule in RULES]
+    reports = [
+        steelyard.aggregate(rule, base, clients, metrics=metrics, diagnose=True).report
+        for rule in RULES
+    ]
     assert reports[1]["weighted_cosine"] > reports[0]["weighted_cosine"] + 0.01
 
 
@@ -136,7 +155,12 @@ RULES = ("fedavg", "fedadp")
 
 def test_the_weighted_cosine_of_a_zero_mean_and_of_negative_weights_is_a_number():
     base = torch.zeros(2, dtype=torch.float64)
-    still = steelyard.aggregate("uniform", base, torch.zeros(3, 2, dtype=torch.float64), diagnose=True)
+    still = steelyard.aggregate(
+        "uniform", base, torch.zeros(3, 2, dtype=torch.float64), diagnose=True
+    )
     assert still.report["weighted_cosine"] == 0.0
     opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
-    assert steelyard.aggregate("uniform", base, opposite, diagnose=True).report["weighted_cosine"] == 0.0
+    assert (
+        steelyard.aggregate("uniform", base, opposite, diagnose=True).report["weighted_cosine"]
+        == 0.0
+    )

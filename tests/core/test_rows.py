@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from steelyard.core.gram import Gram
-from steelyard.core.rows import Selection, compose_rows
+from steelyard.core.sums import Selection, compose_rows
 
 RNG = np.random.default_rng(0)
 K = 6
@@ -51,11 +51,17 @@ def test_the_gram_of_selected_updates(rows):
 @pytest.mark.parametrize("kind", ["selection", "matrix"])
 def test_one_map_after_another(first, kind):
     count = as_matrix(first).shape[0]
-    second = Selection.of([0, count - 1], np.linspace(0.5, 1, count)) if kind == "selection" else RNG.random((2, count))
+    second = (
+        Selection.of([0, count - 1], np.linspace(0.5, 1, count))
+        if kind == "selection"
+        else RNG.random((2, count))
+    )
     composed = compose_rows(second, first)
     np.testing.assert_allclose(as_matrix(composed), as_matrix(second) @ as_matrix(first))
     assert compose_rows(second, None) is second
 
 
 def test_identity():
-    assert [name for name, rows in MAPS.items() if isinstance(rows, Selection) and rows.is_identity] == ["identity"]
+    assert [
+        name for name, rows in MAPS.items() if isinstance(rows, Selection) and rows.is_identity
+    ] == ["identity"]

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 import steelyard
 from steelyard import kernels, threads
-from steelyard.core.bounds import Bounds, clip_factors, typical_norm
-from steelyard.core.server_terms import Settling
+from steelyard.core.server_terms import Bounds, Settling, clip_factors, typical_norm
 from steelyard.core.term import ServerContext
 
 D, K = 2 * kernels.BLOCK + 1000, 3
@@ -26,7 +25,11 @@ def parts():
 
 @pytest.mark.parametrize(
     ("term", "slot"),
-    [(steelyard.scaffold(), "control"), (steelyard.feddyn(form="fedlaw"), "h"), (steelyard.vrlsgd(), "delta")],
+    [
+        (steelyard.scaffold(), "control"),
+        (steelyard.feddyn(form="fedlaw"), "h"),
+        (steelyard.vrlsgd(), "delta"),
+    ],
     ids=["scaffold", "feddyn", "vrlsgd"],
 )
 @pytest.mark.parametrize("count", [1, 2])
@@ -35,7 +38,11 @@ def test_stretches_give_what_the_whole_gives(term, slot, count):
     store, old, new, kept, theta = parts()
     rows = store.rows(0, D, None)
     held = {slot: kept} if term.server_slots else {}
-    term.settle(ServerContext(theta, rows[-1], rows[:-1], weights, {slot: old}, {slot: new}, held, work, 0.1, 9))
+    term.settle(
+        ServerContext(
+            theta, rows[-1], rows[:-1], weights, {slot: old}, {slot: new}, held, work, 0.1, 9
+        )
+    )
 
     again, old2, new2, kept2, theta2 = parts()
     asked = []
@@ -48,19 +55,25 @@ def test_stretches_give_what_the_whole_gives(term, slot, count):
         new2[:, part] = changed[slot]
 
     with threads.parallel(count):
-        Settling(again, theta2, weights, own, file, {f"{term.name}.{slot}": kept2}, work, 0.1, 9).run([term])
+        Settling(
+            again, theta2, weights, own, file, {f"{term.name}.{slot}": kept2}, work, 0.1, 9
+        ).run([term])
     assert sum(asked) == D
     assert max(asked) <= kernels.BLOCK
     for ours, whole in ((theta2, theta), (kept2, kept), (new2, new)):
         assert torch.allclose(ours, whole, rtol=1e-6, atol=1e-6)
-    assert not torch.equal(kept2 if term.server_slots else new2, parts()[3 if term.server_slots else 2])
+    assert not torch.equal(
+        kept2 if term.server_slots else new2, parts()[3 if term.server_slots else 2]
+    )
 
 
 def test_nothing_is_read_for_terms_that_do_not_settle(monkeypatch):
     passes = []
     monkeypatch.setattr(kernels, "combine", lambda *given: passes.append(given))
     store, _, _, kept, theta = parts()
-    end = Settling(store, theta, torch.ones(K), None, None, {"scaffold.control": kept}, torch.ones(K), 0.1, 9)
+    end = Settling(
+        store, theta, torch.ones(K), None, None, {"scaffold.control": kept}, torch.ones(K), 0.1, 9
+    )
     end.run([steelyard.fedcos()])
     assert passes == []
     end.run([steelyard.fedcos(), steelyard.scaffold()])
@@ -77,14 +90,19 @@ def settle_guarded(term, slot, updates, changes, usual, aside=()):
     norms = updates.double().norm(dim=1).numpy()
     factors = clip_factors(norms, CLIP * typical_norm(norms))
     factors[list(aside)] = 0.0
-    weights = torch.from_numpy(factors) / len(updates)  # of the updates as they came, as a round hands them over
+    weights = torch.from_numpy(factors) / len(
+        updates
+    )  # of the updates as they came, as a round hands them over
     kept = torch.zeros(N)
     old = torch.zeros(len(updates), N)
     after = Settling(
         store=steelyard.MemoryStore.of(torch.zeros(N), list(updates)),
         theta=theta,
         weights=weights.float(),
-        own=lambda _, part: ({slot: old[:, part]}, {slot: (old.double() + changes)[:, part].float()}),
+        own=lambda _, part: (
+            {slot: old[:, part]},
+            {slot: (old.double() + changes)[:, part].float()},
+        ),
         file=None,
         kept={f"{term.name}.{slot}": kept},
         work=torch.ones(len(updates)),
@@ -99,10 +117,18 @@ def settle_guarded(term, slot, updates, changes, usual, aside=()):
 def draw_vectors(seed, sizes):
     noise = torch.Generator().manual_seed(seed)
     vectors = torch.randn(len(sizes), N, generator=noise, dtype=torch.float64)
-    return torch.tensor(sizes, dtype=torch.float64)[:, None] * vectors / vectors.norm(dim=1, keepdim=True)
+    return (
+        torch.tensor(sizes, dtype=torch.float64)[:, None]
+        * vectors
+        / vectors.norm(dim=1, keepdim=True)
+    )
 
 
-@given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(SIZES, min_size=3, max_size=9), form=st.booleans())
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.lists(SIZES, min_size=3, max_size=9),
+    form=st.booleans(),
+)
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_under_a_guard_no_client_moves_feddyns_vector_by_more_than_the_bound(seed, sizes, form):
     updates = draw_vectors(seed, sizes)
@@ -115,7 +141,9 @@ def test_under_a_guard_no_client_moves_feddyns_vector_by_more_than_the_bound(see
     assert kept.isfinite().all()
     assert kept.double().norm().item() <= share * len(sizes) * limit * (1 + 1e-5)
     for client in range(len(sizes)):
-        without, _ = settle_guarded(term, "h", updates.float(), torch.zeros_like(updates), {}, aside=[client])
+        without, _ = settle_guarded(
+            term, "h", updates.float(), torch.zeros_like(updates), {}, aside=[client]
+        )
         assert (kept.double() - without).norm().item() <= share * limit * (1 + 1e-4)
 
 
@@ -142,7 +170,9 @@ def test_under_a_guard_no_client_moves_scaffolds_control_by_more_than_the_bound(
     factors, _ = Bounds(np.ones(len(sizes)), CLIP).limit_vectors(changes.norm(dim=1).numpy(), usual)
     for client in range(len(sizes)):
         rest = sum(changes[k] * factors[k] for k in range(len(sizes)) if k != client) / POPULATION
-        if kept.double().norm().item() < limit * (1 - 1e-4):  # otherwise the sum itself was shortened
+        if kept.double().norm().item() < limit * (
+            1 - 1e-4
+        ):  # otherwise the sum itself was shortened
             added = (kept.double() - rest).norm().item()
             assert added <= limit / POPULATION * (1 + 1e-3) + 1e-4 + 1e-6 * rest.norm().item()
 

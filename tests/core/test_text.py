@@ -24,7 +24,10 @@ from steelyard.core.spec import to_text
             "guard(feddisco:a=0.1|fedawa)",
             steelyard.guard(steelyard.chain(steelyard.feddisco(a=0.1), steelyard.fedawa())),
         ),
-        ("gate(eq6:delta=0.1,fedawa:steps=2)", steelyard.gate(steelyard.eq6(delta=0.1), steelyard.fedawa(steps=2))),
+        (
+            "gate(eq6:delta=0.1,fedawa:steps=2)",
+            steelyard.gate(steelyard.eq6(delta=0.1), steelyard.fedawa(steps=2)),
+        ),
         (
             "gate(criticalfl_window:every=1,window=5,krum:f=2)",
             steelyard.gate(steelyard.criticalfl_window(every=1, window=5), steelyard.krum(f=2)),
@@ -34,31 +37,50 @@ from steelyard.core.spec import to_text
             steelyard.pa3fed(detector="criticalfl_window", score="neg_loss"),
         ),
         ("pa3fed:detector=eq6:delta=0.05", steelyard.pa3fed(detector=steelyard.eq6(delta=0.05))),
-        ("pa3fed:detector=eq6:0.05,beta=0.5", steelyard.pa3fed(beta=0.5, detector=steelyard.eq6(delta=0.05))),
+        (
+            "pa3fed:detector=eq6:0.05,beta=0.5",
+            steelyard.pa3fed(beta=0.5, detector=steelyard.eq6(delta=0.05)),
+        ),
         (
             "feddisco|pa3fed:beta=1,detector=criticalfl_window:window=5,every=1,preset=literal|cap:0.5",
             steelyard.chain(
                 steelyard.feddisco(),
-                steelyard.pa3fed(1, detector=steelyard.criticalfl_window(window=5, every=1), preset="literal"),
+                steelyard.pa3fed(
+                    1, detector=steelyard.criticalfl_window(window=5, every=1), preset="literal"
+                ),
                 steelyard.parse_rule("cap:0.5"),
             ),
         ),
         (
             "guard(pa3fed:detector=eq6:first=false,delta=0.1):clip=3",
-            steelyard.guard(steelyard.pa3fed(detector=steelyard.eq6(first=False, delta=0.1)), clip=3),
+            steelyard.guard(
+                steelyard.pa3fed(detector=steelyard.eq6(first=False, delta=0.1)), clip=3
+            ),
         ),
         (
             "gate(always,pa3fed:detector=always)",
             steelyard.gate(steelyard.always(), steelyard.pa3fed(detector="always")),
         ),
         ("pa3fed:score=loss,model=local", steelyard.pa3fed(score="loss", model="local")),
-        ("pa3fed(criticalfl_window:every=3)", steelyard.pa3fed(detector=steelyard.criticalfl_window(every=3))),
+        (
+            "pa3fed(criticalfl_window:every=3)",
+            steelyard.pa3fed(detector=steelyard.criticalfl_window(every=3)),
+        ),
         ("fedawa_l:layers=[20,4,30],steps=3", steelyard.fedawa_l(layers=(20, 4, 30), steps=3)),
-        ("per_layer(fedawa):layers=module", steelyard.per_layer(steelyard.fedawa(), layers="module")),
-        ("per_layer(fedadp):layers=[conv*,fc.*]", steelyard.per_layer(steelyard.fedadp(), layers=("conv*", "fc.*"))),
+        (
+            "per_layer(fedawa):layers=module",
+            steelyard.per_layer(steelyard.fedawa(), layers="module"),
+        ),
+        (
+            "per_layer(fedadp):layers=[conv*,fc.*]",
+            steelyard.per_layer(steelyard.fedadp(), layers=("conv*", "fc.*")),
+        ),
         ("shrink(fedavg):gamma=0.9", steelyard.shrink(steelyard.fedavg(), 0.9)),
         ("fedavg|shrink:gamma=0.9", steelyard.shrink(steelyard.fedavg(), 0.9)),
-        ("nnm(cap(fedadp):max_weight=0.2):f=2", steelyard.nnm(steelyard.cap(steelyard.fedadp(), 0.2), f=2)),
+        (
+            "nnm(cap(fedadp):max_weight=0.2):f=2",
+            steelyard.nnm(steelyard.cap(steelyard.fedadp(), 0.2), f=2),
+        ),
     ],
 )
 def test_text_and_objects_are_the_same(text, rule):
@@ -121,9 +143,15 @@ def test_any_text_gives_a_rule_or_a_typed_error(text):
 def test_wrappers_take_text_and_classes_too():
     adp, awa = steelyard.fedadp(), steelyard.fedawa()
     assert steelyard.guard("fedadp") == steelyard.guard(adp) == steelyard.guard(steelyard.fedadp)
-    assert steelyard.per_layer(steelyard.fedawa) == steelyard.fedawa_l() == steelyard.per_layer("fedawa")
+    assert (
+        steelyard.per_layer(steelyard.fedawa)
+        == steelyard.fedawa_l()
+        == steelyard.per_layer("fedawa")
+    )
     assert steelyard.chain("feddisco", awa) == steelyard.parse_rule("feddisco|fedawa")
-    assert steelyard.gate(steelyard.eq6(), "fedadp").rule == steelyard.if_finite("fedadp").rule == adp
+    assert (
+        steelyard.gate(steelyard.eq6(), "fedadp").rule == steelyard.if_finite("fedadp").rule == adp
+    )
     assert steelyard.cap("fedadp", 0.2) == steelyard.parse_rule("fedadp|cap:max_weight=0.2")
     for wrong in (3, None, "eq6", steelyard.eq6()):
         with pytest.raises(steelyard.SteelyardError, match="detectors go inside gate"):
@@ -141,7 +169,9 @@ def test_server_optimizers_share_the_syntax():
 
 def test_a_bare_value_is_the_first_option():
     assert steelyard.parse_rule("fedadp:3") == steelyard.fedadp(alpha=3)
-    assert steelyard.parse_rule("fedadp:3,clock=client") == steelyard.fedadp(alpha=3, clock="client")
+    assert steelyard.parse_rule("fedadp:3,clock=client") == steelyard.fedadp(
+        alpha=3, clock="client"
+    )
     assert steelyard.parse_rule("fedawa:official|cap:0.5") == steelyard.parse_rule(
         "fedawa:preset=official|cap:max_weight=0.5"
     )
@@ -152,7 +182,9 @@ def test_a_bare_value_is_the_first_option():
 @pytest.mark.parametrize(
     "rule",
     [
-        steelyard.parse_rule("fedawa:optimizer=sgd,lr=0.001"),  # a default elsewhere, but not with this optimizer
+        steelyard.parse_rule(
+            "fedawa:optimizer=sgd,lr=0.001"
+        ),  # a default elsewhere, but not with this optimizer
         steelyard.parse_rule("fedawa:preset=official,lr=0.02"),
         steelyard.parse_rule("law:critical=0"),  # without learn=lambda it would be refused
         steelyard.fedavg(by="my metric"),
@@ -173,8 +205,13 @@ def test_what_cannot_be_written_says_so():
 
 
 def test_the_word_for_what_is_left_out_is_no_value():
-    for make in (lambda: steelyard.fedawa(init="preset"), lambda: steelyard.parse_rule("fedawa:init=preset")):
-        with pytest.raises(steelyard.SteelyardError, match="init='preset': use one of 'log', 'raw'"):
+    for make in (
+        lambda: steelyard.fedawa(init="preset"),
+        lambda: steelyard.parse_rule("fedawa:init=preset"),
+    ):
+        with pytest.raises(
+            steelyard.SteelyardError, match="init='preset': use one of 'log', 'raw'"
+        ):
             make()
 
 

@@ -15,16 +15,23 @@ from PIL import Image
 from scipy.io import savemat
 
 
+# Read when the tests start: tests of small files remove the variable for themselves.
+_DIRECTORY = os.environ.get("STEELYARD_DATA")
+
+
 def real(*marks):
     """The directory with the real data sets, if it holds one of these; else the test is skipped."""
-    directory = os.environ.get("STEELYARD_DATA")
-    if directory and any((Path(directory) / mark).exists() for mark in marks):
-        return Path(directory)
+    if _DIRECTORY and any((Path(_DIRECTORY) / mark).exists() for mark in marks):
+        return Path(_DIRECTORY)
     return pytest.skip(f"no {' or '.join(marks)} in $STEELYARD_DATA")
 
 
 def idx(array):
-    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes((0, 0, 8, array.ndim))
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def write_mnist(folder, packed=True, train=7, test=3):
@@ -33,11 +40,16 @@ def write_mnist(folder, packed=True, train=7, test=3):
     rng = np.random.default_rng(0)
     made = {}
     for part, size in (("train", train), ("t10k", test)):
-        made[part] = rng.integers(0, 256, (size, 28, 28), dtype=np.uint8), np.arange(size, dtype=np.uint8) % 10
+        made[part] = (
+            rng.integers(0, 256, (size, 28, 28), dtype=np.uint8),
+            np.arange(size, dtype=np.uint8) % 10,
+        )
         for array, kind in zip(made[part], ("images-idx3", "labels-idx1"), strict=True):
             raw = idx(array)
             name = f"{part}-{kind}-ubyte"
-            (folder / (name + ".gz" if packed else name)).write_bytes(gzip.compress(raw) if packed else raw)
+            (folder / (name + ".gz" if packed else name)).write_bytes(
+                gzip.compress(raw) if packed else raw
+            )
     return made["train"]
 
 
@@ -47,7 +59,10 @@ BATCHES = [f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"]
 def cifar_arrays(size=4):
     rng = np.random.default_rng(1)
     return {
-        name: (rng.integers(0, 256, (size, 3072), dtype=np.uint8), rng.integers(0, 10, size, dtype=np.uint8))
+        name: (
+            rng.integers(0, 256, (size, 3072), dtype=np.uint8),
+            rng.integers(0, 10, size, dtype=np.uint8),
+        )
         for name in BATCHES
     }
 
@@ -71,8 +86,20 @@ def original_batch(images, labels, order=b"\x89", word=b"labels"):
         + b"tb"
     )
     names = b"](" + b"".join(text(b"cat_%d.png" % at) for at in range(len(labels))) + b"e"
-    coarse = text(b"coarse_labels") + b"](" + b"K\x07" * len(labels) + b"e" if word != b"labels" else b""
-    items = coarse + text(word) + b"](" + numbers + b"e" + text(b"data") + array + text(b"filenames") + names
+    coarse = (
+        text(b"coarse_labels") + b"](" + b"K\x07" * len(labels) + b"e" if word != b"labels" else b""
+    )
+    items = (
+        coarse
+        + text(word)
+        + b"]("
+        + numbers
+        + b"e"
+        + text(b"data")
+        + array
+        + text(b"filenames")
+        + names
+    )
     return b"\x80\x02}(" + items + b"u."
 
 
@@ -96,7 +123,9 @@ def write_cifar_binary(root):
 
 def random_images(size, *shape, seed=2):
     rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, (size, *shape), dtype=np.uint8), rng.permutation(size).astype(np.uint8) % 10
+    return rng.integers(0, 256, (size, *shape), dtype=np.uint8), rng.permutation(size).astype(
+        np.uint8
+    ) % 10
 
 
 def packed(picture, kind, **options):
@@ -127,7 +156,10 @@ def cifar100_arrays():
     """Images and fine labels of train (20) and test (4)."""
     rng = np.random.default_rng(3)
     return {
-        name: (rng.integers(0, 256, (size, 3072), dtype=np.uint8), rng.integers(0, 100, size, dtype=np.uint8))
+        name: (
+            rng.integers(0, 256, (size, 3072), dtype=np.uint8),
+            rng.integers(0, 100, size, dtype=np.uint8),
+        )
         for name, size in (("train", 20), ("test", 4))
     }
 
@@ -156,7 +188,10 @@ def write_svhn(root, compressed=True, prefix=""):
     made = {}
     for part, size in (("train", 12), ("test", 5)):
         images, labels = made[part] = random_images(size, 3, 32, 32)
-        content = {"X": images.transpose(2, 3, 1, 0), "y": np.where(labels == 0, 10, labels)[:, None]}
+        content = {
+            "X": images.transpose(2, 3, 1, 0),
+            "y": np.where(labels == 0, 10, labels)[:, None],
+        }
         savemat(root / f"{prefix}{part}_32x32.mat", content, do_compression=compressed)
     return made
 
@@ -167,7 +202,8 @@ def write_usps_libsvm(root):
     for file, size in (("usps.bz2", 12), ("usps.t.bz2", 3)):
         images, labels = made[file] = random_images(size, 16, 16)
         lines = [
-            f"{label + 1} " + " ".join(f"{at}:{pixel / 127.5 - 1:.7f}" for at, pixel in enumerate(image.ravel(), 1))
+            f"{label + 1} "
+            + " ".join(f"{at}:{pixel / 127.5 - 1:.7f}" for at, pixel in enumerate(image.ravel(), 1))
             for image, label in zip(images, labels, strict=True)
         ]
         (root / file).write_bytes(bz2.compress("\n".join([*lines, ""]).encode()))
@@ -176,8 +212,16 @@ def write_usps_libsvm(root):
 
 def write_usps_npz(root):
     root.mkdir(parents=True, exist_ok=True)
-    (train, train_labels), (test, test_labels) = made = random_images(12, 16, 16), random_images(3, 16, 16)
-    arrays = {"train_images": train, "train_labels": train_labels, "test_images": test, "test_labels": test_labels}
+    (train, train_labels), (test, test_labels) = made = (
+        random_images(12, 16, 16),
+        random_images(3, 16, 16),
+    )
+    arrays = {
+        "train_images": train,
+        "train_labels": train_labels,
+        "test_images": test,
+        "test_labels": test_labels,
+    }
     np.savez_compressed(root / "usps_uint8.npz", **arrays)
     return made
 
@@ -186,7 +230,9 @@ def write_fonts(root):
     root.mkdir(parents=True, exist_ok=True)
     images, labels = random_images(20, 28, 28)
     font = np.arange(1, 21, dtype=np.uint16)
-    np.savez_compressed(root / "chars74k_fnt_digits_28x28.npz", images=images, labels=labels, font_index=font)
+    np.savez_compressed(
+        root / "chars74k_fnt_digits_28x28.npz", images=images, labels=labels, font_index=font
+    )
     return images, labels
 
 
@@ -210,7 +256,9 @@ def write_mnist_m_montage(root):
     made = {part: random_images(size, 3, 32, 32) for part, size in (("train", 10), ("test", 4))}
     for part, (images, _) in made.items():
         (folder / f"{part}.webp").write_bytes(montage(images))
-    np.savez_compressed(folder / "index.npz", **{f"{part}_labels": labels for part, (_, labels) in made.items()})
+    np.savez_compressed(
+        folder / "index.npz", **{f"{part}_labels": labels for part, (_, labels) in made.items()}
+    )
     return made
 
 
@@ -223,13 +271,21 @@ def tiny_files(authors=True):
     for number, wnid in enumerate(WNIDS):
         for at in range(2):
             grey = number == at == 0
-            picture = np.full((64, 64) if grey else (64, 64, 3), 40 * number + 100 * at + 10, dtype=np.uint8)
+            picture = np.full(
+                (64, 64) if grey else (64, 64, 3), 40 * number + 100 * at + 10, dtype=np.uint8
+            )
             folder = f"train/{wnid}/images" if authors else f"train/{wnid}"
             out[f"{folder}/{wnid}_{at}.JPEG"] = packed(picture, "JPEG")
         held_out = packed(np.full((64, 64, 3), 50 * number, dtype=np.uint8), "JPEG")
-        out[f"val/images/val_{number}.JPEG" if authors else f"val/{wnid}/val_{number}.JPEG"] = held_out
+        out[f"val/images/val_{number}.JPEG" if authors else f"val/{wnid}/val_{number}.JPEG"] = (
+            held_out
+        )
         notes.append(f"val_{number}.JPEG\t{wnid}\t0\t0\t62\t62\n")
-    return out | ({"val/val_annotations.txt": "".join(notes).encode(), "wnids.txt": b"n02\n"} if authors else {})
+    return out | (
+        {"val/val_annotations.txt": "".join(notes).encode(), "wnids.txt": b"n02\n"}
+        if authors
+        else {}
+    )
 
 
 def write_tiny_folder(root):

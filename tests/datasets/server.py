@@ -23,13 +23,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(404)
             return
         start = 0
-        if server.ranges and (match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))):
+        if server.ranges and (
+            match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        ):
             start = int(match[1])
             if start >= len(content):
                 self.send_error(416)
                 return
             self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start + server.shift}-{len(content) - 1}/{len(content)}")
+            self.send_header(
+                "Content-Range", f"bytes {start + server.shift}-{len(content) - 1}/{len(content)}"
+            )
         else:
             self.send_response(200)
         if server.length:
@@ -54,12 +58,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def serving(files, ranges=True, cut=None, step=None, wait=0.0, shift=0, moved=None, length=True):
     """A server of these files.
 
-    `cut` ends every body there, `step` and `wait` slow it down, `shift` misplaces ranges, `moved` sends elsewhere, and
-    without `length` nothing says how long a body is.
+    `cut` ends every body there, `step` and `wait` slow it down, `shift` misplaces ranges, `moved`
+    sends elsewhere, and without `length` nothing says how long a body is.
     """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
-    server.files, server.ranges, server.cut, server.step, server.wait = files, ranges, cut, step, wait
+    server.files, server.ranges, server.cut, server.step, server.wait = (
+        files,
+        ranges,
+        cut,
+        step,
+        wait,
+    )
     server.length, server.shift, server.moved, server.asked, server.pause = (
         length,
         shift,

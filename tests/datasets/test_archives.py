@@ -9,9 +9,9 @@ import zipfile
 import pytest
 
 from steelyard.core.errors import SteelyardError
-from steelyard.data import SOURCES, catalog, images
+from steelyard.data import SOURCES, download, images
 from steelyard.data.archives import unpack
-from steelyard.data.catalog import HOMES, File, bring
+from steelyard.data.download import HOMES, File, bring
 from tests.datasets.files import add
 from tests.datasets.server import serving
 
@@ -43,7 +43,9 @@ def everything(root):
 @pytest.mark.parametrize("name", ["set.tar.gz", "set.tgz", "set.tar.xz", "set.tar", "set.zip"])
 def test_an_archive(tmp_path, name):
     kind = {"set.tar.xz": "w:xz", "set.tar": "w"}.get(name, "w:gz")
-    archive = zipped(tmp_path / name) if name.endswith("zip") else tarred(tmp_path / name, mode=kind)
+    archive = (
+        zipped(tmp_path / name) if name.endswith("zip") else tarred(tmp_path / name, mode=kind)
+    )
     unpack(archive, tmp_path / "out" / "set")
     assert everything(tmp_path / "out") == ["set", "set/a.txt", "set/deep", "set/deep/b.txt"]
     assert (tmp_path / "out" / "set" / "deep" / "b.txt").read_bytes() == b"second"
@@ -64,11 +66,20 @@ HOSTILE = {
     "tar-absolute": (lambda path: tarred(path, (f"{path.parent}/evil", b"x", {})), OUT),
     "tar-backslash": (lambda path: tarred(path, ("set\\..\\evil", b"x", {})), OUT),
     "tar-drive": (lambda path: tarred(path, ("C:/evil", b"x", {})), OUT),
-    "tar-symlink": (lambda path: tarred(path, ("set/l", b"", {"type": tarfile.SYMTYPE, "linkname": "/etc"})), LINK),
-    "tar-hardlink": (lambda path: tarred(path, ("set/l", b"", {"type": tarfile.LNKTYPE, "linkname": "/etc/x"})), LINK),
+    "tar-symlink": (
+        lambda path: tarred(path, ("set/l", b"", {"type": tarfile.SYMTYPE, "linkname": "/etc"})),
+        LINK,
+    ),
+    "tar-hardlink": (
+        lambda path: tarred(path, ("set/l", b"", {"type": tarfile.LNKTYPE, "linkname": "/etc/x"})),
+        LINK,
+    ),
     "tar-device": (lambda path: tarred(path, ("set/l", b"", {"type": tarfile.CHRTYPE})), LINK),
     "tar-fifo": (lambda path: tarred(path, ("set/l", b"", {"type": tarfile.FIFOTYPE})), LINK),
-    "tar-bomb": (lambda path: tarred(path, ("set/zeros", bytes(2_000_000), {})), "more than 1,000,000 bytes"),
+    "tar-bomb": (
+        lambda path: tarred(path, ("set/zeros", bytes(2_000_000), {})),
+        "more than 1,000,000 bytes",
+    ),
     "tar-header-bomb": (
         lambda path: tarred(path, ("set/x", b"x", {"pax_headers": {"comment": "0" * 2_000_000}})),
         "more than 1,000,000 bytes",
@@ -77,7 +88,10 @@ HOSTILE = {
     "zip-up": (lambda path: zipped(path, ("set/../../evil", b"x")), OUT),
     "zip-absolute": (lambda path: zipped(path, (f"{path.parent}/evil", b"x")), OUT),
     "zip-symlink": (lambda path: zipped(path, (link(), b"/etc/passwd")), LINK),
-    "zip-bomb": (lambda path: zipped(path, ("set/zeros", bytes(2_000_000))), "more than 1,000,000 bytes"),
+    "zip-bomb": (
+        lambda path: zipped(path, ("set/zeros", bytes(2_000_000))),
+        "more than 1,000,000 bytes",
+    ),
 }
 
 
@@ -121,11 +135,19 @@ def test_a_data_set_is_brought_unpacked_and_left_alone_the_next_time(tmp_path, m
     content = tarred(tmp_path / "made.tar.gz").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     with serving({"/set.tar.gz": content}) as server:
-        file = File(f"{server.url}/set.tar.gz", "toy/set.tar.gz", sha256=digest, size=len(content), folder="set")
+        file = File(
+            f"{server.url}/set.tar.gz",
+            "toy/set.tar.gz",
+            sha256=digest,
+            size=len(content),
+            folder="set",
+        )
         monkeypatch.setitem(HOMES, "toy", (file,))
         seen = []
         for _ in range(2):
-            made = bring("toy", tmp_path / "data", lambda file: lambda *at: seen.append((file.path, at)))
+            made = bring(
+                "toy", tmp_path / "data", lambda file: lambda *at: seen.append((file.path, at))
+            )
             assert made == [tmp_path / "data" / "toy" / "set"]
     assert len(server.asked) == 1
     assert seen[-1] == ("toy/set.tar.gz", (len(content), len(content)))
@@ -157,8 +179,8 @@ def test_a_data_set_lists_its_files_in_its_own_class():
 
         assert HOMES["toy-with-files"] == (file,)
         assert "toy-without-files" not in HOMES
-        assert catalog.find_name("toy-with-files") == "toy-with-files"
+        assert download.find_name("toy-with-files") == "toy-with-files"
         with pytest.raises(SteelyardError, match="toy-without-files"):
-            catalog.find_name("toy-without-files")
+            download.find_name("toy-without-files")
     finally:
         HOMES.pop("toy-with-files", None)

@@ -20,7 +20,10 @@ def federation(clients=8, shared=False):
     size = 10 * clients
     inputs = torch.arange(2.0 * size).reshape(size, 2)
     data = Dataset(inputs, torch.arange(size) % CLASSES, CLASSES, "toy")
-    index = tuple(np.arange(10 * k, 10 * k + (20 if shared and k < clients - 1 else 10)) for k in range(clients))
+    index = tuple(
+        np.arange(10 * k, 10 * k + (20 if shared and k < clients - 1 else 10))
+        for k in range(clients)
+    )
     test = Dataset(inputs[:3], data.targets[:3], CLASSES)
     return Federation(data, tuple(f"c{k}" for k in range(clients)), index, test)
 
@@ -56,7 +59,9 @@ def test_swapped_labels_are_two_and_differ_between_clients():
     for client in before.ids:
         y, changed = samples(before, client)[1], samples(after, client)[1]
         one, other = sorted(set(y[y != changed].tolist()))
-        assert changed.tolist() == [{one: other, other: one}.get(label, label) for label in y.tolist()]
+        assert changed.tolist() == [
+            {one: other, other: one}.get(label, label) for label in y.tolist()
+        ]
         pairs.add((one, other))
     assert len(pairs) > 3
 
@@ -71,7 +76,9 @@ def test_a_client_of_one_label_is_corrupted_too():
 
 def test_flipped_labels():
     before = federation()
-    assert torch.equal(corrupt(before, 1.0, "flip").train.targets, CLASSES - 1 - before.train.targets)
+    assert torch.equal(
+        corrupt(before, 1.0, "flip").train.targets, CLASSES - 1 - before.train.targets
+    )
 
 
 def test_noise_has_the_deviation_asked_for():
@@ -99,16 +106,28 @@ def test_nothing_to_do():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**40), st.sampled_from(["swap", "flip", "noise"]))
+@given(
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.integers(0, 2**40),
+    st.sampled_from(["swap", "flip", "noise"]),
+)
 def test_a_function_of_the_seed_that_grows_with_the_share(low, high, seed, kind):
     low, high = sorted((low, high))
     made = federation()
-    assert set(find_corrupted_clients(made, low, seed)) <= set(find_corrupted_clients(made, high, seed))
+    assert set(find_corrupted_clients(made, low, seed)) <= set(
+        find_corrupted_clients(made, high, seed)
+    )
     first, again = (corrupt(made, low, kind, seed=seed) for _ in range(2))
     assert first.fingerprint() == again.fingerprint()
     some = corrupt(made, high, kind, seed=seed)
-    for client in find_corrupted_clients(made, low, seed):  # how it is corrupted does not depend on the others
-        assert all(torch.equal(a, b) for a, b in zip(samples(first, client), samples(some, client), strict=True))
+    for client in find_corrupted_clients(
+        made, low, seed
+    ):  # how it is corrupted does not depend on the others
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(samples(first, client), samples(some, client), strict=True)
+        )
 
 
 def test_the_seed_decides():
@@ -122,7 +141,11 @@ def test_refused():
     numbers = Federation.of({0: (torch.ones(2, 3), torch.ones(2))})
     cases = [
         (made, {"share": 1.5}, r"share=1.5: use a number in \[0.0, 1.0\]"),
-        (made, {"share": 0.5, "kind": "shuffle"}, "kind='shuffle': use one of 'swap', 'flip', 'noise'"),
+        (
+            made,
+            {"share": 0.5, "kind": "shuffle"},
+            "kind='shuffle': use one of 'swap', 'flip', 'noise'",
+        ),
         (made, {"share": 0.5, "kind": "noise", "deviation": -1.0}, "deviation=-1.0"),
         (made, {"share": 0.5, "seed": -1}, "seed=-1"),
         (tokens, {"share": 1.0, "kind": "noise"}, "inputs are tokens, use 'swap' or 'flip'"),

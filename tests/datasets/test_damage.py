@@ -8,7 +8,7 @@ import pytest
 
 from steelyard.core.errors import SteelyardError
 from steelyard.data import load
-from steelyard.data.damage import read_bounded, reading
+from steelyard.data.formats import read_bounded, reading
 from tests.datasets import files, test_fuzz
 
 
@@ -29,7 +29,9 @@ def test_any_error_becomes_one_line_that_names_the_file():
 
 
 def line(label=1, start=1, value="0"):
-    return bz2.compress((f"{label} " + " ".join(f"{at}:{value}" for at in range(start, start + 256))).encode())
+    return bz2.compress(
+        (f"{label} " + " ".join(f"{at}:{value}" for at in range(start, start + 256))).encode()
+    )
 
 
 SETS = {
@@ -45,7 +47,11 @@ SETS = {
     ("place", "content", "message"),
     [
         ("usps/usps_uint8.npz", test_fuzz.HOSTILE[".npz"][0], r"array 'train_images' .*other\.npy"),
-        ("usps/usps_uint8.npz", test_fuzz.HOSTILE[".npz"][1], "3136000000000 bytes, more than 268435456"),
+        (
+            "usps/usps_uint8.npz",
+            test_fuzz.HOSTILE[".npz"][1],
+            "3136000000000 bytes, more than 268435456",
+        ),
         ("usps/usps_uint8.npz", test_fuzz.HOSTILE[".npz"][2], "is of object, not of uint8"),
         ("usps/usps_uint8.npz", test_fuzz.HOSTILE[".npz"][3], "is of float64, not of uint8"),
         ("usps/usps.bz2", line(value="2.5"), r"has values outside \[-1, 1\]"),
@@ -56,7 +62,11 @@ SETS = {
         ("usps/usps.bz2", bz2.compress(b"1 1:0 2:0\n"), "5 numbers in 1 lines"),
         ("svhn/train_32x32.mat", test_fuzz.matrix((2**31 - 1,) * 4), "64 numbers for dimensions"),
         ("svhn/train_32x32.mat", test_fuzz.matrix((-1, -64)), "64 numbers for dimensions"),
-        ("svhn/train_32x32.mat", test_fuzz.matrix((64,), declared=2**32 - 1), "an element of 4294967295 bytes where"),
+        (
+            "svhn/train_32x32.mat",
+            test_fuzz.matrix((64,), declared=2**32 - 1),
+            "an element of 4294967295 bytes where",
+        ),
         ("svhn/train_32x32.mat", test_fuzz.matrix((8,), kind=14), "is of type 14"),
         ("svhn/train_32x32.mat", test_fuzz.HOSTILE[".mat"][-1], "a packed element ends early"),
         (
@@ -64,10 +74,22 @@ SETS = {
             test_fuzz.matrix((64,))[:128] + b"\1\0\5\0" * 30,
             "a small element of 5 bytes",
         ),
-        ("mnist-m/mnist_m_subset/train.webp", test_fuzz.webp(16_384, 16_384), "16384x16384, not tiles of 32x32"),
+        (
+            "mnist-m/mnist_m_subset/train.webp",
+            test_fuzz.webp(16_384, 16_384),
+            "16384x16384, not tiles of 32x32",
+        ),
         ("mnist-m/mnist_m_subset/train.webp", test_fuzz.webp(64, 64, b"VP8X"), "another format"),
-        ("mnist-m/mnist_m/mnist_m_train/00000000.png", test_fuzz.png(60_000, 60_000), "exceeds|60000x60000, not 32x32"),
-        ("mnist-m/mnist_m/mnist_m_train/00000000.png", test_fuzz.png(9_000, 9_000), "of 9000x9000, not 32x32"),
+        (
+            "mnist-m/mnist_m/mnist_m_train/00000000.png",
+            test_fuzz.png(60_000, 60_000),
+            "exceeds|60000x60000, not 32x32",
+        ),
+        (
+            "mnist-m/mnist_m/mnist_m_train/00000000.png",
+            test_fuzz.png(9_000, 9_000),
+            "of 9000x9000, not 32x32",
+        ),
     ],
 )
 def test_the_sentence(tmp_path, place, content, message):
@@ -80,7 +102,7 @@ def test_the_sentence(tmp_path, place, content, message):
 
 def test_a_packed_matrix_has_a_limit(tmp_path, monkeypatch):
     files.write_svhn(tmp_path)
-    monkeypatch.setattr("steelyard.data.matlab.LIMIT", 10_000)
+    monkeypatch.setattr("steelyard.data.formats.MATLAB_LIMIT", 10_000)
     with pytest.raises(SteelyardError, match="unpacks to more than 10000 bytes"):
         load("svhn", tmp_path)
 

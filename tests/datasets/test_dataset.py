@@ -43,7 +43,11 @@ def test_a_pair_becomes_a_data_set(wrap):
 def test_arrays_as_files_give_them():
     locked = np.arange(6, dtype=">f4").reshape(3, 2)[::-1]
     locked.flags.writeable = False
-    assert Dataset.of((locked, np.zeros(3, dtype=np.int64))).inputs.tolist() == [[4, 5], [2, 3], [0, 1]]
+    assert Dataset.of((locked, np.zeros(3, dtype=np.int64))).inputs.tolist() == [
+        [4, 5],
+        [2, 3],
+        [0, 1],
+    ]
 
 
 def test_a_torch_data_set_is_read_once():
@@ -56,7 +60,10 @@ def test_a_torch_data_set_is_read_once():
 
 
 def test_tokens_stay_integers_and_other_targets_have_no_classes():
-    assert Dataset.of((torch.ones(2, 4, dtype=torch.int32), torch.ones(2, 4))).inputs.dtype == torch.int64
+    assert (
+        Dataset.of((torch.ones(2, 4, dtype=torch.int32), torch.ones(2, 4))).inputs.dtype
+        == torch.int64
+    )
     assert Dataset.of((X, X)).classes is None
     assert Dataset.of((X, Y - 1)).classes is None
 
@@ -99,7 +106,9 @@ def test_labels_beyond_the_classes_are_refused():
 
 
 def test_a_federation_of_explicit_data_sets():
-    fed = Federation.of({"a": (X[:3], Y[:3]), 7: (X[:0], Y[:0]), "b": (X[4:5], Y[4:5])}, test=(X, Y))
+    fed = Federation.of(
+        {"a": (X[:3], Y[:3]), 7: (X[:0], Y[:0]), "b": (X[4:5], Y[4:5])}, test=(X, Y)
+    )
     assert fed.ids == ("a", 7, "b")
     assert fed.sizes.tolist() == [3, 0, 1]
     assert [at.tolist() for at in fed.index] == [[0, 1, 2], [], [3]]
@@ -120,15 +129,24 @@ def test_classes_are_those_of_train_and_test():
     [
         (lambda: Federation.of({}), "0 clients have no samples"),
         (lambda: Federation.of({1: (X[:0], Y[:0])}), "1 clients have no samples"),
-        (lambda: Federation.of({1: (X, Y), 2: (X[:, :1], Y)}), r"client 2 is float32 \[1\].*client 1 float32 \[2\]"),
+        (
+            lambda: Federation.of({1: (X, Y), 2: (X[:, :1], Y)}),
+            r"client 2 is float32 \[1\].*client 1 float32 \[2\]",
+        ),
         (lambda: Federation.of({1: (X, Y)}, test=(X[:, :1], Y)), "use the same form"),
         (lambda: Federation.of({1: (X, Y)}, test=(X[:0], Y[:0])), "use test=None"),
         (lambda: federation([[0, 12]]), r"client 0 lies in 0\.\.12: train has positions 0\.\.11"),
         (lambda: federation([[-1]]), r"-1\.\.-1"),
         (lambda: federation([[], []]), "2 clients have no samples"),
-        (lambda: Federation(Dataset(X, Y), (1, 1), (np.arange(2), np.arange(2))), "one list per distinct id"),
+        (
+            lambda: Federation(Dataset(X, Y), (1, 1), (np.arange(2), np.arange(2))),
+            "one list per distinct id",
+        ),
         (lambda: Federation(Dataset(X, Y), (1,), (np.arange(2.0),)), r"float64 \(2,\): use int64"),
-        (lambda: Federation.partitioned((X, X), None, "dirichlet:0.3", 2, 0), "partition=dirichlet needs int64 labels"),
+        (
+            lambda: Federation.partitioned((X, X), None, "dirichlet:0.3", 2, 0),
+            "partition=dirichlet needs int64 labels",
+        ),
     ],
 )
 def test_refused_federations(make, message):
@@ -143,7 +161,9 @@ def test_partitioned():
     assert len(fed.test) == 12
 
 
-@pytest.mark.parametrize("index", [[[7, 2], [], [11, 0, 5]], [[1, 2], [2, 1]]], ids=["disjoint", "shared"])
+@pytest.mark.parametrize(
+    "index", [[[7, 2], [], [11, 0, 5]], [[1, 2], [2, 1]]], ids=["disjoint", "shared"]
+)
 def test_arranging_keeps_every_client_as_it_was(index):
     fed = federation(index)
     arranged = fed.group_by_client()

@@ -50,7 +50,16 @@ def leave_part(path, content):
 def test_a_whole_file(path, check, size):
     seen = []
     with serving(FILES) as server:
-        assert fetch(f"{server.url}/data.bin", path, **check, size=size, progress=lambda *at: seen.append(at)) == path
+        assert (
+            fetch(
+                f"{server.url}/data.bin",
+                path,
+                **check,
+                size=size,
+                progress=lambda *at: seen.append(at),
+            )
+            == path
+        )
         assert path.read_bytes() == CONTENT
         assert fetch(f"{server.url}/data.bin", path, **check) == path
     assert server.asked == [("/data.bin", None)]  # the second time, it is there
@@ -85,7 +94,9 @@ def test_a_part_that_is_whole_needs_no_server(path, size):
     assert path.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize(("size", "asked"), [(None, ["bytes=700002-", None]), (len(CONTENT), [None])])
+@pytest.mark.parametrize(
+    ("size", "asked"), [(None, ["bytes=700002-", None]), (len(CONTENT), [None])]
+)
 def test_a_part_that_is_too_long_is_dropped(path, size, asked):
     leave_part(path, CONTENT + b"x")
     with serving(FILES) as server:
@@ -99,7 +110,9 @@ def test_a_wrong_checksum_removes_what_came(path, part):
     leave_part(path, part)
     with (
         serving({"/data.bin": CONTENT[::-1]}) as server,
-        pytest.raises(SteelyardError, match=f"another sha256 than {SHA} and was removed: try again"),
+        pytest.raises(
+            SteelyardError, match=f"another sha256 than {SHA} and was removed: try again"
+        ),
     ):
         fetch(f"{server.url}/data.bin", path, sha256=SHA)
     assert os.listdir(path.parent) == []
@@ -119,7 +132,9 @@ def test_a_damaged_file_is_fetched_again_and_kept_until_then(path):
 def test_a_body_cut_short_is_kept_and_resumed(path):
     with (
         serving(FILES, cut=400_000) as server,
-        pytest.raises(SteelyardError, match=r"the connection ended at 400000 of 700001 bytes: try again"),
+        pytest.raises(
+            SteelyardError, match=r"the connection ended at 400000 of 700001 bytes: try again"
+        ),
     ):
         fetch(f"{server.url}/data.bin", path, sha256=SHA)
     assert part_of(path).stat().st_size == 400_000
@@ -130,7 +145,10 @@ def test_a_body_cut_short_is_kept_and_resumed(path):
 
 
 def test_more_than_there_should_be_is_not_received(path):
-    with serving(FILES) as server, pytest.raises(SteelyardError, match="700001 bytes, not 1000: it is another"):
+    with (
+        serving(FILES) as server,
+        pytest.raises(SteelyardError, match="700001 bytes, not 1000: it is another"),
+    ):
         fetch(f"{server.url}/data.bin", path, sha256=SHA, size=1000)
     assert os.listdir(path.parent) == []
 
@@ -157,7 +175,10 @@ def test_a_body_of_unknown_length(path, monkeypatch):
 
 def test_another_part_than_the_one_asked_for(path):
     leave_part(path, CONTENT[:300_000])
-    with serving(FILES, shift=1) as server, pytest.raises(SteelyardError, match="server did not send the part"):
+    with (
+        serving(FILES, shift=1) as server,
+        pytest.raises(SteelyardError, match="server did not send the part"),
+    ):
         fetch(f"{server.url}/data.bin", path, sha256=SHA)
     assert part_of(path).read_bytes() == CONTENT[:300_000]
 
@@ -181,7 +202,11 @@ def test_errors_of_the_server_and_of_the_line(path):
 
 def test_redirects_stay_on_the_web(path, tmp_path):
     (tmp_path / "secret").write_bytes(CONTENT)
-    moved = {"/file": f"file://{tmp_path}/secret", "/ftp": "ftp://127.0.0.1/x", "/good": "/data.bin"}
+    moved = {
+        "/file": f"file://{tmp_path}/secret",
+        "/ftp": "ftp://127.0.0.1/x",
+        "/good": "/data.bin",
+    }
     with serving(FILES, moved=moved) as server:
         for place in ("file", "ftp"):
             with pytest.raises(SteelyardError, match=r"302|unknown url type"):
@@ -190,7 +215,9 @@ def test_redirects_stay_on_the_web(path, tmp_path):
         fetch(f"{server.url}/good", path, sha256=SHA)
 
 
-@pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://127.0.0.1/x", "data.bin", "http:///x", "http://[1/x"])
+@pytest.mark.parametrize(
+    "url", ["file:///etc/hostname", "ftp://127.0.0.1/x", "data.bin", "http:///x", "http://[1/x"]
+)
 def test_only_http(path, url):
     with pytest.raises(SteelyardError, match=r"only http and https|connection failed"):
         fetch(url, path, sha256=SHA)
@@ -215,7 +242,10 @@ def test_a_full_disk(path, monkeypatch):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_what_is_written_to_a_full_disk():
-    with open("/dev/full", "wb", buffering=0) as out, pytest.raises(SteelyardError, match=r"x: .*\(No space left on"):
+    with (
+        open("/dev/full", "wb", buffering=0) as out,
+        pytest.raises(SteelyardError, match=r"x: .*\(No space left on"),
+    ):
         download.write(out, b"data", "x")
 
 
@@ -254,9 +284,13 @@ def has_part(path, size):
 
 def test_a_kill_midway_then_resume(path):
     with serving(FILES, step=300_000, wait=60) as server:
-        child = subprocess.Popen([sys.executable, "-c", SCRIPT, f"{server.url}/data.bin", path, SHA])
+        child = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, f"{server.url}/data.bin", path, SHA]
+        )
         try:
-            wait_until(lambda: child.poll() is not None or has_part(path, 262_144), "a part has come in")
+            wait_until(
+                lambda: child.poll() is not None or has_part(path, 262_144), "a part has come in"
+            )
             assert child.poll() is None
         finally:
             child.send_signal(signal.SIGKILL)
@@ -278,7 +312,9 @@ def test_several_at_once_fetch_it_once(path):
         except BaseException as error:
             errors.append(error)
 
-    with serving(FILES, step=200_000, wait=0.02) as server:  # a lock holds between threads as between processes
+    with serving(
+        FILES, step=200_000, wait=0.02
+    ) as server:  # a lock holds between threads as between processes
         threads = [threading.Thread(target=one, args=(f"{server.url}/data.bin",)) for _ in range(6)]
         for thread in threads:
             thread.start()

@@ -52,7 +52,9 @@ class Case:
         self.root = root / "data"
         self.root.mkdir()
         write(self.root)
-        self.contents = {path: path.read_bytes() for path in sorted(self.root.rglob("*")) if path.is_file()}
+        self.contents = {
+            path: path.read_bytes() for path in sorted(self.root.rglob("*")) if path.is_file()
+        }
         self.outside = root
         self.before = self.names()
 
@@ -100,10 +102,19 @@ def case(request, tmp_path, monkeypatch):
 def test_truncated_files(case):
     for path in case.kinds():
         content = case.contents[path]
-        cuts = sorted({*range(min(len(content), 12)), *np.linspace(0, len(content) - 1, TRIES // 4, dtype=int)})
+        cuts = sorted(
+            {
+                *range(min(len(content), 12)),
+                *np.linspace(0, len(content) - 1, TRIES // 4, dtype=int),
+            }
+        )
         results = [case.check(path, content[:cut]) for cut in cuts]
         assert not results[0]
-        if path.suffix not in (".txt", ".JPEG", ".png"):  # a list may end early, and an image may lack its end mark
+        if path.suffix not in (
+            ".txt",
+            ".JPEG",
+            ".png",
+        ):  # a list may end early, and an image may lack its end mark
             assert not any(results), path
 
 
@@ -153,7 +164,15 @@ def test_pickles_are_not_run(case):
     assert os.path.isdir(victim)  # it would have worked
 
 
-NAMES = ("images", "labels", "font_index", "train_images", "train_labels", "test_images", "test_labels")
+NAMES = (
+    "images",
+    "labels",
+    "font_index",
+    "train_images",
+    "train_labels",
+    "test_images",
+    "test_labels",
+)
 
 
 def zip_of(members):
@@ -179,18 +198,30 @@ def tar_of(*members):
 
 def png(width, height):
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(bytes(1000)))
+        + chunk(b"IEND", b"")
     )
 
 
 def webp(width, height, kind=b"VP8L"):
     bits = (width - 1) | (height - 1) << 14
     body = b"\x2f" + bits.to_bytes(4, "little") + bytes(20)
-    return b"RIFF" + struct.pack("<I", len(body) + 12) + b"WEBP" + kind + struct.pack("<I", len(body)) + body
+    return (
+        b"RIFF"
+        + struct.pack("<I", len(body) + 12)
+        + b"WEBP"
+        + kind
+        + struct.pack("<I", len(body))
+        + body
+    )
 
 
 def picture(mode, kind, side):
@@ -201,10 +232,16 @@ def picture(mode, kind, side):
 
 def matrix(dimensions, kind=2, declared=None, data=bytes(64)):
     def element(kind, content, size=None):
-        return struct.pack("<II", kind, len(content) if size is None else size) + content + bytes(-len(content) % 8)
+        return (
+            struct.pack("<II", kind, len(content) if size is None else size)
+            + content
+            + bytes(-len(content) % 8)
+        )
 
     shape = b"".join(struct.pack("<i", n) for n in dimensions)
-    parts = element(6, bytes(8)) + element(5, shape) + element(1, b"X") + element(kind, data, declared)
+    parts = (
+        element(6, bytes(8)) + element(5, shape) + element(1, b"X") + element(kind, data, declared)
+    )
     return b"MATLAB 5.0 MAT-file".ljust(124) + b"\x00\x01IM" + element(14, parts)
 
 
@@ -219,9 +256,24 @@ HOSTILE = {
     ".npz": [
         zip_of({"other.npy": b"x"}),
         zip_of({f"{name}.npy": npy(HUGE) for name in NAMES}),
-        zip_of({f"{name}.npy": npy("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }") for name in NAMES}),
-        zip_of({f"{name}.npy": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }") for name in NAMES}),
-        zip_of({f"{name}.npy": npy("{'descr': '|u1', 'fortran_order': True, 'shape': (-1,), }") for name in NAMES}),
+        zip_of(
+            {
+                f"{name}.npy": npy("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }")
+                for name in NAMES
+            }
+        ),
+        zip_of(
+            {
+                f"{name}.npy": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }")
+                for name in NAMES
+            }
+        ),
+        zip_of(
+            {
+                f"{name}.npy": npy("{'descr': '|u1', 'fortran_order': True, 'shape': (-1,), }")
+                for name in NAMES
+            }
+        ),
         zip_of({f"{name}.npy": npy("__import__('os').mkdir('victim')") for name in NAMES}),
         zip_of({f"{name}.npy": npy("(" * 100) for name in NAMES}),
         zip_of({f"../{name}.npy": b"x" for name in NAMES}),
@@ -233,7 +285,9 @@ HOSTILE = {
         matrix((32, 32, 3, 1), declared=2**32 - 1),
         matrix((1, 8), kind=9),
         matrix((1,), kind=14),
-        matrix((1, 64))[:128] + struct.pack("<II", 15, 1000) + zlib.compress(bytes(10_000_000))[:1000],
+        matrix((1, 64))[:128]
+        + struct.pack("<II", 15, 1000)
+        + zlib.compress(bytes(10_000_000))[:1000],
     ],
     ".bz2": [
         bz2.compress(bytes(50_000_000)),
@@ -250,7 +304,12 @@ HOSTILE = {
         picture("RGB", "BMP", 32),
         picture("1", "GIF", 32),
     ],
-    ".JPEG": [picture("RGB", "JPEG", 65), picture("RGB", "PNG", 64), png(2**31 - 1, 64), bytes(2_000_000)],
+    ".JPEG": [
+        picture("RGB", "JPEG", 65),
+        picture("RGB", "PNG", 64),
+        png(2**31 - 1, 64),
+        bytes(2_000_000),
+    ],
     ".webp": [
         webp(16_384, 16_384),
         webp(33, 32),
@@ -292,7 +351,9 @@ def test_hostile_files(case):
     assert not os.path.exists("victim")
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("L", "PNG"), ("P", "PNG"), ("RGBA", "PNG"), ("I;16", "PNG"), ("1", "PNG")])
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("L", "PNG"), ("P", "PNG"), ("RGBA", "PNG"), ("I;16", "PNG"), ("1", "PNG")]
+)
 def test_images_of_other_modes_become_coloured(tmp_path, mode, kind):
     files.write_mnist_m(tmp_path)
     (tmp_path / "mnist_m" / "mnist_m_test" / "00000000.png").write_bytes(picture(mode, kind, 32))

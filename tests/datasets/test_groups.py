@@ -20,7 +20,10 @@ def test_each_client_is_one_whole_group():
 
 
 def test_other_seeds_choose_other_groups():
-    chosen = {tuple(GROUPS[part[0]] for part in partition("by_group", GROUPS, 3, seed)) for seed in range(20)}
+    chosen = {
+        tuple(GROUPS[part[0]] for part in partition("by_group", GROUPS, 3, seed))
+        for seed in range(20)
+    }
     assert len(chosen) > 5
 
 
@@ -37,7 +40,9 @@ def test_a_minimum_no_group_has():
 
 
 def test_a_federation_is_spread_by_groups_not_by_labels():
-    data = Dataset(torch.zeros(30, 2), torch.zeros(30, dtype=torch.int64), 2, groups=torch.from_numpy(GROUPS))
+    data = Dataset(
+        torch.zeros(30, 2), torch.zeros(30, dtype=torch.int64), 2, groups=torch.from_numpy(GROUPS)
+    )
     federation = Federation.partitioned(data, None, "by_group", 6, 0)
     assert federation.sizes.tolist() == [5, 1, 7, 3, 4, 10]
     assert data.take(np.array([29, 0])).groups.tolist() == [5, 0]
@@ -45,7 +50,9 @@ def test_a_federation_is_spread_by_groups_not_by_labels():
 
 def test_without_groups_the_cure_is_named():
     with pytest.raises(SteelyardError, match="no groups: give Dataset"):
-        Federation.partitioned((torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)), None, "by_group", 2, 0)
+        Federation.partitioned(
+            (torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)), None, "by_group", 2, 0
+        )
 
 
 @pytest.mark.parametrize("groups", [torch.zeros(3, dtype=torch.int64), torch.zeros(4)])

@@ -9,7 +9,8 @@ from scipy.io import loadmat
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.spec import parse, to_text
-from steelyard.data import SOURCES, Federation, cifar, images, load, matlab
+from steelyard.data import SOURCES, Federation, cifar, images, load
+from steelyard.data.formats import read_matlab
 from tests.datasets import files
 
 MEANS, DEVIATIONS = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
@@ -64,8 +65,14 @@ def test_digits_are_scaled_too():
         ("cifar10:scal=unit", "did you mean 'scale'"),
         ("cifar10:scale=units", "scale='units': use one of 'default', 'unit', 'half', 'standard'"),
         ("cifar1", "did you mean 'cifar1"),
-        ("digits-5:domains=[mnist,mnst]", "domains='mnst': use one of 'mnist', 'mnist-m', 'svhn', 'synth', 'usps'"),
-        ("digits-5:domains=mnist", r"domains='mnist': use a list of distinct domains, e\.g\. \[mnist,usps\]"),
+        (
+            "digits-5:domains=[mnist,mnst]",
+            "domains='mnst': use one of 'mnist', 'mnist-m', 'svhn', 'synth', 'usps'",
+        ),
+        (
+            "digits-5:domains=mnist",
+            r"domains='mnist': use a list of distinct domains, e\.g\. \[mnist,usps\]",
+        ),
         ("digits-5:domains=[mnist,mnist]", "distinct"),
         ("digits-5:size=31", "size=31: use one of 28, 32"),
         ("digits-5:samples=0", "samples=0"),
@@ -92,11 +99,19 @@ def test_sources_have_a_text_form(entry):
 def test_a_montage_of_cifar10(tmp_path):
     made = files.write_cifar_montage(tmp_path)
     train, test = load("cifar10:unit", tmp_path)
-    assert (pixels(train) == np.concatenate([made[name][0] for name in files.BATCHES[:5]]).reshape(-1, 3, 32, 32)).all()
-    assert train.targets.tolist() == np.concatenate([made[name][1] for name in files.BATCHES[:5]]).tolist()
+    assert (
+        pixels(train)
+        == np.concatenate([made[name][0] for name in files.BATCHES[:5]]).reshape(-1, 3, 32, 32)
+    ).all()
+    assert (
+        train.targets.tolist()
+        == np.concatenate([made[name][1] for name in files.BATCHES[:5]]).tolist()
+    )
     assert (pixels(test) == made["test_batch"][0].reshape(-1, 3, 32, 32)).all()
     (tmp_path / "cifar10" / "data_batch_3.webp").unlink()
-    with pytest.raises(SteelyardError, match=r"has labels of data_batch_3\.webp, which is not beside it"):
+    with pytest.raises(
+        SteelyardError, match=r"has labels of data_batch_3\.webp, which is not beside it"
+    ):
         load("cifar10", tmp_path)
 
 
@@ -114,10 +129,10 @@ def test_svhn(tmp_path, compressed):
 def test_matlab_files_are_read_as_scipy_reads_them(tmp_path):
     files.write_svhn(tmp_path)
     path = tmp_path / "train_32x32.mat"
-    for name, ours in zip("Xy", matlab.read(path, "X", "y"), strict=True):
+    for name, ours in zip("Xy", read_matlab(path, "X", "y"), strict=True):
         assert (ours == loadmat(path)[name]).all()
     with pytest.raises(SteelyardError, match=r"no array 'z' .*\['X', 'y'\]"):
-        matlab.read(path, "z")
+        read_matlab(path, "z")
 
 
 @pytest.mark.parametrize("form", ["libsvm", "npz"])
@@ -157,16 +172,28 @@ def test_mnist_m_as_a_montage(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["../../secret.png 3", "/etc/secret.png 3", "00000000.png 10", "00000000.png", "00000000.txt 1", ""]
+    "line",
+    [
+        "../../secret.png 3",
+        "/etc/secret.png 3",
+        "00000000.png 10",
+        "00000000.png",
+        "00000000.txt 1",
+        "",
+    ],
 )
 def test_mnist_m_with_a_bad_line(tmp_path, line):
     files.write_mnist_m(tmp_path)
     (tmp_path / "mnist_m" / "mnist_m_test_labels.txt").write_text(f"00000000.png 1\n{line}\n")
-    with pytest.raises(SteelyardError, match=r"labels\.txt, line 2, is not the name of an image and a digit"):
+    with pytest.raises(
+        SteelyardError, match=r"labels\.txt, line 2, is not the name of an image and a digit"
+    ):
         load("mnist-m", tmp_path)
 
 
-@pytest.mark.parametrize("write", [files.write_tiny_folder, files.write_tiny_zip, files.write_tiny_tar])
+@pytest.mark.parametrize(
+    "write", [files.write_tiny_folder, files.write_tiny_zip, files.write_tiny_tar]
+)
 def test_tiny_imagenet(tmp_path, write):
     write(tmp_path)
     train, test = load("tiny-imagenet:unit", tmp_path)
@@ -181,7 +208,9 @@ def test_tiny_imagenet(tmp_path, write):
 
 def test_tiny_imagenet_with_an_image_of_no_class(tmp_path):
     files.write_tiny_folder(tmp_path)
-    (tmp_path / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn02\t0\nval_1.JPEG\tn09\t")
+    (tmp_path / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text(
+        "val_0.JPEG\tn02\t0\nval_1.JPEG\tn09\t"
+    )
     with pytest.raises(SteelyardError, match=r"val_1\.JPEG is of class 'n09'"):
         load("tiny-imagenet", tmp_path)
 
@@ -207,7 +236,9 @@ def test_without_pillow_the_cure_is_named(tmp_path, monkeypatch):
 def test_fashion_mnist_from_debian(tmp_path, monkeypatch):
     monkeypatch.delenv("STEELYARD_DATA", raising=False)
     wanted, _ = files.write_mnist(tmp_path / "debian")
-    with pytest.raises(SteelyardError, match="fetch it: steelyard data fetch fashion-mnist --dir DIR"):
+    with pytest.raises(
+        SteelyardError, match="fetch it: steelyard data fetch fashion-mnist --dir DIR"
+    ):
         load("fashion-mnist")
     monkeypatch.setattr(images, "DEBIAN", tmp_path / "debian")
     assert (pixels(load("fashion-mnist")[0])[:, 0] == wanted).all()
@@ -246,7 +277,9 @@ def test_grey_digits_become_coloured_and_keep_their_brightness(tmp_path):
     train, _ = load("digits-5:domains=[usps],scale=unit", tmp_path)
     assert torch.equal(train.inputs[:, 0], train.inputs[:, 2])
     plain = load("usps", tmp_path)[0].inputs
-    np.testing.assert_allclose(train.inputs[:, 0].mean(dim=(1, 2)), plain[:, 0].mean(dim=(1, 2)), atol=0.01)
+    np.testing.assert_allclose(
+        train.inputs[:, 0].mean(dim=(1, 2)), plain[:, 0].mean(dim=(1, 2)), atol=0.01
+    )
 
 
 def test_some_samples_of_each_domain_evenly_spaced(tmp_path):
@@ -261,7 +294,9 @@ def test_some_samples_of_each_domain_evenly_spaced(tmp_path):
 def test_a_missing_domain_is_named_and_can_be_left_out(tmp_path):
     write_domains(tmp_path)
     (tmp_path / "svhn" / "train_32x32.mat").unlink()
-    with pytest.raises(SteelyardError, match=r"domain 'svhn' is missing.*leave it out: digits-5:domains=") as caught:
+    with pytest.raises(
+        SteelyardError, match=r"domain 'svhn' is missing.*leave it out: digits-5:domains="
+    ) as caught:
         load("digits-5", tmp_path)
     left = str(caught.value).split("leave it out: ")[1]
     assert left == "digits-5:domains=[mnist,mnist-m,synth,usps]"
@@ -279,7 +314,9 @@ def test_synth_has_no_home(tmp_path):
 
 
 def test_the_real_cifar10():
-    train, test = load("cifar10:unit", files.real("cifar-10-batches-py", "cifar10", "cifar-10-batches-bin"))
+    train, test = load(
+        "cifar10:unit", files.real("cifar-10-batches-py", "cifar10", "cifar-10-batches-bin")
+    )
     assert (train.inputs.shape, len(test)) == ((50_000, 3, 32, 32), 10_000)
     assert np.bincount(train.targets).tolist() == [5000] * 10
     assert np.bincount(test.targets).tolist() == [1000] * 10
@@ -290,7 +327,18 @@ def test_the_real_cifar10():
 
 def test_the_real_usps():
     train, test = load("usps", files.real("usps"))
-    assert np.bincount(train.targets).tolist() == [1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644]
+    assert np.bincount(train.targets).tolist() == [
+        1194,
+        1005,
+        731,
+        658,
+        652,
+        556,
+        664,
+        645,
+        542,
+        644,
+    ]
     assert np.bincount(test.targets).tolist() == [359, 264, 198, 166, 200, 160, 170, 147, 166, 177]
     assert train.targets[:5].tolist() == [6, 5, 4, 7, 3]
 

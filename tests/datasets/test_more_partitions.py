@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 from steelyard.core.errors import SteelyardError
 from steelyard.core.spec import parse, to_text
 from steelyard.data import PARTITIONS, partition
-from steelyard.data.block_partitions import Quantity, Shards, Sorted
-from steelyard.data.dirichlet_partitions import BalancedDirichlet, CappedDirichlet, HybridDirichlet, LongTail
+from steelyard.data.partitions import (
+    BalancedDirichlet,
+    CappedDirichlet,
+    HybridDirichlet,
+    LongTail,
+    Quantity,
+    Shards,
+    Sorted,
+)
 from tests import golden
 
 LABELS = np.tile(np.arange(10), 100)
@@ -36,12 +43,16 @@ def test_hybrid_has_a_mixed_and_a_skewed_half():
     counts = label_counts(partition("hybrid_dirichlet:alpha1=1000,alpha2=0.01", LABELS, 9, seed=0))
     mixed, skewed = counts[:4], counts[4:]
     assert np.abs(mixed - 100 / 9).max() < 3
-    assert (skewed.max(axis=0) > 0.9 * skewed.sum(axis=0)).mean() > 0.5  # a class goes to one client, mostly
+    assert (
+        skewed.max(axis=0) > 0.9 * skewed.sum(axis=0)
+    ).mean() > 0.5  # a class goes to one client, mostly
 
 
 def test_the_long_tail_is_cut_by_class():
     groups = partition("long_tail:rho=100,alpha=1", LABELS, 5, seed=0)
-    assert label_counts(groups).sum(axis=0).tolist() == [int(100 * 100 ** (-c / 9)) for c in range(10)]
+    assert label_counts(groups).sum(axis=0).tolist() == [
+        int(100 * 100 ** (-c / 9)) for c in range(10)
+    ]
     assert len(np.concatenate(partition("long_tail:rho=1", LABELS, 5, seed=0))) == 1000
 
 
@@ -63,14 +74,17 @@ def test_full_clients_get_no_more():
     labels = np.repeat([0, 1, 2], 4)  # 12 samples, 3 clients: 4 is full
     draws = Draws([1.0, 0.0, 0.0], [0.5, 0.375, 0.125], [0.2, 0.3, 0.5])
     groups = CappedDirichlet(minimum=1)(labels, 3, draws)
-    # class 1: shares 0, 3/4, 1/4 of 4 samples; class 2: shares 0, 3/8, 5/8, so cuts at 0 and int(1.5)
+    # Class 1 has shares 0, 3/4, 1/4 of 4 samples.
+    # Class 2 has shares 0, 3/8, 5/8: it is cut at 0 and at 1.5, rounded down.
     assert [group.tolist() for group in groups] == [[0, 1, 2, 3], [4, 5, 6, 8], [7, 9, 10, 11]]
 
 
 def test_all_is_drawn_again_until_every_client_has_the_minimum():
     labels = np.array([0, 0, 0, 0, 1, 1, 1, 1])
     bad, good = ([0.25, 0.75], [0.1, 0.9]), ([0.5, 0.5], [0.5, 0.5])
-    draws = Draws(*bad, *bad, *good)  # bad: class 0 gives 1 and 3, class 1 gives 0 and 4, the minimum is 2 classes
+    draws = Draws(
+        *bad, *bad, *good
+    )  # bad: class 0 gives 1 and 3, class 1 gives 0 and 4, the minimum is 2 classes
     groups = CappedDirichlet()(labels, 2, draws)
     assert [group.tolist() for group in groups] == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert not draws.rows
@@ -95,7 +109,10 @@ def test_balanced_labels_are_the_more_skewed_the_smaller_alpha_is():
     labels = np.repeat(np.arange(10), 200)
     tops = []
     for alpha in (1, 0.1, 0.01, 1e-3, 1e-6, 1e-300):
-        made = [label_counts(partition(f"dirichlet_balanced:{alpha}", labels, 20, seed), labels) for seed in range(5)]
+        made = [
+            label_counts(partition(f"dirichlet_balanced:{alpha}", labels, 20, seed), labels)
+            for seed in range(5)
+        ]
         tops.append(np.mean([counts.max(axis=1) for counts in made]) / 100)
     assert tops == sorted(tops)
     assert tops[-2:] == [1.0, 1.0]  # a class makes two clients whole
@@ -128,7 +145,9 @@ def test_sorted_with_a_share_for_all(share):
     assert (counts.sum(axis=1) == 200).all()
     assert (counts[own] >= rest).all()
     assert (counts[~own].reshape(5, 8).sum(axis=1) > 0).all()
-    first = np.concatenate([np.flatnonzero(c == LABELS)[: 100 - rest] for c in range(10)])  # the first go to the pool
+    first = np.concatenate(
+        [np.flatnonzero(c == LABELS)[: 100 - rest] for c in range(10)]
+    )  # the first go to the pool
     pooled = np.concatenate([group[2 * rest :] for group in groups])
     assert sorted(pooled.tolist()) == sorted(first.tolist())
 
@@ -174,14 +193,18 @@ def test_for_any_labels(part, labels, clients, seed):
     before = labels.copy()
     groups = partition(part, labels, clients, seed)
     assert np.array_equal(labels, before)
-    assert [group.tolist() for group in groups] == [group.tolist() for group in partition(part, labels, clients, seed)]
+    assert [group.tolist() for group in groups] == [
+        group.tolist() for group in partition(part, labels, clients, seed)
+    ]
     assert len(groups) == clients
     assert {group.dtype for group in groups} == {np.dtype(np.int64)}
     everyone = np.concatenate(groups)
     assert len(np.unique(everyone)) == len(everyone)
     assert len(everyone) == len(labels) or isinstance(part, LongTail)
     sizes = [len(group) for group in groups]
-    slack = {BalancedDirichlet: 1, Sorted: 2, Shards: getattr(part, "per_client", 1)}.get(type(part), len(labels))
+    slack = {BalancedDirichlet: 1, Sorted: 2, Shards: getattr(part, "per_client", 1)}.get(
+        type(part), len(labels)
+    )
     assert max(sizes) - min(sizes) <= slack
     assert parse(to_text(part), PARTITIONS) == part
 
@@ -195,13 +218,21 @@ def test_for_any_labels(part, labels, clients, seed):
         ("long_tail:alpha=0", 4, "alpha=0"),
         ("dirichlet_capped:alpha=0", 4, "alpha=0"),
         ("dirichlet_capped:minimum=-1", 4, "minimum=-1"),
-        ("dirichlet_capped", 101, "minimum=10: 101 clients would need 1010 samples and there are 1000, use at most 9"),
+        (
+            "dirichlet_capped",
+            101,
+            "minimum=10: 101 clients would need 1010 samples and there are 1000, use at most 9",
+        ),
         ("dirichlet_capped:alpha=1e-4", 50, "alpha=0.0001: in 1000 draws"),
         ("dirichlet_balanced:0", 4, "alpha=0"),
         ("dirichlet_balanced:inf", 4, r"alpha=inf: use a number in \(0.0, 1e\+100\]$"),
         ("long_tail:rho=inf", 4, r"rho=inf: use a number in \[1.0, inf\)$"),
         ("shards:0", 4, "per_client=0: use a whole number >= 1"),
-        ("shards:3", 400, "per_client=3: 400 clients need 1200 shards and there are 1000 samples, use at most 2"),
+        (
+            "shards:3",
+            400,
+            "per_client=3: 400 clients need 1200 shards and there are 1000 samples, use at most 2",
+        ),
         ("sorted:1.5", 4, r"share_iid=1.5: use a number in \[0.0, 1.0\]"),
         ("quantity:alpha=0", 4, "alpha=0"),
         ("quantity:minimum=-1", 4, "minimum=-1"),

@@ -16,7 +16,9 @@ from tests.datasets import files, texts
 def test_ag_news(tmp_path, place, end):
     texts.write_news(tmp_path / place, end)
     train, test = load("ag-news:length=6", tmp_path)
-    joined = {part: [f"{title} {text}" for _, title, text in rows] for part, rows in texts.AG.items()}
+    joined = {
+        part: [f"{title} {text}" for _, title, text in rows] for part, rows in texts.AG.items()
+    }
     vocabulary = Vocabulary.of(joined["train"])
     assert train.inputs.tolist() == encode(joined["train"], vocabulary, 6).tolist()
     assert test.inputs.tolist() == encode(joined["test"], vocabulary, 6).tolist()
@@ -34,7 +36,9 @@ def test_the_vocabulary_is_that_of_the_training_part(tmp_path):
 def test_options(tmp_path):
     texts.write_news(tmp_path)
     assert load("ag-news:vocabulary=5", tmp_path)[0].inputs.max() == 4
-    words, letters = (load(f"ag-news:unit={unit},length=200", tmp_path)[0].inputs for unit in ("word", "char"))
+    words, letters = (
+        load(f"ag-news:unit={unit},length=200", tmp_path)[0].inputs for unit in ("word", "char")
+    )
     assert (letters > 0).sum() > 4 * (words > 0).sum()
     for spec, message in [
         ("ag-news:lenght=3", "did you mean 'length'"),
@@ -55,7 +59,10 @@ def test_a_file_of_two_columns_and_lines_inside_a_field(tmp_path):
 
 
 def test_sogou_news(tmp_path):
-    rows = {"train": [(5, "zhong1 guo2", "li4 " * 50_000), (1, "a", "b")], "test": [(3, "guo2", "")]}
+    rows = {
+        "train": [(5, "zhong1 guo2", "li4 " * 50_000), (1, "a", "b")],
+        "test": [(3, "guo2", "")],
+    }
     texts.write_news(tmp_path / "sogou_news_csv", rows=rows)
     csv.field_size_limit(1 << 17)  # Python's own
     train, test = load("sogou-news", tmp_path)
@@ -139,7 +146,9 @@ def test_missing_files(tmp_path):
 
 def test_a_run(tmp_path):
     texts.write_news(tmp_path)
-    history = steelyard.simulate(data="ag-news", data_dir=tmp_path, partition="iid", clients=2, rounds=1)
+    history = steelyard.simulate(
+        data="ag-news", data_dir=tmp_path, partition="iid", clients=2, rounds=1
+    )
     assert len(history) == 1
 
 

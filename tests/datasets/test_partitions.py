@@ -18,15 +18,36 @@ def test_dirichlet_gives_the_lists_of_fedlaws_code():
     labels = np.array(document["labels"])
     groups = Dirichlet(alpha=0.5)(labels, 6, np.random.RandomState(10))
     assert [group.tolist() for group in groups] == case["groups"]
-    # Its matrix of counts is rounded before the last client takes the rest, so it is right for the others only.
+    # Its matrix of counts is rounded before the last client takes the rest, so it is right for the
+    # others only.
     counts = [np.bincount(labels[group], minlength=5).tolist() for group in groups]
     assert counts[:-1] == case["counts"][:-1]
 
 
 WHOLE = [
-    *("iid", "dirichlet", "dirichlet:alpha=0.01", "dirichlet:alpha=1e-6", "hybrid_dirichlet", "hybrid_dirichlet:0.1"),
-    *("dirichlet_balanced", "dirichlet_balanced:0.01", "dirichlet_balanced:1e-6", "dirichlet_capped:10,minimum=1"),
-    *("shards", "shards:3", "sorted", "sorted:0.3", "sorted:1", "quantity:minimum=0", "quantity:10,minimum=1"),
+    *(
+        "iid",
+        "dirichlet",
+        "dirichlet:alpha=0.01",
+        "dirichlet:alpha=1e-6",
+        "hybrid_dirichlet",
+        "hybrid_dirichlet:0.1",
+    ),
+    *(
+        "dirichlet_balanced",
+        "dirichlet_balanced:0.01",
+        "dirichlet_balanced:1e-6",
+        "dirichlet_capped:10,minimum=1",
+    ),
+    *(
+        "shards",
+        "shards:3",
+        "sorted",
+        "sorted:0.3",
+        "sorted:1",
+        "quantity:minimum=0",
+        "quantity:10,minimum=1",
+    ),
 ]
 
 
@@ -41,7 +62,9 @@ def test_every_sample_goes_to_exactly_one_client(spec, clients):
 
 @pytest.mark.parametrize("entry", list(PARTITIONS), ids=lambda entry: entry.name)
 def test_the_seed_alone_decides(entry):
-    spec = {"x_class": "x_class:samples=50", "sorted": "sorted:share_iid=0.3"}.get(entry.name, entry.name)
+    spec = {"x_class": "x_class:samples=50", "sorted": "sorted:share_iid=0.3"}.get(
+        entry.name, entry.name
+    )
     first, again, other = (partition(spec, LABELS, 6, seed=seed) for seed in (4, 4, 5))
     assert [group.tolist() for group in first] == [group.tolist() for group in again]
     assert [group.tolist() for group in first] != [group.tolist() for group in other]
@@ -63,7 +86,13 @@ def test_a_small_alpha_is_more_skewed():
 
 def test_dirichlet_without_samples_of_a_class():
     labels = np.array([0, 0, 3, 3, 3])
-    assert sorted(np.concatenate(partition("dirichlet", labels, 2, seed=0)).tolist()) == [0, 1, 2, 3, 4]
+    assert sorted(np.concatenate(partition("dirichlet", labels, 2, seed=0)).tolist()) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def classes_of(groups):
@@ -103,7 +132,10 @@ def test_x_class_case_1_has_all_class_counts_once():
 
 
 def test_x_class_case_2_has_two_halves():
-    counts = [classes_of(partition("x_class:samples=100,case=2", LABELS, 10, seed=seed)) for seed in range(20)]
+    counts = [
+        classes_of(partition("x_class:samples=100,case=2", LABELS, 10, seed=seed))
+        for seed in range(20)
+    ]
     assert {count for row in counts for count in row[:5]} == set(range(1, 6))
     assert {count for row in counts for count in row[5:]} == set(range(6, 11))
 
@@ -116,7 +148,11 @@ def test_x_class_case_2_has_two_halves():
         ("x_class:samples=200", 10, "samples=200: 1 of the 10 classes .*100 samples"),
         ("x_class:classes=11,samples=10", 10, "classes=11: .*only 10"),
         ("x_class:classes=[1,11,1,1,1],samples=10", 10, "classes=11: .*only 10"),
-        ("x_class:classes=[1,2],samples=10", 10, r"classes=\[1, 2\]: 2 numbers for the 5 clients that are not IID"),
+        (
+            "x_class:classes=[1,2],samples=10",
+            10,
+            r"classes=\[1, 2\]: 2 numbers for the 5 clients that are not IID",
+        ),
         ("x_class:classes=[1,2],iid=10,samples=10", 10, "2 numbers for the 0 clients"),
         ("x_class:classes=[1,0,1,1,1],samples=10", 10, "classes=0: use a whole number >= 1"),
         ("x_class:classes=[1,1.5,1,1,1],samples=10", 10, "classes=1.5: use a whole number >= 1"),

@@ -24,11 +24,15 @@ def spelt(tokens):
 
 def samples(data, group):
     own = data.groups == group
-    return [(spelt(x), ALPHABET[y]) for x, y in zip(data.inputs[own], data.targets[own], strict=True)]
+    return [
+        (spelt(x), ALPHABET[y]) for x, y in zip(data.inputs[own], data.targets[own], strict=True)
+    ]
 
 
 def windows(text, length, stride=1):
-    return [(text[at : at + length], text[at + length]) for at in range(0, len(text) - length, stride)]
+    return [
+        (text[at : at + length], text[at + length]) for at in range(0, len(text) - length, stride)
+    ]
 
 
 def test_the_alphabet_has_80_characters():
@@ -79,7 +83,9 @@ def test_share_and_minimum(tmp_path):
 
 @pytest.mark.parametrize("place", ["all_data.json", "shakespeare/data/all_data/all_data.json"])
 def test_leafs_whole_file_gives_the_same_as_the_speeches(tmp_path, place):
-    texts.write_leaf(tmp_path / "leaf" / place, {"HAMLET": HAMLET, "POLONIUS": POLONIUS, "FOOL": "Nuncle!"}, 10)
+    texts.write_leaf(
+        tmp_path / "leaf" / place, {"HAMLET": HAMLET, "POLONIUS": POLONIUS, "FOOL": "Nuncle!"}, 10
+    )
     texts.write_roles(tmp_path / "own" / ROLES)
     for stride in (1, 5):
         made = load(f"shakespeare:length=10,stride={stride}", tmp_path / "leaf")
@@ -93,12 +99,16 @@ def test_leafs_samples_may_be_shortened(tmp_path):
     texts.write_leaf(tmp_path / "all_data.json", {"HAMLET": HAMLET}, 20)
     train, _ = load("shakespeare:length=10,stride=1", tmp_path)
     assert samples(train, 0)[0] == (HAMLET[10:20], HAMLET[20])
-    with pytest.raises(SteelyardError, match=r"x of 20 to 20 characters: LEAF's have .* at least length=21"):
+    with pytest.raises(
+        SteelyardError, match=r"x of 20 to 20 characters: LEAF's have .* at least length=21"
+    ):
         load("shakespeare:length=21", tmp_path)
 
 
 def test_leafs_folders_are_taken_as_they_are(tmp_path):
-    texts.write_leaf(tmp_path / "train" / "all_data_train_8.json", {"A": HAMLET, "B": POLONIUS, "C": HAMLET}, 10)
+    texts.write_leaf(
+        tmp_path / "train" / "all_data_train_8.json", {"A": HAMLET, "B": POLONIUS, "C": HAMLET}, 10
+    )
     texts.write_leaf(tmp_path / "test" / "all_data_test_8.json", {"B": HAMLET, "D": POLONIUS}, 10)
     train, test = load("shakespeare:length=10,stride=1", tmp_path)
     assert samples(train, 1) == windows(POLONIUS, 10)
@@ -152,7 +162,9 @@ def test_bad_leaf_files_are_named(tmp_path, content, message):
 
 
 def test_nothing_there(tmp_path):
-    with pytest.raises(SteelyardError, match=r"there is no shakespeare_by_role\.jsonl or all_data\.json in"):
+    with pytest.raises(
+        SteelyardError, match=r"there is no shakespeare_by_role\.jsonl or all_data\.json in"
+    ):
         load("shakespeare", tmp_path)
 
 
@@ -180,6 +192,8 @@ def test_the_real_plays():
     assert len(roles) == int(train.groups.max()) + 1 > 1000
     assert len(test) / len(train) == pytest.approx(0.25, abs=0.01)
     assert ALPHABET[train.targets.bincount().argmax()] == " "
-    made = Federation.partitioned(train, test, "by_group:minimum=200", 143, seed=0)  # FedCos's number of clients
+    made = Federation.partitioned(
+        train, test, "by_group:minimum=200", 143, seed=0
+    )  # FedCos's number of clients
     assert made.sizes.min() >= 200
     assert all(len(np.unique(train.groups[at])) == 1 for at in made.index)

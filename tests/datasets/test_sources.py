@@ -26,7 +26,9 @@ def test_digits():
     counts = np.bincount(train.targets) + np.bincount(test.targets)
     assert counts.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # scikit-learn's
     assert np.abs(np.bincount(test.targets) - counts / 5).max() <= 1
-    assert float((train.inputs.sum() + test.inputs.sum()) * 16) == 561718  # scikit-learn's digits.data.sum()
+    assert (
+        float((train.inputs.sum() + test.inputs.sum()) * 16) == 561718
+    )  # scikit-learn's digits.data.sum()
 
 
 def test_digits_can_be_learned():
@@ -37,7 +39,9 @@ def test_digits_can_be_learned():
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
-@pytest.mark.parametrize(("name", "mean", "deviation"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("name", "mean", "deviation"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.0, 1.0)]
+)
 def test_idx_files(tmp_path, packed, nested, name, mean, deviation):
     pixels, labels = files.write_mnist(tmp_path / name if nested else tmp_path, packed)
     train, test = load(name, tmp_path)
@@ -67,11 +71,23 @@ WRONG_SIZE = np.zeros((7, 8, 8), dtype=np.uint8)
         (IMAGES, lambda raw: raw[:200] + b"\0\0\0\0" + raw[204:], "complete gzip file"),
         (IMAGES, lambda raw: gzip.compress(gzip.decompress(raw)[:-1]), "5487 bytes of data.* 5488"),
         (IMAGES, lambda raw: gzip.compress(gzip.decompress(raw) + b"x"), "more than 5488 bytes"),
-        (IMAGES, lambda raw: gzip.compress(b"\0\0\x08\x01" + gzip.decompress(raw)[4:]), "starts with 00000801"),
+        (
+            IMAGES,
+            lambda raw: gzip.compress(b"\0\0\x08\x01" + gzip.decompress(raw)[4:]),
+            "starts with 00000801",
+        ),
         (IMAGES, lambda raw: gzip.compress(b""), "starts with nothing"),
-        (IMAGES, lambda raw: gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12), "more than the 268435456"),
+        (
+            IMAGES,
+            lambda raw: gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12),
+            "more than the 268435456",
+        ),
         (IMAGES, lambda raw: gzip.compress(files.idx(WRONG_SIZE)), r"shape \(7, 8, 8\)"),
-        (LABELS, lambda raw: gzip.compress(files.idx(np.zeros(6, dtype=np.uint8))), "6 labels for 7 images"),
+        (
+            LABELS,
+            lambda raw: gzip.compress(files.idx(np.zeros(6, dtype=np.uint8))),
+            "6 labels for 7 images",
+        ),
         (LABELS, lambda raw: gzip.compress(files.idx(np.full(7, 11, dtype=np.uint8))), "label 11"),
     ],
 )
@@ -91,10 +107,13 @@ def test_missing_files_and_directories(tmp_path):
     files.write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(
-        SteelyardError, match=r"no t10k-labels-idx1-ubyte\.gz or .*fetch it: steelyard data fetch mnist --dir /"
+        SteelyardError,
+        match=r"no t10k-labels-idx1-ubyte\.gz or .*fetch it: steelyard data fetch mnist --dir /",
     ):
         load("mnist", tmp_path)
-    with pytest.raises(SteelyardError, match="no cifar-10-batches-py or cifar-10-batches-bin or index"):
+    with pytest.raises(
+        SteelyardError, match="no cifar-10-batches-py or cifar-10-batches-bin or index"
+    ):
         load("cifar10", tmp_path)
     with pytest.raises(SteelyardError, match="did you mean 'mnist'"):
         load("mnits", tmp_path)
@@ -110,7 +129,10 @@ def assert_is_cifar(split, made):
     train, test = split
     images = np.concatenate([made[name][0] for name in files.BATCHES[:5]]).reshape(-1, 3, 32, 32)
     np.testing.assert_allclose(train.inputs, (images / 255 - 0.5) / 0.5, atol=1e-6)
-    assert train.targets.tolist() == np.concatenate([made[name][1] for name in files.BATCHES[:5]]).tolist()
+    assert (
+        train.targets.tolist()
+        == np.concatenate([made[name][1] for name in files.BATCHES[:5]]).tolist()
+    )
     assert test.targets.tolist() == made["test_batch"][1].tolist()
 
 
@@ -140,8 +162,12 @@ def test_the_small_batches_are_true_pickles():
 
 def test_a_batch_is_never_run(tmp_path):
     victim = tmp_path / "victim"
-    attack = b"cos\nmkdir\n(X" + len(str(victim)).to_bytes(4, "little") + str(victim).encode() + b"tR0"
-    files.write_cifar_python(tmp_path, lambda *arrays: b"\x80\x02" + attack + files.original_batch(*arrays)[2:])
+    attack = (
+        b"cos\nmkdir\n(X" + len(str(victim)).to_bytes(4, "little") + str(victim).encode() + b"tR0"
+    )
+    files.write_cifar_python(
+        tmp_path, lambda *arrays: b"\x80\x02" + attack + files.original_batch(*arrays)[2:]
+    )
     load("cifar10", tmp_path)
     assert not victim.exists()
     pickle.loads((tmp_path / "cifar-10-batches-py" / "test_batch").read_bytes(), encoding="bytes")  # noqa: S301
@@ -155,10 +181,22 @@ def test_a_batch_is_never_run(tmp_path):
         (lambda images, labels: files.original_batch(images, labels)[:5000], "complete batch"),
         (lambda images, labels: b"<html>", "complete batch"),
         (lambda images, labels: b"", "complete batch"),
-        (lambda images, labels: files.original_batch(images[1:], labels), "9216 bytes of images and 4 labels"),
-        (lambda images, labels: files.original_batch(images, labels[:0]), "12288 bytes of images and 0 labels"),
-        (lambda images, labels: files.original_batch(images, labels + 10), r"has labels in 1\d\.\.1\d, not 0\.\.9"),
-        (lambda images, labels: files.original_batch(images, labels, b"N"), "numpy's flag for their order"),
+        (
+            lambda images, labels: files.original_batch(images[1:], labels),
+            "9216 bytes of images and 4 labels",
+        ),
+        (
+            lambda images, labels: files.original_batch(images, labels[:0]),
+            "12288 bytes of images and 0 labels",
+        ),
+        (
+            lambda images, labels: files.original_batch(images, labels + 10),
+            r"has labels in 1\d\.\.1\d, not 0\.\.9",
+        ),
+        (
+            lambda images, labels: files.original_batch(images, labels, b"N"),
+            "numpy's flag for their order",
+        ),
     ],
 )
 def test_a_bad_batch_is_named_with_the_cure(tmp_path, batch, message):

@@ -44,7 +44,9 @@ def test_texts_are_cut_or_padded_at_the_end():
     assert encode([], vocabulary, 3).shape == (0, 3)
 
 
-@given(st.lists(st.text()), st.sampled_from(["word", "char"]), st.integers(2, 20), st.integers(1, 10))
+@given(
+    st.lists(st.text()), st.sampled_from(["word", "char"]), st.integers(2, 20), st.integers(1, 10)
+)
 def test_any_text_becomes_tokens(texts, unit, size, length):
     vocabulary = Vocabulary.of(texts, size, unit)
     tokens = encode(texts, vocabulary, length)

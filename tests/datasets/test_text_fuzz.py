@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from steelyard.core.errors import SteelyardError
-from steelyard.data import lines, load
+from steelyard.data import formats, load
 from tests.datasets import texts
 
 ROLES = "shakespeare_by_role.jsonl"
@@ -103,17 +103,19 @@ def test_damaged_files(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["ag-news", "thucnews", "shakespeare"])
 def test_a_small_file_that_unpacks_to_a_large_one(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "UNPACKED", 1 << 18)
-    monkeypatch.setattr(lines, "_CHUNK", 1 << 16)
+    monkeypatch.setattr(formats, "UNPACKED", 1 << 18)
+    monkeypatch.setattr(formats, "_CHUNK", 1 << 16)
     texts.write_news(tmp_path, ".csv.xz")
     texts.write_thucnews(tmp_path, ".txt.xz")
     for file in ("train.csv.xz", "dev.txt.xz", f"{ROLES}.xz"):
         texts.put(tmp_path / file, b"\n" * (8 << 20))
         assert (tmp_path / file).stat().st_size < 1 << 12
     unpacked = []
-    plain = lines._decompress_chunks
+    plain = formats._decompress_chunks
     monkeypatch.setattr(
-        lines, "_decompress_chunks", lambda path: (unpacked.append(part) or part for part in plain(path))
+        formats,
+        "_decompress_chunks",
+        lambda path: (unpacked.append(part) or part for part in plain(path)),
     )
     with pytest.raises(SteelyardError, match=f"more than {1 << 18} bytes"):
         load(name, tmp_path)
@@ -121,7 +123,7 @@ def test_a_small_file_that_unpacks_to_a_large_one(name, tmp_path, monkeypatch):
 
 
 def test_a_line_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "LINE", 1 << 20)
+    monkeypatch.setattr(formats, "LINE", 1 << 20)
     texts.write_news(tmp_path)
     (tmp_path / "train.csv").write_bytes(b'"1","' + b"a" * (4 << 20))
     with pytest.raises(SteelyardError, match=r"train\.csv, line 1 has more than 1048576 bytes"):
@@ -140,9 +142,13 @@ def test_a_field_over_many_lines(tmp_path, monkeypatch):
 def test_a_header_that_asks_for_gigabytes(tmp_path):
     whole = bytearray(lzma.compress(b"a\t0\n"))
     size = (whole[12] + 1) * 4
-    at = bytes(whole).index(b"\x21\x01", 12) + 2  # LZMA2, with one byte for the size of its dictionary
+    at = (
+        bytes(whole).index(b"\x21\x01", 12) + 2
+    )  # LZMA2, with one byte for the size of its dictionary
     whole[at] = 40  # 4 GiB
-    whole[12 + size - 4 : 12 + size] = struct.pack("<I", zlib.crc32(bytes(whole[12 : 12 + size - 4])))
+    whole[12 + size - 4 : 12 + size] = struct.pack(
+        "<I", zlib.crc32(bytes(whole[12 : 12 + size - 4]))
+    )
     texts.write_thucnews(tmp_path)
     (tmp_path / "dev.txt").unlink()
     (tmp_path / "dev.txt.xz").write_bytes(bytes(whole))

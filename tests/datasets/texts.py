@@ -16,8 +16,16 @@ AG = {
 }
 
 SPEECHES = [
-    {"play": "hamlet", "role": "HAMLET", "speeches": ["To be, or not to be:\nthat is the question.", "Words, words."]},
-    {"play": "hamlet", "role": "POLONIUS", "speeches": ["What is the matter, my lord?", "Though this be madness {@}"]},
+    {
+        "play": "hamlet",
+        "role": "HAMLET",
+        "speeches": ["To be, or not to be:\nthat is the question.", "Words, words."],
+    },
+    {
+        "play": "hamlet",
+        "role": "POLONIUS",
+        "speeches": ["What is the matter, my lord?", "Though this be madness {@}"],
+    },
     {"play": "lear", "role": "FOOL", "speeches": ["Nuncle!"]},
 ]
 
@@ -54,8 +62,15 @@ def leaf(users, length=80):
     data = {}
     for user, text in users.items():
         starts = range(len(text) - length)
-        data[user] = {"x": [text[at : at + length] for at in starts], "y": [text[at + length] for at in starts]}
-    return {"users": list(users), "num_samples": [len(side["y"]) for side in data.values()], "user_data": data}
+        data[user] = {
+            "x": [text[at : at + length] for at in starts],
+            "y": [text[at + length] for at in starts],
+        }
+    return {
+        "users": list(users),
+        "num_samples": [len(side["y"]) for side in data.values()],
+        "user_data": data,
+    }
 
 
 def write_leaf(path, users, length=80):

@@ -33,7 +33,9 @@ def double_sum(rows, weights, pairs=None):
     """Definition 5.1, term by term."""
     rows, share = rows.numpy(), np.array(weights) / sum(weights)
     count = len(rows)
-    pairs = [(i, j) for i in range(count) for j in range(count) if i != j] if pairs is None else pairs
+    pairs = (
+        [(i, j) for i in range(count) for j in range(count) if i != j] if pairs is None else pairs
+    )
     return sum(share[i] * share[j] * cosine(rows[i], rows[j]) for i, j in pairs) / count
 
 
@@ -47,13 +49,18 @@ def test_a_store_and_its_gram_give_the_same(updates):
     store = steelyard.MemoryStore.of(torch.zeros(40, dtype=torch.float64), updates)
     layered = inner_products(store, (10, 30))
     assert layered.dots.shape[0] == 2
-    found = [gradient_coherence(form, WEIGHTS) for form in (updates, store, inner_products(store), layered)]
+    found = [
+        gradient_coherence(form, WEIGHTS)
+        for form in (updates, store, inner_products(store), layered)
+    ]
     assert found == pytest.approx([double_sum(updates, WEIGHTS)] * 4, rel=1e-12)
 
 
 def test_the_report_of_a_round_has_the_same_number(updates):
     base = torch.zeros(40, dtype=torch.float64)
-    out = steelyard.aggregate("fedavg", base, updates, metrics={"num_examples": WEIGHTS}, diagnose=True)
+    out = steelyard.aggregate(
+        "fedavg", base, updates, metrics={"num_examples": WEIGHTS}, diagnose=True
+    )
     assert gradient_coherence(updates, WEIGHTS) == pytest.approx(out.report["coherence"], rel=1e-12)
 
 
@@ -80,7 +87,11 @@ def test_pairs_of_three_groups(updates):
 
 def test_two_groups_add_up_to_the_whole(updates):
     found = group_coherence(updates, [0, 0, 1, 1, 1])
-    parts = 2 / 5 * (2 / 5) ** 2 * found.within[0] + 3 / 5 * (3 / 5) ** 2 * found.within[1] + found.between[0, 1]
+    parts = (
+        2 / 5 * (2 / 5) ** 2 * found.within[0]
+        + 3 / 5 * (3 / 5) ** 2 * found.within[1]
+        + found.between[0, 1]
+    )
     assert parts == pytest.approx(found.overall, rel=1e-12)
 
 
@@ -104,7 +115,9 @@ def test_critical_point(series, options, expected):
 
 def test_the_critical_point_of_a_record_with_gaps_is_a_round():
     void = {"round": 2, "void": "nobody"}
-    coherent = [{"round": number, "coherence": value} for number, value in ((1, 0.3), (3, 0.2), (4, 0.0))]
+    coherent = [
+        {"round": number, "coherence": value} for number, value in ((1, 0.3), (3, 0.2), (4, 0.0))
+    ]
     history = History("h", [coherent[0], void, *coherent[1:]])
     assert critical_point(series(history, "coherence")) == 4
     assert critical_point(series(history, "coherence"), hold=2) is None
@@ -138,7 +151,9 @@ def test_an_empty_client_may_take_part_with_weight_zero():
 def test_alignment_of_a_cohort(updates):
     rows, share = updates.numpy(), np.array(WEIGHTS) / 20
     part = (5 * rows[0] + 8 * rows[3]) / 13
-    assert cohort_alignment(updates, [0, 3], WEIGHTS) == pytest.approx(cosine(part, share @ rows), rel=1e-12)
+    assert cohort_alignment(updates, [0, 3], WEIGHTS) == pytest.approx(
+        cosine(part, share @ rows), rel=1e-12
+    )
     assert cohort_alignment(updates, range(5)) == pytest.approx(1)
 
 
@@ -147,7 +162,10 @@ def test_alignment_of_a_cohort(updates):
     [
         (lambda: gradient_coherence(torch.ones(3)), r"float32 \[3\]: give floats"),
         (lambda: gradient_coherence(torch.ones(2, 3, dtype=torch.int64)), "int64"),
-        (lambda: gradient_coherence(torch.tensor([[1.0], [float("nan")]])), "client 1 has NaN or infinity"),
+        (
+            lambda: gradient_coherence(torch.tensor([[1.0], [float("nan")]])),
+            "client 1 has NaN or infinity",
+        ),
         (lambda: gradient_coherence(torch.ones(2, 3), [1, 2, 3]), "each of the 2 clients"),
         (lambda: gradient_coherence(torch.ones(2, 3), [2, -1]), "numbers >= 0"),
         (lambda: gradient_coherence(torch.ones(2, 3), [0, 0]), "not all of them 0"),

@@ -9,7 +9,12 @@ import torch
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.diagnostics.datasets import client_distances, data_distances, data_vector, matrix_correlation
+from steelyard.diagnostics.datasets import (
+    client_distances,
+    data_distances,
+    data_vector,
+    matrix_correlation,
+)
 
 ot = pytest.importorskip("ot", reason="POT is the extra [diagnostics]")
 
@@ -25,7 +30,11 @@ def labels(count):
 def test_a_shifted_cloud_is_as_far_as_the_shift():
     """W_2 of a distribution and its translate by v is |v|."""
     points, shift = cloud(60), torch.tensor([3.0, -4.0, 12.0])
-    data = {"here": (points, labels(60)), "there": (points + shift, labels(60)), "again": (points.flip(0), labels(60))}
+    data = {
+        "here": (points, labels(60)),
+        "there": (points + shift, labels(60)),
+        "again": (points.flip(0), labels(60)),
+    }
     distances = data_distances(data)
     assert distances == pytest.approx(np.array([[0, 13, 0], [13, 0, 13], [0, 13, 0]]), abs=1e-5)
 
@@ -33,7 +42,10 @@ def test_a_shifted_cloud_is_as_far_as_the_shift():
 def test_equals_the_best_of_all_assignments():
     a, b = cloud(6, 1), cloud(6, 2)
     squares = ((a[:, None] - b[None]) ** 2).sum(-1).double().numpy()
-    best = min(sum(squares[i, j] for i, j in enumerate(order)) for order in itertools.permutations(range(6)))
+    best = min(
+        sum(squares[i, j] for i, j in enumerate(order))
+        for order in itertools.permutations(range(6))
+    )
     distances = data_distances({0: (a, labels(6)), 1: (b, labels(6))})
     assert distances[0, 1] == pytest.approx(np.sqrt(best / 6), rel=1e-6)
 
@@ -42,7 +54,9 @@ def test_equals_pot_between_sets_of_unequal_size():
     a, b = cloud(5, 1), cloud(9, 2)
     cost = ot.dist(a.double().numpy(), b.double().numpy())
     expected = np.sqrt(ot.emd2(np.full(5, 1 / 5), np.full(9, 1 / 9), cost))
-    assert data_distances({0: (a, labels(5)), 1: (b, labels(9))})[1, 0] == pytest.approx(expected, rel=1e-6)
+    assert data_distances({0: (a, labels(5)), 1: (b, labels(9))})[1, 0] == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 def test_labels_are_as_far_apart_as_their_samples():
@@ -51,7 +65,11 @@ def test_labels_are_as_far_apart_as_their_samples():
     data = {0: (inputs[:2], labels(2)), 1: (inputs[2:], labels(2) + 1)}
     assert data_distances(data)[0, 1] == pytest.approx(10)
     assert data_distances(data, cost="labels")[0, 1] == pytest.approx(np.sqrt(10**2 + 10**2))
-    swapped = {0: (inputs[:2], labels(2)), 1: (inputs[:2], labels(2) + 1), 2: (inputs[2:], labels(2) + 1)}
+    swapped = {
+        0: (inputs[:2], labels(2)),
+        1: (inputs[:2], labels(2) + 1),
+        2: (inputs[2:], labels(2) + 1),
+    }
     between = 50.0  # class 0 is at 0; class 1 half at 0, half at 10: squared distance 50
     assert data_distances(swapped)[0, 1] == 0
     assert data_distances(swapped, cost="labels")[0, 1] == pytest.approx(np.sqrt(between))
@@ -68,7 +86,9 @@ def test_samples_are_drawn_by_seed():
     data = {k: (cloud(50, k), labels(50)) for k in range(2)}
     few = [data_distances(data, samples=8, seed=seed)[0, 1] for seed in (0, 0, 1)]
     assert few[0] == few[1] != few[2]
-    assert data_distances(data, samples=50, seed=0)[0, 1] == pytest.approx(data_distances(data, seed=1)[0, 1])
+    assert data_distances(data, samples=50, seed=0)[0, 1] == pytest.approx(
+        data_distances(data, seed=1)[0, 1]
+    )
 
 
 def test_data_vector_is_equation_5():
@@ -89,7 +109,9 @@ def test_vectors_and_models():
 
     assert found.vectors == pytest.approx(one_minus_cosine(clients), abs=1e-12)
     assert found.models == pytest.approx(one_minus_cosine(models), abs=1e-12)
-    assert found.models.max() < found.vectors[found.vectors > 0].min()  # "the distances between models are similar"
+    assert (
+        found.models.max() < found.vectors[found.vectors > 0].min()
+    )  # "the distances between models are similar"
     straight = client_distances(base, models, "euclidean")
     assert straight.vectors == pytest.approx(torch.cdist(models, models).numpy(), abs=1e-9)
     assert straight.models == pytest.approx(straight.vectors)
@@ -97,7 +119,9 @@ def test_vectors_and_models():
 
 def test_clients_come_by_id():
     base, clients = cloud(1, 5, 10)[0], cloud(3, 6, 10)
-    by_id = client_distances({"w": base}, {"b": {"w": clients[0]}, "a": {"w": clients[1]}, "c": {"w": clients[2]}})
+    by_id = client_distances(
+        {"w": base}, {"b": {"w": clients[0]}, "a": {"w": clients[1]}, "c": {"w": clients[2]}}
+    )
     assert by_id.ids == ("a", "b", "c")
     assert by_id.vectors[0, 1] == pytest.approx(client_distances(base, clients).vectors[1, 0])
 
@@ -134,11 +158,16 @@ def test_client_vectors_tell_of_client_data_and_models_do_not():
     ("call", "words"),
     [
         (
-            lambda: data_distances({0: (torch.ones(2, 1), labels(2)), 1: (torch.ones(0, 1), labels(0))}),
+            lambda: data_distances(
+                {0: (torch.ones(2, 1), labels(2)), 1: (torch.ones(0, 1), labels(0))}
+            ),
             "client 1 has no",
         ),
         (lambda: data_distances({0: (torch.ones(2, 1), labels(2))}, cost="earth"), "cost='earth'"),
-        (lambda: data_distances({0: (torch.ones(2, 1), torch.ones(2))}, cost="labels"), "not classes"),
+        (
+            lambda: data_distances({0: (torch.ones(2, 1), torch.ones(2))}, cost="labels"),
+            "not classes",
+        ),
         (lambda: data_distances({0: (torch.ones(2, 1), labels(2))}, samples=0), "samples=0"),
         (lambda: matrix_correlation(np.ones((2, 2)), np.ones((2, 2))), "at least 3"),
         (lambda: matrix_correlation(np.ones((3, 3)), np.ones((4, 4))), r"\[3, 3\] and \[4, 4\]"),

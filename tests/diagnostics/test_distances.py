@@ -67,11 +67,15 @@ def test_divergence_of_clients_that_agree_is_zero():
 def test_angles(updates):
     rows = updates.numpy()
     mean = WEIGHTS / 10 @ rows
-    assert_near(update_angles(updates, WEIGHTS), np.arccos(unit(rows) @ mean / np.linalg.norm(mean)), 1e-12)
+    assert_near(
+        update_angles(updates, WEIGHTS), np.arccos(unit(rows) @ mean / np.linalg.norm(mean)), 1e-12
+    )
 
 
 def test_right_angles_in_radians():
-    assert_near(update_angles(torch.tensor([[1.0, 1.0], [1.0, -1.0]])), [np.pi / 4, np.pi / 4], 1e-12)
+    assert_near(
+        update_angles(torch.tensor([[1.0, 1.0], [1.0, -1.0]])), [np.pi / 4, np.pi / 4], 1e-12
+    )
 
 
 @pytest.mark.parametrize("case", ["equal", "unequal"])

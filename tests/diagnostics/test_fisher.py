@@ -5,10 +5,17 @@ import torch
 from torch import nn
 
 from steelyard.core.errors import SteelyardError
-from steelyard.diagnostics import empirical_fisher_trace, federated_fisher_trace, fisher, fisher_trace
+from steelyard.diagnostics import (
+    empirical_fisher_trace,
+    federated_fisher_trace,
+    fisher,
+    fisher_trace,
+)
 from tests.golden import arrays, tensor
 
-INPUTS = torch.randn(70, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # more than one batch
+INPUTS = torch.randn(
+    70, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+)  # more than one batch
 LABELS = torch.arange(70) % 3
 
 
@@ -42,7 +49,9 @@ def networks():
         "convolution": nn.Sequential(
             nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
         ),
-        "in place": nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(5, 3)),
+        "in place": nn.Sequential(
+            nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(5, 3)
+        ),
         "attention": Attentive(),
         "recurrent": Recurrent(),
     }
@@ -57,7 +66,11 @@ def square(model, sample, label):
 def loop(model, inputs):
     """Equation (2), term by term."""
     shares = model(inputs).softmax(dim=1).tolist()
-    terms = [p * square(model, x, y) for x, row in zip(inputs, shares, strict=True) for y, p in enumerate(row)]
+    terms = [
+        p * square(model, x, y)
+        for x, row in zip(inputs, shares, strict=True)
+        for y, p in enumerate(row)
+    ]
     return sum(terms) / len(inputs)
 
 
@@ -79,7 +92,9 @@ def test_closed_form_of_softmax_regression():
     exact = (lengths * (1 - p.square().sum(dim=1))).mean().item()
     assert fisher_trace(model, x) == pytest.approx(exact, rel=1e-12)
     away = (p - nn.functional.one_hot(y, 3)).square().sum(dim=1)
-    assert empirical_fisher_trace(model, x, y) == pytest.approx((lengths * away).mean().item(), rel=1e-12)
+    assert empirical_fisher_trace(model, x, y) == pytest.approx(
+        (lengths * away).mean().item(), rel=1e-12
+    )
 
 
 def test_the_empirical_one_with_observed_labels():
@@ -136,8 +151,14 @@ def test_equation_3():
         (lambda: fisher_trace(nn.Linear(6, 3), torch.ones(0, 6)), "at least one sample"),
         (lambda: fisher_trace(nn.Linear(6, 3), torch.ones(2, 6), n=0), "n=0"),
         (lambda: fisher_trace(nn.Conv1d(1, 2, 1), torch.ones(2, 1, 6)), r"shape \[1, 2, 6\]"),
-        (lambda: fisher_trace(nn.Linear(6, 3).requires_grad_(False), torch.ones(2, 6)), "no learned parameters"),
-        (lambda: empirical_fisher_trace(nn.Linear(6, 3), torch.ones(2, 6), torch.ones(2)), "float32"),
+        (
+            lambda: fisher_trace(nn.Linear(6, 3).requires_grad_(False), torch.ones(2, 6)),
+            "no learned parameters",
+        ),
+        (
+            lambda: empirical_fisher_trace(nn.Linear(6, 3), torch.ones(2, 6), torch.ones(2)),
+            "float32",
+        ),
         (
             lambda: empirical_fisher_trace(nn.Linear(6, 3), torch.ones(2, 6), torch.ones(3).long()),
             "give 2 class numbers",
@@ -147,7 +168,9 @@ def test_equation_3():
             "targets go from 0 to 3: the model has 3 classes: use 0 to 2",
         ),
         (
-            lambda: empirical_fisher_trace(nn.Linear(6, 3), torch.ones(2, 6), torch.tensor([-1, 2])),
+            lambda: empirical_fisher_trace(
+                nn.Linear(6, 3), torch.ones(2, 6), torch.tensor([-1, 2])
+            ),
             "targets go from -1 to 2",
         ),
         (lambda: federated_fisher_trace([1.0], [1, 2]), "each of the 1 clients"),

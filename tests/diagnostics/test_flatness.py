@@ -31,8 +31,12 @@ def dense(model, inputs, targets):
 
     def loss(vector):
         parts = torch.split(vector, sizes)
-        made = {name: part.view(p.shape) for (name, p), part in zip(params.items(), parts, strict=True)}
-        return nn.functional.cross_entropy(torch.func.functional_call(model, made, (inputs.double(),)), targets)
+        made = {
+            name: part.view(p.shape) for (name, p), part in zip(params.items(), parts, strict=True)
+        }
+        return nn.functional.cross_entropy(
+            torch.func.functional_call(model, made, (inputs.double(),)), targets
+        )
 
     theta = torch.cat([p.detach().reshape(-1) for p in params.values()])
     return torch.autograd.functional.hessian(loss, theta).numpy()
@@ -79,7 +83,9 @@ class Attentive(nn.Module):
         self.conv, self.bn, self.head = nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.Linear(4, 3)
 
     def forward(self, x):
-        tokens = self.bn(self.conv(x)).transpose(1, 2).unsqueeze(1).contiguous()  # as the fast kernels want it
+        tokens = (
+            self.bn(self.conv(x)).transpose(1, 2).unsqueeze(1).contiguous()
+        )  # as the fast kernels want it
         mixed = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)
         return self.head(mixed.mean(dim=(1, 2)))
 
@@ -97,22 +103,32 @@ def test_curvature_is_the_derivative_of_the_gradient():
             name: (p.detach() + step * part.view(p.shape)).requires_grad_()
             for (name, p), part in zip(params.items(), parts, strict=True)
         }
-        loss = nn.functional.cross_entropy(torch.func.functional_call(model, made, (inputs,)), targets)
+        loss = nn.functional.cross_entropy(
+            torch.func.functional_call(model, made, (inputs,)), targets
+        )
         return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(made.values()))])
 
     expected = (gradient(1e-5) - gradient(-1e-5)) / 2e-5
-    torch.testing.assert_close(Surface(model, inputs, targets).curvature(direction), expected, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        Surface(model, inputs, targets).curvature(direction), expected, rtol=1e-6, atol=1e-8
+    )
 
 
 def test_a_loss_that_is_linear_in_its_parameters_is_flat():
-    surface = Surface(nn.Linear(2, 1), torch.ones(3, 2), torch.zeros(3), lambda output, _: output.mean())
+    surface = Surface(
+        nn.Linear(2, 1), torch.ones(3, 2), torch.zeros(3), lambda output, _: output.mean()
+    )
     assert not surface.curvature(torch.ones(3)).any()
 
 
-@pytest.mark.parametrize(("scale", "message"), [(float("nan"), "curvature .*not finite"), (0.0, "curvature .* 0")])
+@pytest.mark.parametrize(
+    ("scale", "message"), [(float("nan"), "curvature .*not finite"), (0.0, "curvature .* 0")]
+)
 def test_a_loss_without_curvature_is_an_error_that_says_so(scale, message):
     with pytest.raises(SteelyardError, match=message):
-        hessian_spectrum(network(), INPUTS, TARGETS, loss=lambda output, _: scale * output.square().mean())
+        hessian_spectrum(
+            network(), INPUTS, TARGETS, loss=lambda output, _: scale * output.square().mean()
+        )
 
 
 def test_eigenvalues_that_do_not_converge(monkeypatch):
@@ -142,7 +158,9 @@ def test_loss_along_a_direction_is_the_parabola_of_least_squares():
     theta, v = model.weight[0].detach(), torch.from_numpy(found.vectors[0])
     residual = inputs @ theta - targets[:, 0]
     slope = 2 * (residual * (inputs @ v)).mean().item()
-    expected = [residual.square().mean().item() + s * slope + 0.5 * s * s * found.top for s in steps]
+    expected = [
+        residual.square().mean().item() + s * slope + 0.5 * s * s * found.top for s in steps
+    ]
     np.testing.assert_allclose(losses, expected, rtol=1e-9)
 
 
@@ -158,7 +176,10 @@ def test_without_scipy_the_error_says_what_to_install(monkeypatch):
         (lambda: hessian_spectrum(network(), INPUTS, TARGETS, k=27), "k less than 27"),
         (lambda: hessian_spectrum(network(), INPUTS, TARGETS, k=0), "k=0"),
         (lambda: hessian_spectrum(network(), INPUTS, TARGETS[:3]), "700 inputs and 3 targets"),
-        (lambda: losses_along(network(), INPUTS, TARGETS, np.ones(3), [1]), r"shape \[3\]: give \[27\]"),
+        (
+            lambda: losses_along(network(), INPUTS, TARGETS, np.ones(3), [1]),
+            r"shape \[3\]: give \[27\]",
+        ),
         (lambda: Spectrum(np.ones(3), np.ones((3, 9))).ratio, "ask for k=5"),
     ],
 )

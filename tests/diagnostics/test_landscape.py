@@ -33,7 +33,9 @@ def test_a_quadratic_has_its_minimum_where_it_was_put():
     np.testing.assert_allclose(found.fedavg, [0.25, 0.25, 0.5])
     expected = [loss(torch.from_numpy(weights) @ CLIENTS) for weights in found.weights]
     np.testing.assert_allclose(found.loss, expected, atol=1e-12)
-    assert found.fedavg_loss == pytest.approx(loss(torch.tensor([0.25, 0.25, 0.5]).double() @ CLIENTS))
+    assert found.fedavg_loss == pytest.approx(
+        loss(torch.tensor([0.25, 0.25, 0.5]).double() @ CLIENTS)
+    )
     assert np.isnan(found.accuracy).all()
     assert np.isnan(found.fedavg_accuracy)
 
@@ -61,7 +63,9 @@ def test_networks_and_their_statistics_are_mixed():
     inputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(9))
     targets = torch.arange(50) % 3
     models = [network(seed) for seed in range(3)]
-    found = weight_landscape(Surface(network(7), inputs, targets), [model.state_dict() for model in models], points=2)
+    found = weight_landscape(
+        Surface(network(7), inputs, targets), [model.state_dict() for model in models], points=2
+    )
     assert found.weights.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
     for model, loss, accuracy in zip(reversed(models), found.loss, found.accuracy, strict=True):
         outputs = model(inputs)
@@ -70,7 +74,9 @@ def test_networks_and_their_statistics_are_mixed():
     mean = network(0)
     mean.load_state_dict(
         {
-            name: tensor if tensor.dtype == torch.int64 else sum(m.state_dict()[name] for m in models) / 3
+            name: tensor
+            if tensor.dtype == torch.int64
+            else sum(m.state_dict()[name] for m in models) / 3
             for name, tensor in mean.state_dict().items()
         }
     )
@@ -91,12 +97,24 @@ def test_a_surface_keeps_the_networks_own_statistics_for_vectors():
     ("call", "message"),
     [
         (lambda: weight_landscape(lambda _: 0.0, CLIENTS[:2]), "2 clients"),
-        (lambda: weight_landscape(lambda _: 0.0, [CLIENTS[0], CLIENTS[1], CLIENTS[2, :2]]), "number 2 is refused"),
+        (
+            lambda: weight_landscape(lambda _: 0.0, [CLIENTS[0], CLIENTS[1], CLIENTS[2, :2]]),
+            "number 2 is refused",
+        ),
         (lambda: weight_landscape(lambda _: 0.0, CLIENTS, sizes=[1, 2]), "each of the 3 clients"),
         (lambda: simplex_grid(1), "points=1"),
-        (lambda: weight_landscape(lambda _: np.nan, CLIENTS, points=2).optimum, "NaN at all points: give models"),
-        (lambda: weight_landscape(lambda _: np.nan, CLIENTS, points=2).optimum_loss, "NaN at all points: give models"),
-        (lambda: Surface(network(0), torch.ones(3, 4), torch.zeros(3).long())(torch.ones(2)), r"vector \[63\]"),
+        (
+            lambda: weight_landscape(lambda _: np.nan, CLIENTS, points=2).optimum,
+            "NaN at all points: give models",
+        ),
+        (
+            lambda: weight_landscape(lambda _: np.nan, CLIENTS, points=2).optimum_loss,
+            "NaN at all points: give models",
+        ),
+        (
+            lambda: Surface(network(0), torch.ones(3, 4), torch.zeros(3).long())(torch.ones(2)),
+            r"vector \[63\]",
+        ),
         (lambda: Surface(network(0), torch.ones(3, 4), torch.zeros(3).long())({}), "missing key"),
     ],
 )

@@ -5,7 +5,13 @@ import pytest
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.diagnostics.periods import Periods, critical_periods, detect, loss_deviation, stability
+from steelyard.diagnostics.periods import (
+    Periods,
+    critical_periods,
+    detect,
+    loss_deviation,
+    stability,
+)
 from steelyard.diagnostics.recorded import series
 from steelyard.experiments import scores
 from steelyard.runs.history import History
@@ -38,7 +44,9 @@ def test_the_record_repeats_what_the_rule_saw(detector):
 def test_a_run_without_a_detector_is_looked_at_by_both():
     history = simulate("fedavg", rounds=3, metrics=("grad_norm",))
     assert critical_periods(history).rounds.tolist() == [1, 2, 3]
-    assert critical_periods(history, "criticalfl_window").critical.all()  # the first five checks always are
+    assert critical_periods(
+        history, "criticalfl_window"
+    ).critical.all()  # the first five checks always are
     median = critical_periods(history, steelyard.eq6(average="median")).fgn
     norms = [sorted(record["reported"]["grad_norm"].values()) for record in history]
     assert median == pytest.approx([(row[2] + row[3]) / 2 for row in norms])
@@ -95,5 +103,7 @@ def test_errors_are_one_sentence():
 
 def test_loss_deviation_takes_the_global_models_loss_where_that_is_all_there_is():
     trained = made([[1.0, 2.0], [3.0, 2.0], [5.0, 9.0]], fgn=[1.0, 2.0, 1.0])
-    records = [{**record, "reported": {"loss_before": record["reported"]["loss"]}} for record in trained]
+    records = [
+        {**record, "reported": {"loss_before": record["reported"]["loss"]}} for record in trained
+    ]
     assert loss_deviation(History("h", records)) == loss_deviation(trained)

@@ -18,7 +18,9 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "pa3"
     test = clients(1, seed=9)["client-0"]
     algorithm = steelyard.Algorithm("pa3fed|shrink:0.99")
-    simulate(algorithm, rounds=5, test=test, evaluate_every=2, participation={"share": 0.5}, out=out)
+    simulate(
+        algorithm, rounds=5, test=test, evaluate_every=2, participation={"share": 0.5}, out=out
+    )
     return out
 
 
@@ -38,7 +40,9 @@ def test_values_are_those_on_record(run):
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert series(run, "coherence").values.tolist() == [line["coherence"] for line in lines]
     assert series(run, "coherence").rounds.tolist() == [1, 2, 3, 4, 5]
-    assert series(run, "timings.train").values.tolist() == [line["timings"]["train"] for line in lines]
+    assert series(run, "timings.train").values.tolist() == [
+        line["timings"]["train"] for line in lines
+    ]
     assert series(run, "critical").values.tolist() == [float(line["critical"]) for line in lines]
     expected = [line["divergence"] / line["lr"] for line in lines]
     assert series(run, "gradient_divergence").values.tolist() == expected
@@ -58,14 +62,22 @@ def test_by_client(run):
     assert (np.isnan(table.values).sum(axis=1) == 3).all()
     assert np.nansum(table.values, axis=1) == pytest.approx(0.99)
     assert by_client(run, "reported.loss_before").values.shape == (5, 6)
-    assert {"weights", "norms", "cosines", "alpha", "reported.loss_before", "reported.grad_norm"} <= set(
-        client_names(run)
-    )
+    assert {
+        "weights",
+        "norms",
+        "cosines",
+        "alpha",
+        "reported.loss_before",
+        "reported.grad_norm",
+    } <= set(client_names(run))
     assert "timings" not in client_names(run)
 
 
 def test_what_clients_found_together_is_a_series_and_no_table_by_client():
-    history = History("h", [{"round": 1, "weights": {"a": 1.0}, "client_evaluation": {"accuracy": 0.5, "loss": 2.0}}])
+    history = History(
+        "h",
+        [{"round": 1, "weights": {"a": 1.0}, "client_evaluation": {"accuracy": 0.5, "loss": 2.0}}],
+    )
     assert client_names(history) == ["weights"]
     assert names(history) == ["client_evaluation.accuracy", "client_evaluation.loss"]
     assert series(history, "client_evaluation.accuracy").values.tolist() == [0.5]
@@ -83,14 +95,20 @@ def test_clients_are_in_the_order_of_their_numbers():
 
 
 def test_an_unknown_name_lists_what_there_is(run):
-    with pytest.raises(SteelyardError, match=r"series 'coherense': not on record .* it has .*coherence"):
+    with pytest.raises(
+        SteelyardError, match=r"series 'coherense': not on record .* it has .*coherence"
+    ):
         series(run, "coherense")
     with pytest.raises(SteelyardError, match=r"'weight': not on record .* it has weights, .*norms"):
         by_client(run, "weight")
-    with pytest.raises(SteelyardError, match="it needs a rule that keeps curves: fedlaw:trace=true"):
+    with pytest.raises(
+        SteelyardError, match="it needs a rule that keeps curves: fedlaw:trace=true"
+    ):
         curves(run)
     plain = simulate(rounds=1)
-    with pytest.raises(SteelyardError, match=r"'fgn': not on record in fedavg: it needs metrics=\('grad_norm'"):
+    with pytest.raises(
+        SteelyardError, match=r"'fgn': not on record in fedavg: it needs metrics=\('grad_norm'"
+    ):
         series(plain, "fgn")
     with pytest.raises(SteelyardError, match="it needs a rule that shrinks"):
         series(plain, "shrinking_ratio")
@@ -98,7 +116,9 @@ def test_an_unknown_name_lists_what_there_is(run):
 
 def test_curves_of_a_round():
     options = {"rounds": 2, "clients": 3, "proxy": {"per_class": 2}, "executor": "serial"}
-    history = steelyard.simulate("fedlaw:epochs=4,trace=true", "digits", "mlp:hidden=[4]", **options)
+    history = steelyard.simulate(
+        "fedlaw:epochs=4,trace=true", "digits", "mlp:hidden=[4]", **options
+    )
     trace = curves(history)
     assert trace == history.records[-1]["trace"]
     assert trace["epoch"] == [1, 2, 3, 4]

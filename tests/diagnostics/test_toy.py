@@ -17,7 +17,12 @@ GOLDEN = arrays("fedcos_toy_derived")
         ("fedavg_0", None, 80, 1e-12),
         ("fedprox_0.1", steelyard.fedprox(mu=0.2), 80, 1e-12),  # the authors' has no 1/2
         ("fedcos_0.2", steelyard.fedcos(mu=0.2), 80, 1e-8),
-        ("fedcos_0.5", steelyard.fedcos(mu=0.5), 9, 1e-6),  # chaotic: the last bit decides from then on
+        (
+            "fedcos_0.5",
+            steelyard.fedcos(mu=0.5),
+            9,
+            1e-6,
+        ),  # chaotic: the last bit decides from then on
     ],
 )
 def test_trajectories(name, term, rounds, tolerance):
@@ -44,7 +49,9 @@ def test_fedcos_comes_closer_to_the_optimum_than_fedavg(toy):
     assert plain.points[0].tolist() == list(toy.start)
     assert plain.points.shape == (81, 2)
     assert cosine.closest < 0.7 * plain.closest
-    assert plain.closest == pytest.approx(np.linalg.norm(plain.points[1:] - toy.optimum, axis=1).min())
+    assert plain.closest == pytest.approx(
+        np.linalg.norm(plain.points[1:] - toy.optimum, axis=1).min()
+    )
 
 
 @pytest.mark.parametrize("toy", [TWO_CLIENTS, THREE_CLIENTS])

@@ -27,7 +27,9 @@ COUNTS = np.array([[5, 5, 2], [20, 0, 0], [3, 3, 2], [1, 9, 2]])
 
 
 def test_effective_clients():
-    weights = np.array([[0.25, 0.25, 0.25, 0.25], [1.0, 0, 0, 0], [0.5, 0.5, np.nan, np.nan], [2, 2, 0, 0]])
+    weights = np.array(
+        [[0.25, 0.25, 0.25, 0.25], [1.0, 0, 0, 0], [0.5, 0.5, np.nan, np.nan], [2, 2, 0, 0]]
+    )
     assert effective_clients(weights) == pytest.approx([4, 1, 2, 2])
     for nothing in ([0, 0], [[1, 1], [np.nan, 0]]):
         with pytest.raises(SteelyardError, match="all weights are 0"):
@@ -39,7 +41,9 @@ def test_effective_clients():
 
 def test_similarity():
     assert similarity([1.0, 0.0], [1.0, 1.0]) == pytest.approx(np.sqrt(0.5))
-    assert similarity([[3.0, 4.0, np.nan], [np.nan, 1.0, 1.0]], [6.0, 8.0, 1.0]) == pytest.approx([1, 9 / np.sqrt(130)])
+    assert similarity([[3.0, 4.0, np.nan], [np.nan, 1.0, 1.0]], [6.0, 8.0, 1.0]) == pytest.approx(
+        [1, 9 / np.sqrt(130)]
+    )
     assert similarity([0.0, 0.0], [1.0, 1.0]) == 0
     with pytest.raises(SteelyardError, match=r"weights of 3 clients and a vector \[2\]"):
         similarity([1.0, 2.0, 3.0], [1.0, 2.0])
@@ -87,7 +91,9 @@ def run(tmp_path):
     simulate("fedavg", data, out=tmp_path / "run", participation={"share": 0.5})
     sizes = [len(targets) for _, targets in data.values()]
     counts = [torch.bincount(targets, minlength=3).tolist() for _, targets in data.values()]
-    (tmp_path / "run" / "clients.json").write_text(json.dumps({"ids": list(data), "sizes": sizes, "counts": counts}))
+    (tmp_path / "run" / "clients.json").write_text(
+        json.dumps({"ids": list(data), "sizes": sizes, "counts": counts})
+    )
     return tmp_path / "run", dict(zip(data, sizes, strict=True)), np.array(counts)
 
 
@@ -128,7 +134,11 @@ def test_distances_to_the_ideal_vector():
     assert found.clients == pytest.approx([1 - np.sqrt(0.5)] * 2)
     assert found.merged == pytest.approx(0)
     found = ideal_distances(
-        base, {"b": models[0], "a": models[1]}, ideal + torch.tensor([1.0, 0.0]), [3, 1], "euclidean"
+        base,
+        {"b": models[0], "a": models[1]},
+        ideal + torch.tensor([1.0, 0.0]),
+        [3, 1],
+        "euclidean",
     )
     assert found.clients == pytest.approx([np.sqrt(8), np.sqrt(10)])  # in the order given
     assert found.merged == pytest.approx(np.hypot(2.25, 1.75))
@@ -141,7 +151,9 @@ def test_distances_to_the_ideal_vector():
 def test_the_ideal_model_is_a_step_on_all_data():
     """One full batch, one step: -lr times the gradient of the loss on the union, though clients share samples."""
     federation = steelyard.Federation.of(clients(3))
-    federation = steelyard.Federation(federation.train, (0, 1), (federation.index[0], np.arange(len(federation.train))))
+    federation = steelyard.Federation(
+        federation.train, (0, 1), (federation.index[0], np.arange(len(federation.train)))
+    )
     model = net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = ideal_model(federation, model, {"lr": 0.1, "batch_size": len(federation.train)})
@@ -161,6 +173,8 @@ def test_the_mixture_is_nearer_to_the_ideal_than_the_clients():
         alone = steelyard.Federation(federation.train, (0,), (index,))
         run = steelyard.simulate("uniform", alone, model, rounds=1, local=local, executor="serial")
         models.append(run.params)
-    found = ideal_distances(model.state_dict(), models, ideal_model(federation, model, local), federation.sizes)
+    found = ideal_distances(
+        model.state_dict(), models, ideal_model(federation, model, local), federation.sizes
+    )
     assert found.merged == pytest.approx(0, abs=1e-5)
     assert found.clients.min() > 0.01

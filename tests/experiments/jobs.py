@@ -4,15 +4,22 @@ import json
 import os
 
 from steelyard.experiments import worker
-from steelyard.experiments.jobs import Job, Silent
-from steelyard.experiments.worker_process import Child
+from steelyard.experiments.jobs import Child, Job, Silent
 from steelyard.sim.config import read
 
 
 def job(weighting="fedavg", seed=1, rounds=2, name=None, **settings):
-    keys = {"weighting": f"'{weighting}'", "seed": seed, "rounds": rounds, "data.clients": 4, **settings}
+    keys = {
+        "weighting": f"'{weighting}'",
+        "seed": seed,
+        "rounds": rounds,
+        "data.clients": 4,
+        **settings,
+    }
     config = read(None, [f"{key}={value}" for key, value in keys.items()])
-    return Job(name or f"{weighting}/seed-{seed}", config, {"weighting": weighting, "seed": str(seed)})
+    return Job(
+        name or f"{weighting}/seed-{seed}", config, {"weighting": weighting, "seed": str(seed)}
+    )
 
 
 class Diary(Silent):
@@ -29,14 +36,24 @@ class Diary(Silent):
         assert set(record) == {"round", "accuracy", "loss"}
 
     def on_finish(self, outcome):
-        self.lines.append(("reused" if outcome.reused else "failed" if outcome.error else "finished", outcome.job.name))
+        self.lines.append(
+            (
+                "reused" if outcome.reused else "failed" if outcome.error else "finished",
+                outcome.job.name,
+            )
+        )
 
 
 class Here(Child):
     """A child that is this process: a fresh one needs seconds to load torch."""
 
     def __init__(self, order):
-        self.name, self.workers, self.error, self.unfinished_line = order["name"], order["workers"], None, b""
+        self.name, self.workers, self.error, self.unfinished_line = (
+            order["name"],
+            order["workers"],
+            None,
+            b"",
+        )
         self.output, other = os.pipe()
         plain = {**order, "config": {**order["config"], "executor": "serial"}}
         with os.fdopen(other, "w") as channel:
@@ -58,7 +75,12 @@ def fake(path, config, rounds):
         "data": data,
         "model": {"parameters": 650},
     }
-    (path / "config.json").write_text(json.dumps({"config": config.to_stored(), "resolved": resolved}))
+    (path / "config.json").write_text(
+        json.dumps({"config": config.to_stored(), "resolved": resolved})
+    )
     (path / "rounds.jsonl").write_text(
-        "".join(json.dumps({"round": n, "accuracy": 0.1 * n, "loss": 1.0}) + "\n" for n in range(1, rounds + 1))
+        "".join(
+            json.dumps({"round": n, "accuracy": 0.1 * n, "loss": 1.0}) + "\n"
+            for n in range(1, rounds + 1)
+        )
     )

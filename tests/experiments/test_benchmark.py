@@ -10,14 +10,36 @@ from steelyard.experiments.ranking import analyse, rank_rules
 from steelyard.runs.history import History
 
 ISSUE_RULES = {
-    *("fedavg", "uniform", "fedprox", "scaffold", "feddyn", "fednova", "fedavgm", "fedadam", "fedadp"),
-    *("fedawa", "fedawa-l", "ldawa", "feddisco", "pa3fed", "fedcos", "fedlaw", "geometric-median", "control"),
+    *(
+        "fedavg",
+        "uniform",
+        "fedprox",
+        "scaffold",
+        "feddyn",
+        "fednova",
+        "fedavgm",
+        "fedadam",
+        "fedadp",
+    ),
+    *(
+        "fedawa",
+        "fedawa-l",
+        "ldawa",
+        "feddisco",
+        "pa3fed",
+        "fedcos",
+        "fedlaw",
+        "geometric-median",
+        "control",
+    ),
 }
 
 
 def result(rule, setting, seed, value, error="", **scores):
     empty = dict.fromkeys(bench.SCORES)
-    return Result(Rule(rule, rule.title(), rule), setting, seed, empty | {"last10": value} | scores, error)
+    return Result(
+        Rule(rule, rule.title(), rule), setting, seed, empty | {"last10": value} | scores, error
+    )
 
 
 def test_our_file_has_seventeen_rules_a_control_and_six_settings():
@@ -37,7 +59,9 @@ def test_every_cell_is_a_valid_run_on_the_same_data():
     for job in jobs:
         assert job.config.rounds == 50
         assert job.config.data.name == "fashion-mnist"
-        assert job.config.proxy.per_class == 10  # all rules are tested on what is left of the test set
+        assert (
+            job.config.proxy.per_class == 10
+        )  # all rules are tested on what is left of the test set
     control = next(job.config for job in jobs if job.labels["rule"] == "control")
     assert control.local.batch_seed == 1
     assert control.weighting == "fedavg"
@@ -48,7 +72,9 @@ def test_the_algorithm_of_a_tuned_rule_is_one_of_those_tried():
     tuned = {rule.name: rule for rule in benchmark.rules if rule.tried}
     for rule in tuned.values():
         assert len(rule.tried) == 3  # the same budget for each
-        configs = [benchmark.config(Rule("x", "x", text), benchmark.settings[0]) for text in rule.tried]
+        configs = [
+            benchmark.config(Rule("x", "x", text), benchmark.settings[0]) for text in rule.tried
+        ]
         assert benchmark.config(rule, benchmark.settings[0]) in configs
     candidates = benchmark.candidates()
     assert len(candidates.rules) == 3 * len(tuned)
@@ -58,12 +84,18 @@ def test_the_algorithm_of_a_tuned_rule_is_one_of_those_tried():
 def test_a_row_of_ones_own_as_text():
     rule = bench.parse_rule_text("My rule: fedadp:alpha=3 client=fedcos:mu=0.02 local.lr=0.1")
     assert (rule.name, rule.label) == ("my-rule", "My rule")
-    assert rule.raw == {"weighting": "fedadp:alpha=3", "client": "fedcos:mu=0.02", "local": {"lr": 0.1}}
+    assert rule.raw == {
+        "weighting": "fedadp:alpha=3",
+        "client": "fedcos:mu=0.02",
+        "local": {"lr": 0.1},
+    }
     alone = read_benchmark().with_rules([rule], alone=True)
     assert {job.labels["rule"] for job in alone.jobs([1])} == {"my-rule"}
 
 
-@pytest.mark.parametrize("text", ["", "fedadp", "mine:", "mine: fedadp client", "mine: 'fedadp", ": fedadp"])
+@pytest.mark.parametrize(
+    "text", ["", "fedadp", "mine:", "mine: fedadp client", "mine: 'fedadp", ": fedadp"]
+)
 def test_a_row_that_cannot_be_read_is_refused(text):
     with pytest.raises(SteelyardError):
         bench.parse_rule_text(text)
@@ -76,7 +108,10 @@ def test_a_row_with_a_name_that_is_taken_is_refused():
 
 def test_rules_and_settings_by_name():
     chosen = read_benchmark().select(["fedadp", "fedavg"], ["quantity"])
-    assert [job.name for job in chosen.jobs([7])] == ["quantity/fedavg/seed-7", "quantity/fedadp/seed-7"]
+    assert [job.name for job in chosen.jobs([7])] == [
+        "quantity/fedavg/seed-7",
+        "quantity/fedadp/seed-7",
+    ]
     with pytest.raises(SteelyardError, match="fedadp"):
         read_benchmark().select(["fedapd"])
     with pytest.raises(SteelyardError, match="quantity"):
@@ -98,13 +133,21 @@ def test_a_file_that_lacks_a_key_says_which(tmp_path, key):
 def test_results_are_read_as_they_were_written(tmp_path):
     benchmark = read_benchmark().select(["fedavg", "control"], ["quantity"])
     records = [
-        {"round": n, "accuracy": 0.1 * n, "client_accuracy": {"a": 0.1, "b": 0.3}, "timings": {"aggregate": 0.5}}
+        {
+            "round": n,
+            "accuracy": 0.1 * n,
+            "client_accuracy": {"a": 0.1, "b": 0.3},
+            "timings": {"aggregate": 0.5},
+        }
         for n in range(1, 10)
     ]
     good, bad = (
         Outcome(job, tmp_path, history, error)
         for job, history, error in zip(
-            benchmark.jobs([1]), [History("h", records), None], [None, "the loss is not finite"], strict=True
+            benchmark.jobs([1]),
+            [History("h", records), None],
+            [None, "the loss is not finite"],
+            strict=True,
         )
     )
     results = bench.make_results(benchmark, [good, bad])
@@ -131,7 +174,9 @@ def test_results_are_read_as_they_were_written(tmp_path):
 
 def test_a_damaged_line_is_named(tmp_path):
     path = tmp_path / "results.csv"
-    path.write_text(bench.format_results([result("fedavg", "quantity", 1, 0.5)]).replace("0.5", "half"))
+    path.write_text(
+        bench.format_results([result("fedavg", "quantity", 1, 0.5)]).replace("0.5", "half")
+    )
     with pytest.raises(SteelyardError, match="line 2"):
         bench.read_results(path)
 
@@ -153,7 +198,15 @@ def some_results():
             rows.append(result("fedadp", setting, seed, base + 0.05 + 0.0001 * seed))
             rows.append(result("fedawa", setting, seed, base + (0.02 if seed % 2 else -0.015)))
             has_failed = seed == 3 and number == 0
-            rows.append(result("ldawa", setting, seed, None if has_failed else base + 0.1, "it diverged" * has_failed))
+            rows.append(
+                result(
+                    "ldawa",
+                    setting,
+                    seed,
+                    None if has_failed else base + 0.1,
+                    "it diverged" * has_failed,
+                )
+            )
     return rows
 
 
@@ -165,7 +218,8 @@ def test_what_is_said_of_results():
     assert scores["fedadp"].difference.mean == pytest.approx(0.05025)
     assert scores["fedadp"].is_told_apart
     assert not scores["fedawa"].is_told_apart
-    # L-DAWA's p-value is smaller: it comes first, FedAdp's is the smallest of the two that are left.
+    # L-DAWA's p-value is smaller: it comes first, FedAdp's is the smallest of the two that are
+    # left.
     assert scores["fedadp"].p_corrected == pytest.approx(2 * scores["fedadp"].difference.p_value)
     assert scores["ldawa"].count == 3
     assert analysis.failures["dirichlet-0.1", "ldawa"] == 1
@@ -177,9 +231,15 @@ def test_what_is_said_of_results():
 
 
 def test_ranks_by_hand():
-    columns = [{"a": 0.9, "b": 0.8, "c": 0.7}, {"a": 0.9, "b": 0.8, "c": 0.8}, {"a": 0.5, "b": 0.6, "c": None}]
+    columns = [
+        {"a": 0.9, "b": 0.8, "c": 0.7},
+        {"a": 0.9, "b": 0.8, "c": 0.8},
+        {"a": 0.5, "b": 0.6, "c": None},
+    ]
     ranks = rank_rules(["a", "b", "c"], columns)
-    assert dict(ranks.by_rule) == pytest.approx({"b": (2 + 2.5 + 1) / 3, "a": 4 / 3, "c": (3 + 2.5 + 3) / 3})
+    assert dict(ranks.by_rule) == pytest.approx(
+        {"b": (2 + 2.5 + 1) / 3, "a": 4 / 3, "c": (3 + 2.5 + 3) / 3}
+    )
     assert next(iter(ranks.by_rule)) == "a"
     # Demsar's Table 5: q = 2.343 for three classifiers at 5 %.
     assert ranks.critical_difference == pytest.approx(2.343 * (3 * 4 / 18) ** 0.5, abs=1e-3)
@@ -195,4 +255,6 @@ def test_critical_differences_are_those_of_demsar():
         names = [str(number) for number in range(count)]
         column = {name: float(name) for name in names}
         ranks = rank_rules(names, [column] * 4)
-        assert ranks.critical_difference == pytest.approx(q * (count * (count + 1) / 24) ** 0.5, rel=1e-3)
+        assert ranks.critical_difference == pytest.approx(
+            q * (count * (count + 1) / 24) ** 0.5, rel=1e-3
+        )

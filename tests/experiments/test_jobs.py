@@ -13,7 +13,6 @@ import pytest
 import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.experiments import jobs as module
-from steelyard.experiments import worker_process
 from steelyard.experiments.jobs import is_finished, run_jobs
 from steelyard.runs.directory import read_config, read_log
 from tests.experiments.jobs import Diary, Here, fake, job
@@ -106,7 +105,9 @@ def test_another_configuration_is_refused_before_anything_starts(tmp_path):
     mine = job("fedavg")
     fake(tmp_path / mine.name, job("fedavg", **{"local.lr": 0.5}).config, 2)
     diary = Diary()
-    with pytest.raises(SteelyardError, match=r"seed-1: holds another run \(local.lr = 0.5 there, 0.1 here\)") as caught:
+    with pytest.raises(
+        SteelyardError, match=r"seed-1: holds another run \(local.lr = 0.5 there, 0.1 here\)"
+    ) as caught:
         run_jobs([job("fedawa"), mine], tmp_path, watch=diary)
     assert "--overwrite" in str(caught.value)
     assert "--out" in str(caught.value)
@@ -148,10 +149,15 @@ def test_finished_means_all_rounds_or_the_target(tmp_path):
 def test_a_model_that_ends_without_a_finite_loss_has_failed(tmp_path):
     one = job(rounds=1)
     fake(tmp_path / one.name, one.config, 0)
-    (tmp_path / one.name / "rounds.jsonl").write_text('{"round": 1, "accuracy": 0.1, "loss": null}\n')
+    (tmp_path / one.name / "rounds.jsonl").write_text(
+        '{"round": 1, "accuracy": 0.1, "loss": null}\n'
+    )
     (outcome,) = run_jobs([one], tmp_path)
     assert outcome.history is None
-    assert outcome.error == "round 1: the loss of the global model is not finite: a lower local.lr helps"
+    assert (
+        outcome.error
+        == "round 1: the loss of the global model is not finite: a lower local.lr helps"
+    )
 
 
 def test_cores_left_over_go_to_the_jobs_there_are(tmp_path, monkeypatch):
@@ -192,7 +198,9 @@ def test_cores_left_over_go_to_the_jobs_there_are(tmp_path, monkeypatch):
         run_jobs([], tmp_path, parallel=0)
 
 
-@pytest.mark.parametrize("name", ["", ".", "/tmp/x", "../x", "a/../b", "a//b", "a/", "a\nb", "a\\b"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "/tmp/x", "../x", "a/../b", "a//b", "a/", "a\nb", "a\\b"]
+)
 def test_names_stay_below_the_common_directory(name, tmp_path):
     bad = module.Job(name, job().config)
     with pytest.raises(SteelyardError, match="use a relative path"):
@@ -227,7 +235,9 @@ class Killer(Diary):
 def test_a_killed_process_is_a_failed_job(tmp_path):
     (outcome,) = run_jobs([job(name="long", **LONG)], tmp_path, watch=Killer())
     assert outcome.history is None
-    assert outcome.error == "its process was killed (out of memory? use fewer at a time, --parallel)"
+    assert (
+        outcome.error == "its process was killed (out of memory? use fewer at a time, --parallel)"
+    )
 
 
 class Interrupt(Diary):
@@ -240,13 +250,13 @@ def test_ctrl_c_ends_the_children(tmp_path, monkeypatch):
     """They are asked, not killed."""
     made = []
 
-    class Spied(worker_process.Child):
+    class Spied(module.Child):
         def __init__(self, order):
             super().__init__(order)
             made.append(self)
 
     monkeypatch.setattr(module, "Child", Spied)
-    monkeypatch.setattr(worker_process, "PATIENCE", 30.0)
+    monkeypatch.setattr(module, "PATIENCE", 30.0)
     watch = Interrupt()
     with pytest.raises(KeyboardInterrupt):
         run_jobs([job(**LONG)], tmp_path, watch=watch)
@@ -266,12 +276,14 @@ time.sleep(60)
 
 
 def test_a_child_that_does_not_end_is_made_to(monkeypatch):
-    monkeypatch.setattr(worker_process, "PATIENCE", 0.2)
+    monkeypatch.setattr(module, "PATIENCE", 0.2)
     real = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda _, **how: real([sys.executable, "-c", DEAF], **how))
-    deaf = worker_process.Child({"name": "deaf", "workers": 1})
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda _, **how: real([sys.executable, "-c", DEAF], **how)
+    )
+    deaf = module.Child({"name": "deaf", "workers": 1})
     assert deaf.read_records() == [{}]
-    worker_process.stop_children([deaf])
+    module.stop_children([deaf])
     assert deaf.process.returncode == -signal.SIGKILL
 
 
@@ -291,7 +303,9 @@ def test_children_do_not_outlive_a_killed_parent_and_the_sweep_goes_on(tmp_path,
     assert pids
     parent.kill()
     parent.wait()
-    wait_until(lambda: not any(map(alive, pids)) and free(path), "the workers have ended")  # a thread may be in fsync
+    wait_until(
+        lambda: not any(map(alive, pids)) and free(path), "the workers have ended"
+    )  # a thread may be in fsync
     done = len(read_log(path))
     monkeypatch.setattr(module, "Child", Here)
     (outcome,) = run_jobs([job(rounds=done + 1)], tmp_path)

@@ -60,7 +60,9 @@ def test_rows_of_a_column_differ_only_in_their_algorithm(table):
     """The same data, model and length for every algorithm; FedProx's authors train it without momentum."""
     for column in {cell.column for cell in table.cells}:
         plain = [dict(cell.raw) for cell in table.cells if cell.column == column]
-        shared = [{key: raw.get(key) for key in ("data", "model", "rounds", "target")} for raw in plain]
+        shared = [
+            {key: raw.get(key) for key in ("data", "model", "rounds", "target")} for raw in plain
+        ]
         assert all(one == shared[0] for one in shared)
 
 
@@ -72,7 +74,10 @@ def test_cells_are_chosen_by_pattern():
         "mnist-1class-5iid/fedadp",
     ]
     assert table.select_cells([]).cells == table.cells
-    with pytest.raises(SteelyardError, match="--cells 'svhn/\\*': fedadp-table1 has no such cell; it has mnist-1class"):
+    with pytest.raises(
+        SteelyardError,
+        match="--cells 'svhn/\\*': fedadp-table1 has no such cell; it has mnist-1class",
+    ):
         table.select_cells(["svhn/*"])
 
 
@@ -86,7 +91,10 @@ def test_settings_go_on_top_of_every_cell_and_leave_the_table_alone():
 
 def test_the_paper_has_another_network_for_tiny_imagenet():
     (network,) = [text for text in read("fedawa-table1").deviations if "Another network" in text]
-    for cells, setting in (("cifar*", "model=resnet20"), ("tiny-*", "model=resnet18:max_pool=true")):
+    for cells, setting in (
+        ("cifar*", "model=resnet20"),
+        ("tiny-*", "model=resnet18:max_pool=true"),
+    ):
         assert f"--cells '{cells}' --set {setting}" in network
         for cell in read("fedawa-table1").select_cells([cells]).apply_settings([setting]).cells:
             assert cell.config(8).model == setting.removeprefix("model=")
@@ -133,7 +141,12 @@ def test_a_control_has_no_numbers():
     control = {"id": "u", "label": "U", "control": True, "set": {"weighting": "uniform"}}
     rows = [*a_table()["row"], control]
     (_, cell) = parse_table("t", a_table(row=rows)).cells
-    assert (cell.is_control, cell.row, str(cell.number), cell.paper_text) == (True, "U (control)", "-", "")
+    assert (cell.is_control, cell.row, str(cell.number), cell.paper_text) == (
+        True,
+        "U (control)",
+        "-",
+        "",
+    )
     with pytest.raises(SteelyardError, match="row 'u' is a control and has numbers"):
         parse_table("t", a_table(row=rows, numbers={"a": [1.0], "u": [2.0]}))
 
@@ -157,12 +170,20 @@ def test_baselines_on_proxy_data_train_at_the_clients_learning_rate(row):
     ("table", "settings", "said"),
     [
         ("fedawa-table1", [], {"another network: simple_cnn (paper: resnet20)", RESNET18}),
-        ("fedawa-table1", ["model=resnet20"], {None, "another network: resnet20 (paper: resnet18:max_pool=true)"}),
+        (
+            "fedawa-table1",
+            ["model=resnet20"],
+            {None, "another network: resnet20 (paper: resnet18:max_pool=true)"},
+        ),
         ("fedawa-table4", [], {"another network: simple_cnn (paper: resnet20)"}),
         ("fedawa-table4", ["model=resnet:depth=20"], {None}),
         ("fedadp-table1", [], {None}),
         ("fedadp-table1", ["model=mcmahan_cnn"], {None}),  # the paper's other description
-        ("fedadp-table1", ["model=mlp"], {"another network: mlp (paper: mcmahan_cnn:padding=false)"}),
+        (
+            "fedadp-table1",
+            ["model=mlp"],
+            {"another network: mlp (paper: mcmahan_cnn:padding=false)"},
+        ),
         ("fedlaw-table1", ["model=resnet20"], {"another network: resnet20 (paper: simple_cnn)"}),
         ("fedlaw-table1", ["data.name=mnist"], {"another data set: mnist (paper: cifar10)"}),
         ("fedlaw-table1", ["data.name=cifar10:scale=standard", "rounds=3"], {None}),
@@ -183,7 +204,9 @@ def test_who_says_how_many_rounds():
     assert sources["fedlaw-table3"] == "the paper"
 
 
-@pytest.mark.parametrize("table", ["fedawa-table1", "fedawa-table3", "fedawa-table4", "fedawa-table8"])
+@pytest.mark.parametrize(
+    "table", ["fedawa-table1", "fedawa-table3", "fedawa-table4", "fedawa-table8"]
+)
 def test_fedawas_deviations_say_whose_rounds_and_seeds(table):
     said = " ".join(read(table).deviations)
     assert "300 rounds are the default of the authors' code" in said
@@ -200,7 +223,9 @@ def test_fedawas_table_says_which_feddyn_and_how_much_proxy_data():
 
 
 def test_an_unknown_table_is_answered_with_the_nearest():
-    with pytest.raises(SteelyardError, match="unknown table 'fedadp-tabel1': did you mean 'fedadp-table1'"):
+    with pytest.raises(
+        SteelyardError, match="unknown table 'fedadp-tabel1': did you mean 'fedadp-table1'"
+    ):
         read("fedadp-tabel1")
 
 
@@ -221,7 +246,10 @@ def test_a_row_with_too_few_numbers_is_refused():
 
 def test_the_second_configuration_wins_section_by_section():
     low = {"a": 1, "local": {"lr": 1.0, "epochs": 2}}
-    assert merge_sections(low, {"local": {"lr": 2.0}}) == {"a": 1, "local": {"lr": 2.0, "epochs": 2}}
+    assert merge_sections(low, {"local": {"lr": 2.0}}) == {
+        "a": 1,
+        "local": {"lr": 2.0, "epochs": 2},
+    }
     assert low["local"]["lr"] == 1.0
 
 
@@ -236,7 +264,12 @@ def test_costs_grow_with_rounds_and_with_the_network():
 
 def test_cost_counts_what_clients_train_on():
     """10 nodes x 600 samples x 3 passes of 8.5 million operations, and 10 000 test images."""
-    cell = read("fedadp-table1").select_cells(["mnist-1class-5iid/fedavg"]).apply_settings(["rounds=1"]).cells[0]
+    cell = (
+        read("fedadp-table1")
+        .select_cells(["mnist-1class-5iid/fedavg"])
+        .apply_settings(["rounds=1"])
+        .cells[0]
+    )
     operations = 8.534e6 * (3 * 6000 + 10_000)
     cores = __import__("os").sched_getaffinity(0)
     assert cost.estimate_seconds(cell.config(1)) == pytest.approx(
@@ -247,7 +280,9 @@ def test_cost_counts_what_clients_train_on():
 def test_cost_counts_passes_over_proxy_data():
     """FedLAW's 100 passes over 100 samples, on one core, beside training on 42 000 samples three times."""
     plain, learned = (
-        cost.estimate_seconds(read("fedlaw-table3").select_cells([f"fashion-mnist-0.1-mlp/{row}"]).cells[0].config(8))
+        cost.estimate_seconds(
+            read("fedlaw-table3").select_cells([f"fashion-mnist-0.1-mlp/{row}"]).cells[0].config(8)
+        )
         for row in ("fedavg", "fedlaw")
     )
     cores = len(__import__("os").sched_getaffinity(0))
@@ -262,12 +297,18 @@ def test_a_row_may_differ_more_in_some_columns():
 
 
 def test_an_unknown_data_set_has_no_estimate():
-    assert cost.estimate_seconds(read("fedadp-table1").apply_settings(["data.name=svhn"]).cells[0].config(1)) is None
+    assert (
+        cost.estimate_seconds(
+            read("fedadp-table1").apply_settings(["data.name=svhn"]).cells[0].config(1)
+        )
+        is None
+    )
     assert cost.format_duration(None) == "?"
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(40, "40 s"), (720, "12 min"), (12_600, "3.5 h"), (345_600, "4 days"), (5399, "90 min")]
+    ("value", "words"),
+    [(40, "40 s"), (720, "12 min"), (12_600, "3.5 h"), (345_600, "4 days"), (5399, "90 min")],
 )
 def test_durations_in_words(value, words):
     assert cost.format_duration(value) == words
@@ -275,7 +316,9 @@ def test_durations_in_words(value, words):
 
 def test_every_pa3fed_row_says_which_reading_it_runs():
     """The default of the rule may change; what a table's row ran may not."""
-    rows = [str(cell.raw["weighting"]) for cell in read("pa3fed-table2").cells if "PA3Fed" in cell.row]
+    rows = [
+        str(cell.raw["weighting"]) for cell in read("pa3fed-table2").cells if "PA3Fed" in cell.row
+    ]
     assert len(rows) == 6 * 9
     assert all("pa3fed:" in row and "preset=" in row for row in rows)
 

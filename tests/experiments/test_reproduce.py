@@ -52,14 +52,19 @@ def made(metric="rounds", numbers=(10,), rounds=20):
 
 def outcome(job, accuracies, error=None, path=Path("x")):
     records = [
-        {"round": i, "accuracy": value, "timings": {"total": 2.0}} for i, value in enumerate(accuracies, start=1)
+        {"round": i, "accuracy": value, "timings": {"total": 2.0}}
+        for i, value in enumerate(accuracies, start=1)
     ]
     return Outcome(job, path, None if error else History("x", records), error)
 
 
 def found(plan, *curves):
     return compute_results(
-        plan, [outcome(job, curve) for job, curve in zip(make_jobs(plan, plan.seeds), curves, strict=True)]
+        plan,
+        [
+            outcome(job, curve)
+            for job, curve in zip(make_jobs(plan, plan.seeds), curves, strict=True)
+        ],
     )
 
 
@@ -77,14 +82,22 @@ def test_jobs_come_seed_by_seed():
 def test_rounds_to_a_target():
     (result,) = found(made(), [0.1, 0.2, 0.6], [0.1, 0.5])
     assert result.values == {1: 3, 2: 2}
-    assert (format_mean(result), format_values(result), format_gap(result)) == ("2 ± 1", "3, 2", "-75%")
+    assert (format_mean(result), format_values(result), format_gap(result)) == (
+        "2 ± 1",
+        "3, 2",
+        "-75%",
+    )
     assert has_large_gap(result)
     assert result.seconds == 10.0
 
 
 def test_a_target_one_seed_does_not_reach_has_no_mean():
     (result,) = found(made(), [0.1, 0.2, 0.6], [0.1, 0.4])
-    assert (format_mean(result), format_values(result), format_gap(result)) == ("N/A in 1 of 2 (50.00 %)", "3, N/A", "")
+    assert (format_mean(result), format_values(result), format_gap(result)) == (
+        "N/A in 1 of 2 (50.00 %)",
+        "3, N/A",
+        "",
+    )
     assert has_large_gap(result)
 
 
@@ -117,14 +130,18 @@ def test_gaps_within_the_limits_are_not_marked():
 def test_a_failed_run_is_said():
     plan = made()
     first, second = make_jobs(plan, [1, 2])
-    (result,) = compute_results(plan, [outcome(first, [0.6]), outcome(second, [], error="it broke")])
+    (result,) = compute_results(
+        plan, [outcome(first, [0.6]), outcome(second, [], error="it broke")]
+    )
     assert result.values == {1: 1}
     assert "- c0/a, seed 2: it broke" in to_markdown(plan, [result], ["steelyard"], ENVIRONMENT)
 
 
 def test_the_page_holds_what_is_needed_to_judge_it():
     plan = made("final", numbers=(69.0,), rounds=20)
-    text = to_markdown(plan, found(plan, [0.7], [0.8]), ["steelyard", "reproduce", "a b"], ENVIRONMENT)
+    text = to_markdown(
+        plan, found(plan, [0.7], [0.8]), ["steelyard", "reproduce", "a b"], ENVIRONMENT
+    )
     assert "$ steelyard reproduce 'a b'" in text
     assert "| C0 | A | 69 | 75.00 ± 7.07 | 70.00, 80.00 | +6.00 | beyond |" in text
     assert "Reduced" not in text
@@ -135,7 +152,10 @@ def test_the_page_holds_what_is_needed_to_judge_it():
 def test_fewer_rounds_are_marked():
     plan = made("final", numbers=(69.0,), rounds=20).apply_settings(["rounds=5"])
     text = to_markdown(
-        plan, found(plan, [0.7], [0.8]), ["steelyard", "--out", "runs/mine", "x", "--out=y"], ENVIRONMENT
+        plan,
+        found(plan, [0.7], [0.8]),
+        ["steelyard", "--out", "runs/mine", "x", "--out=y"],
+        ENVIRONMENT,
     )
     assert "**Reduced: 5 rounds instead of the paper's 20.**" in text
     assert "| +6.00 | reduced |" in text
@@ -195,7 +215,9 @@ def test_another_network_has_no_gap():
     result, control = found(plan, [0.9], [0.9])
     assert (format_gap(result), has_large_gap(result)) == ("", False)
     text = to_markdown(plan, [result, control], ["steelyard"], ENVIRONMENT)
-    assert "**Some cells had another network or data set than the paper's.** They have no gap." in text
+    assert (
+        "**Some cells had another network or data set than the paper's.** They have no gap." in text
+    )
     assert "| 69 | 90.00 | 90.00 |  | another network: lenet (paper: mlp) |" in text
     rows = list(csv.DictReader(io.StringIO(to_csv([result]))))
     assert rows[0]["remark"] == "another network: lenet (paper: mlp)"
@@ -232,7 +254,9 @@ def test_a_target_of_the_users_is_what_is_scored():
 
 
 def test_what_was_changed_is_said_before_the_deviations():
-    plan = made("final", numbers=(69.0,)).apply_settings(["model=resnet20", "data.dir=elsewhere", "local.lr=0.5"])
+    plan = made("final", numbers=(69.0,)).apply_settings(
+        ["model=resnet20", "data.dir=elsewhere", "local.lr=0.5"]
+    )
     text = to_markdown(plan, found(plan, [0.7], [0.8]), ["steelyard"], ENVIRONMENT)
     first = "- **Changed on the command line**, whatever is said below: `model=resnet20`, `local.lr=0.5`."
     assert f"Known deviations:\n\n{first}\n- Another network." in text
@@ -268,9 +292,15 @@ def test_a_subset_is_marked_and_has_no_gap(tmp_path):
     plan = made("final", numbers=(69.0, 75.0))
     part, whole = clients(tmp_path / "part", 200, 4), clients(tmp_path / "whole", 1437, 10)
     places = {"c0": part, "c1": whole}
-    outcomes = [outcome(job, [0.7], path=places[job.name[:2]]) for job in make_jobs(plan, plan.seeds)]
+    outcomes = [
+        outcome(job, [0.7], path=places[job.name[:2]]) for job in make_jobs(plan, plan.seeds)
+    ]
     first, second = compute_results(plan, outcomes)
-    assert (first.subset, format_gap(first), has_large_gap(first)) == ("subset: 200 samples, 4 classes", "", False)
+    assert (first.subset, format_gap(first), has_large_gap(first)) == (
+        "subset: 200 samples, 4 classes",
+        "",
+        False,
+    )
     assert (second.subset, format_gap(second), has_large_gap(second)) == (None, "-5.00", True)
     text = to_markdown(plan, [first, second], ["steelyard"], ENVIRONMENT)
     assert "**Some cells had only a subset of their data set.**" in text

@@ -6,16 +6,26 @@ import pytest
 from torch import nn
 
 import steelyard
-from steelyard.experiments.run_groups import find_differences, format_labels, group_runs, is_of_algorithm, read_runs
+from steelyard.experiments.run_groups import (
+    find_differences,
+    format_labels,
+    group_runs,
+    is_of_algorithm,
+    read_runs,
+)
 from steelyard.runs.directory import CONFIG, ROUNDS
 
 
-@pytest.mark.parametrize("axis", ["case", "weighting", "client", "server", "broadcast", "refine", "local.lr"])
+@pytest.mark.parametrize(
+    "axis", ["case", "weighting", "client", "server", "broadcast", "refine", "local.lr"]
+)
 def test_every_part_of_an_algorithm_is_a_row(axis):
     assert is_of_algorithm(axis)
 
 
-@pytest.mark.parametrize("axis", ["data.partition", "participation.share", "proxy.per_class", "model"])
+@pytest.mark.parametrize(
+    "axis", ["data.partition", "participation.share", "proxy.per_class", "model"]
+)
 def test_settings_are_columns(axis):
     assert not is_of_algorithm(axis)
 
@@ -29,7 +39,14 @@ def test_a_single_algorithm_is_named_with_all_its_parts(tmp_path):
 
 def proxied(out, weighting, seed, **options):
     chosen = {"rounds": 1, "clients": 3, "proxy": {"per_class": 2}, "executor": "serial", **options}
-    steelyard.simulate(weighting, "digits", "mlp:hidden=[4]", seed=seed, out=out / f"{weighting[:3]}-{seed}", **chosen)
+    steelyard.simulate(
+        weighting,
+        "digits",
+        "mlp:hidden=[4]",
+        seed=seed,
+        out=out / f"{weighting[:3]}-{seed}",
+        **chosen,
+    )
 
 
 def test_seeds_of_runs_with_proxy_data_are_grouped(tmp_path):
@@ -73,7 +90,9 @@ def test_what_is_on_record_tells_runs_apart(tmp_path):
         net = nn.Sequential(nn.Flatten(), nn.Dropout(chance), nn.Linear(64, 10))
         for values in net.parameters():
             nn.init.zeros_(values)
-        steelyard.simulate("fedavg", "digits", net, out=tmp_path / name, rounds=2, clients=3, executor="serial")
+        steelyard.simulate(
+            "fedavg", "digits", net, out=tmp_path / name, rounds=2, clients=3, executor="serial"
+        )
     with pytest.raises(steelyard.SteelyardError, match=r"are not the same run \(other layers"):
         read_runs([tmp_path])
     for name in ("dry", "wet"):  # as in runs of earlier versions, and on Flower

@@ -11,7 +11,9 @@ from steelyard.runs.monitor import Monitor
 
 
 def history(*accuracies, **columns):
-    records = [{"round": n, "accuracy": x, "timings": {"total": 0.5}} for n, x in enumerate(accuracies, 1)]
+    records = [
+        {"round": n, "accuracy": x, "timings": {"total": 0.5}} for n, x in enumerate(accuracies, 1)
+    ]
     for name, values in columns.items():
         for record, value in zip(records, values, strict=True):
             record[name] = value

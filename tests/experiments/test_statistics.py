@@ -69,7 +69,9 @@ def test_holms_correction_by_hand():
 def test_corrected_p_values_keep_their_order_and_are_no_smaller(p_values):
     corrected = correct_for_many(p_values)
     assert all(before <= after <= 1 for before, after in zip(p_values, corrected, strict=True))
-    by_value = [corrected[position] for position in sorted(range(len(p_values)), key=p_values.__getitem__)]
+    by_value = [
+        corrected[position] for position in sorted(range(len(p_values)), key=p_values.__getitem__)
+    ]
     assert by_value == sorted(by_value)
     assert min(corrected) == pytest.approx(min(1.0, len(p_values) * min(p_values)))
 
@@ -96,18 +98,27 @@ def test_a_constant_lead_moves_the_interval(rows, lead):
 
 
 def test_sentences():
-    clear = difference("fedawa", "fedavg", {"1": 0.91, "2": 0.92, "3": 0.93}, {"1": 0.90, "2": 0.905, "3": 0.917})
-    assert clear.sentence(BEST) == (
-        "fedawa is 1.27 points above fedavg over 3 common seeds (95 % interval 0.64 to 1.89): more than seed noise."
+    clear = difference(
+        "fedawa", "fedavg", {"1": 0.91, "2": 0.92, "3": 0.93}, {"1": 0.90, "2": 0.905, "3": 0.917}
     )
-    noisy = difference("fedawa", "fedavg", {"1": 0.90, "2": 0.93, "3": 0.92}, {"1": 0.91, "2": 0.90, "3": 0.92})
+    assert clear.sentence(BEST) == (
+        "fedawa is 1.27 points above fedavg over 3 common seeds (95 % interval 0.64 to 1.89): more "
+        "than seed noise."
+    )
+    noisy = difference(
+        "fedawa", "fedavg", {"1": 0.90, "2": 0.93, "3": 0.92}, {"1": 0.91, "2": 0.90, "3": 0.92}
+    )
     assert noisy.sentence(BEST) == (
-        "fedawa is 0.67 points above fedavg over 3 common seeds (95 % interval -4.50 to 5.84): within seed noise; "
+        "fedawa is 0.67 points above fedavg over 3 common seeds (95 % interval -4.50 to 5.84): "
+        "within seed noise; "
         "3 seeds cannot tell differences under 5.17 points."
     )
-    behind = difference("a", "b", {"1": 10.0, "2": 12.0, "3": 11.0}, {"1": 20.0, "2": 21.0, "3": 21.0}, 0.9)
+    behind = difference(
+        "a", "b", {"1": 10.0, "2": 12.0, "3": 11.0}, {"1": 20.0, "2": 21.0, "3": 21.0}, 0.9
+    )
     assert behind.sentence(ROUNDS) == (
-        "a takes 9.67 rounds less than b over 3 common seeds (90 % interval 8.69 to 10.64): more than seed noise."
+        "a takes 9.67 rounds less than b over 3 common seeds (90 % interval 8.69 to 10.64): more "
+        "than seed noise."
     )
     tiny = difference("a", "b", {"1": 0.50001, "2": 0.50002}, {"1": 0.5, "2": 0.5})
     assert tiny.sentence(BEST).startswith("a is 0.0015 points above b over 2 common seeds")
@@ -117,23 +128,32 @@ def test_one_seed_none_and_equal_results():
     one = difference("a", "b", {"7": 0.6}, {"7": 0.5})
     assert one.interval is None
     assert not one.beyond_noise
-    assert one.sentence(BEST) == "a is 10.00 points above b with seed 7: one seed says nothing about noise."
+    assert (
+        one.sentence(BEST)
+        == "a is 10.00 points above b with seed 7: one seed says nothing about noise."
+    )
     none = difference("a", "b", {"1": 0.6}, {"2": 0.5})
     assert none.mean is None
     assert none.sentence(BEST) == (
-        "a and b have no seed in common with a value of each. Left out: seed 1 (only of a), seed 2 (only of b)."
+        "a and b have no seed in common with a value of each. Left out: seed 1 (only of a), seed 2 "
+        "(only of b)."
     )
     equal = difference("a", "b", {"1": 0.6, "2": 0.7}, {"1": 0.6, "2": 0.7})
     assert equal.interval == (0.0, 0.0)
     assert not equal.beyond_noise
     assert equal.sentence(BEST) == "a and b are equal with each of 2 common seeds."
     swapped = difference("a", "b", {"1": 0.75, "2": 0.5}, {"1": 0.5, "2": 0.75})
-    assert swapped.sentence(BEST).startswith("a and b are equal in the mean over 2 common seeds (95 % interval -")
+    assert swapped.sentence(BEST).startswith(
+        "a and b are equal in the mean over 2 common seeds (95 % interval -"
+    )
 
 
 def test_seeds_of_one_side_and_targets_not_reached_are_left_out_by_name():
     made = difference(
-        "a", "b", {"1": 10.0, "2": 11.0, "3": None, "5": None}, {"1": 12.0, "2": 14.0, "3": 9.0, "4": 8.0, "5": None}
+        "a",
+        "b",
+        {"1": 10.0, "2": 11.0, "3": None, "5": None},
+        {"1": 12.0, "2": 14.0, "3": 9.0, "4": 8.0, "5": None},
     )
     assert made.by_seed == {"1": -2.0, "2": -3.0}
     assert made.left_out == {"3": "a has no value", "5": "neither has a value", "4": "only of b"}

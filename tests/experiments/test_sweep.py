@@ -7,9 +7,8 @@ import pytest
 
 from steelyard.core.errors import SteelyardError
 from steelyard.experiments import jobs as module
-from steelyard.experiments.results import run_sweep
 from steelyard.experiments.run_groups import Run, format_labels, read_runs
-from steelyard.experiments.sweep import plan, read_sweep
+from steelyard.experiments.sweep import plan, read_sweep, run_sweep
 from tests.experiments.jobs import Diary, Here
 
 TINY = {"rounds": 2, "data": {"clients": 4}, "participation": {"share": 0.5}}
@@ -38,7 +37,12 @@ def test_a_grid_is_every_combination(tmp_path):
     file = tmp_path / "sweep.toml"
     file.write_text(FILE)
     sweep = read_sweep(file)
-    assert (sweep.name, str(sweep.out), sweep.target, sweep.seeds) == ("awa-vs-avg", "runs/here", 0.5, 2)
+    assert (sweep.name, str(sweep.out), sweep.target, sweep.seeds) == (
+        "awa-vs-avg",
+        "runs/here",
+        0.5,
+        2,
+    )
     assert sweep.axes == ("weighting", "data.partition", "local.lr", "seed")
     assert len(sweep.jobs) == 16
     last = sweep.jobs[-1]
@@ -68,14 +72,18 @@ def test_cases_are_an_axis_of_their_own():
 def test_one_seed_gets_a_note():
     sweep = plan({"base": {**TINY, "seed": 7}})
     assert [job.name for job in sweep.jobs] == ["seed-7"]
-    assert sweep.notes == ("one seed (7) says nothing about noise: use several, such as seed = [1, 2, 3] in [grid]",)
+    assert sweep.notes == (
+        "one seed (7) says nothing about noise: use several, such as seed = [1, 2, 3] in [grid]",
+    )
 
 
 def test_names_that_would_be_the_same_are_told_apart():
     partitions = ["dirichlet:0.1", "dirichlet:alpha=0.1", "dirichlet:alpha-0.1"]
     with pytest.raises(SteelyardError, match="partition"):
         plan({"grid": {"data.partition": partitions}})
-    names = [job.name for job in plan({"grid": {"client": ["fedprox:mu=0.1", "fedprox:mu= 0.1"]}}).jobs]
+    names = [
+        job.name for job in plan({"grid": {"client": ["fedprox:mu=0.1", "fedprox:mu= 0.1"]}}).jobs
+    ]
     assert len(set(names)) == 2
     assert all(name.startswith("fedprox-mu-0.1-") for name in names)
     long = plan({"case": [{"label": "x" * 300}, {"label": "../.."}]})
@@ -103,7 +111,10 @@ def test_names_that_would_be_the_same_are_told_apart():
         ({"case": [{"client": "fedcos"}]}, "case 1 has no label"),
         ({"case": [3]}, "case 1 has no label"),
         ({"case": [{"label": "a"}, {"label": "a"}]}, "case 2: the label 'a' is taken"),
-        ({"case": [{"label": "a", "seed": 1}], "grid": {"seed": [1]}}, "'seed' is in [grid] and in a [[case]]"),
+        (
+            {"case": [{"label": "a", "seed": 1}], "grid": {"seed": [1]}},
+            "'seed' is in [grid] and in a [[case]]",
+        ),
         ({"target": 90}, "target = 90: use an accuracy in (0, 1]"),
         ({"target": True}, "target = True: use an accuracy"),
         ({"name": 3}, "name = 3: use text"),
@@ -156,7 +167,9 @@ def test_rows_are_written_as_runs_finish(tmp_path, here):
         def on_finish(self, outcome):
             counts.append(len((tmp_path / "results.csv").read_text().splitlines()))
 
-    run_sweep(plan({**SWEEP, "base": {**TINY, "rounds": 1}}), tmp_path, watch=Counting(), parallel=1)
+    run_sweep(
+        plan({**SWEEP, "base": {**TINY, "rounds": 1}}), tmp_path, watch=Counting(), parallel=1
+    )
     assert counts == [2, 3, 4, 5]
 
 
@@ -177,8 +190,16 @@ def test_the_same_seed_is_the_same_start_for_every_algorithm(swept):
 @pytest.mark.parametrize(
     ("file", "change", "said"),
     [
-        ("config.json", lambda c: c["resolved"]["data"].update(fingerprint="0"), "other data or another partition"),
-        ("config.json", lambda c: c["resolved"]["model"].update(initial="0"), "another initial model"),
+        (
+            "config.json",
+            lambda c: c["resolved"]["data"].update(fingerprint="0"),
+            "other data or another partition",
+        ),
+        (
+            "config.json",
+            lambda c: c["resolved"]["model"].update(initial="0"),
+            "another initial model",
+        ),
         ("cohorts.json", lambda c: c[1].reverse(), "other cohorts from round 2 on"),
     ],
 )
@@ -196,14 +217,22 @@ def test_runs_that_did_not_start_alike_are_flagged(swept, file, change, said):
 
 def test_settings_are_not_paired(tmp_path, here):
     """Another partition is another start, and no fault."""
-    sweep = plan({"base": TINY, "grid": {"data.partition": ["iid", "shards:2"], "weighting": ["fedavg", "uniform"]}})
+    sweep = plan(
+        {
+            "base": TINY,
+            "grid": {"data.partition": ["iid", "shards:2"], "weighting": ["fedavg", "uniform"]},
+        }
+    )
     assert run_sweep(sweep, tmp_path).unlike == ()
 
 
 def test_failures_are_on_the_page(tmp_path, here):
     raw = {"base": {**TINY, "rounds": 3}, "grid": {"local.lr": [0.1, 1e30], "seed": [1, 2]}}
     summary = run_sweep(plan(raw), tmp_path)
-    assert [outcome.job.name for outcome in summary.failed] == ["lr-1e+30/seed-1", "lr-1e+30/seed-2"]
+    assert [outcome.job.name for outcome in summary.failed] == [
+        "lr-1e+30/seed-1",
+        "lr-1e+30/seed-2",
+    ]
     page = (tmp_path / "results.md").read_text()
     assert "## Failed" in page
     assert "rounds in a row were void" in page
@@ -234,11 +263,15 @@ def test_runs_are_read_back_from_directories(swept):
     again = shutil.copytree(out / "fedadp" / "seed-1", out / "copy")
     (again / "rounds.jsonl").touch()
     runs, (_, note) = read_runs([out])
-    assert [run.path for run in runs if format_labels(run.algorithm) == "fedadp"] == [again, out / "fedadp" / "seed-2"]
+    assert [run.path for run in runs if format_labels(run.algorithm) == "fedadp"] == [
+        again,
+        out / "fedadp" / "seed-2",
+    ]
     assert note == f"{out / 'fedadp' / 'seed-1'}: the same run as {again}, left out"
     shutil.copyfile(out / "fedadp" / "seed-2" / "cohorts.json", again / "cohorts.json")
     with pytest.raises(
-        SteelyardError, match=r"both fedadp, seed 1, and are not the same run \(other cohorts .* give one"
+        SteelyardError,
+        match=r"both fedadp, seed 1, and are not the same run \(other cohorts .* give one",
     ):
         read_runs([out])
     with pytest.raises(SteelyardError, match="holds no run"):
@@ -247,9 +280,9 @@ def test_runs_are_read_back_from_directories(swept):
 
 def test_labels_for_people():
     assert format_labels((("weighting", "fedavg"), ("client", "none"))) == "fedavg"
-    assert format_labels((("weighting", "fedavg"), ("client", "fedcos:mu=0.1"), ("local.lr", "0.1"))) == (
-        "fedavg + fedcos:mu=0.1 lr=0.1"
-    )
+    assert format_labels(
+        (("weighting", "fedavg"), ("client", "fedcos:mu=0.1"), ("local.lr", "0.1"))
+    ) == ("fedavg + fedcos:mu=0.1 lr=0.1")
     setting = (("model", "none"), ("data.partition", "iid"), ("data.clients", "10"))
     assert format_labels(setting) == "iid, model=none, clients=10"
 

@@ -8,14 +8,28 @@ import pytest
 from steelyard.experiments.comparisons import compare
 from steelyard.experiments.run_groups import Run
 from steelyard.experiments.scores import METRICS
-from steelyard.experiments.tables import csv_lines, latex_text, long_head, long_row, markdown_text, overview, pivot
+from steelyard.experiments.tables import (
+    csv_lines,
+    latex_text,
+    long_head,
+    long_row,
+    markdown_text,
+    overview,
+    pivot,
+)
 from tests.experiments.test_scores import history
 
 BEST, ROUNDS = METRICS["best"], METRICS["rounds"]
 
 
 def run(weighting, partition, seed, *accuracies):
-    return Run(None, history(*accuracies), (("weighting", weighting),), (("data.partition", partition),), str(seed))
+    return Run(
+        None,
+        history(*accuracies),
+        (("weighting", weighting),),
+        (("data.partition", partition),),
+        str(seed),
+    )
 
 
 RUNS = [
@@ -67,7 +81,9 @@ def test_rounds_to_a_target_less_is_better_and_never_is_said():
 
 
 def test_equals_are_all_the_best_and_one_alone_is_none():
-    table = pivot([run("a", "iid", 1, 0.5), run("b", "iid", 1, 0.500001), run("c", "iid", 1, 0.4)], BEST)
+    table = pivot(
+        [run("a", "iid", 1, 0.5), run("b", "iid", 1, 0.500001), run("c", "iid", 1, 0.4)], BEST
+    )
     assert [cells[0].best for _, cells in table.rows] == [True, True, False]
     assert table.title.endswith("; one seed")
     assert not pivot([run("a", "iid", 1, 0.5)], BEST).rows[0][1][0].best
@@ -87,7 +103,9 @@ def test_overview_has_every_measure_and_what_is_saved():
     assert table.heads == (*METRICS, "saved")
     cells = dict(table.rows)
     assert [name for name, _ in table.rows][:2] == ["fedavg, iid", "fed_awa, iid"]
-    assert str(cells["fed_awa, iid"][-1]) == "0.00 (1/2)"  # with seed 2 it does not reach FedAvg's 0.92
+    assert (
+        str(cells["fed_awa, iid"][-1]) == "0.00 (1/2)"
+    )  # with seed 2 it does not reach FedAvg's 0.92
     assert str(cells["fed_awa, dirichlet:0.1"][-1]) == "50.00"
     assert str(cells["fedavg, iid"][-1]) == "0.00 ± 0.00"
     assert "rounds" not in overview(RUNS).heads
@@ -141,7 +159,8 @@ def test_comparisons_setting_by_setting():
     ]
     assert made[0].difference.by_seed == pytest.approx({"1": 0.01, "2": -0.02})
     assert made[1].sentence(BEST) == (
-        "dirichlet:0.1: fed_awa is 11.00 points above fedavg with seed 1: one seed says nothing about noise. "
+        "dirichlet:0.1: fed_awa is 11.00 points above fedavg with seed 1: one seed says nothing "
+        "about noise. "
         "Left out: seed 2 (only of fedavg)."
     )
     assert made[0].communication() == (
@@ -149,10 +168,13 @@ def test_comparisons_setting_by_setting():
         "(1 seed; with 1 more, fed_awa never gets there)."
     )
     assert made[1].communication() == (
-        "dirichlet:0.1: fedavg takes 2.00 times as many rounds to its final accuracy as fed_awa (1 seed)."
+        "dirichlet:0.1: fedavg takes 2.00 times as many rounds to its final accuracy as fed_awa (1 "
+        "seed)."
     )
     other = compare(RUNS, BEST, against="fed_awa")
     assert other[0].difference.by_seed == pytest.approx({"1": -0.01, "2": 0.02})
     assert other[0].communication().startswith("iid: fed_awa takes")
-    with pytest.raises(ValueError, match="against 'x': no such algorithm here: use one of fedavg; fed_awa"):
+    with pytest.raises(
+        ValueError, match="against 'x': no such algorithm here: use one of fedavg; fed_awa"
+    ):
         compare(RUNS, BEST, against="x")

@@ -8,20 +8,33 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-UNUSED = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+UNUSED = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+)
 
 
 def make_certificates(path):
     """`ca.crt`, and `server.crt` with `server.key` for localhost and 127.0.0.1, signed by it."""
-    authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority, server = (
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP256R1()),
+    )
     root_usage = x509.KeyUsage(
-        **dict.fromkeys((*UNUSED, "encipher_only", "decipher_only"), False), key_cert_sign=True, crl_sign=True
+        **dict.fromkeys((*UNUSED, "encipher_only", "decipher_only"), False),
+        key_cert_sign=True,
+        crl_sign=True,
     )
     root = (
         certificate("Steelyard test CA", authority)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(root_usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False
+        )
         .sign(authority, hashes.SHA256())
     )
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
@@ -30,7 +43,10 @@ def make_certificates(path):
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
+            critical=False,
+        )
         .sign(authority, hashes.SHA256())
     )
     (path / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
@@ -43,7 +59,9 @@ def make_key(path):
     key, public = ec.generate_private_key(ec.SECP384R1()), path.with_name(f"{path.name}.pub")
     path.write_bytes(private(key, serialization.PrivateFormat.OpenSSH))
     public.write_bytes(
-        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
     )
     return public
 

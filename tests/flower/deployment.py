@@ -1,7 +1,7 @@
 """A Flower federation of real processes on loopback. All that depends on Flower's version and command line is here.
 
-Flags are those of flwr 1.41: one port for all of the SuperLink. Every process has a FLWR_HOME of its own below `path`,
-as on machines of their own.
+Flags are those of flwr 1.41: one port for all of the SuperLink. Every process has a FLWR_HOME of
+its own below `path`, as on machines of their own.
 """
 
 import contextlib
@@ -27,7 +27,9 @@ from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
-LINUX = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
+LINUX = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="processes are found in /proc"
+)
 
 
 class Federation:
@@ -68,12 +70,19 @@ class Federation:
                 "flower-superlink",
                 "--enable-supernode-auth",
                 *("--ssl-ca-certfile", self.path / "ca.crt"),
-                *("--ssl-certfile", self.path / "server.crt", "--ssl-keyfile", self.path / "server.key"),
+                *(
+                    "--ssl-certfile",
+                    self.path / "server.crt",
+                    "--ssl-keyfile",
+                    self.path / "server.key",
+                ),
                 *self.address,
             )
         (self.path / "cli").mkdir()
         settings = "\n".join(f"{key} = {json.dumps(value)}" for key, value in connection.items())
-        (self.path / "cli" / "config.toml").write_text(f'[superlink]\ndefault = "test"\n[superlink.test]\n{settings}\n')
+        (self.path / "cli" / "config.toml").write_text(
+            f'[superlink]\ndefault = "test"\n[superlink.test]\n{settings}\n'
+        )
         self.until(self.healthy, "the SuperLink is healthy", "superlink")
         if not self.simulation:
             self.proxy = Proxy(self.port, self.path)
@@ -119,11 +128,15 @@ class Federation:
 
     def connected(self, number):
         """Waits until the SuperLink knows a node."""
-        self.until(lambda: self.node_id(number) is not None, f"node {number} is connected", f"node{number}")
+        self.until(
+            lambda: self.node_id(number) is not None, f"node {number} is connected", f"node{number}"
+        )
 
     def node_id(self, number):
         """The id Flower gave a node, from its log."""
-        lines = [line for line in self.log(f"node{number}").splitlines() if "SuperNode ID: " in line]
+        lines = [
+            line for line in self.log(f"node{number}").splitlines() if "SuperNode ID: " in line
+        ]
         return int(lines[-1].split("SuperNode ID: ")[1]) if lines else None
 
     def run(self, app=APP, **config):
@@ -139,7 +152,9 @@ class Federation:
 
     def wait(self, run):
         """The status in which a run ended."""
-        self.until(lambda: self.status(run).startswith("finished"), f"run {run} has ended", pause=3.0)
+        self.until(
+            lambda: self.status(run).startswith("finished"), f"run {run} has ended", pause=3.0
+        )
         return self.status(run)
 
     def complete(self, run):
@@ -157,7 +172,11 @@ class Federation:
 
     def command(self, *arguments):
         return subprocess.run(
-            [BIN / "flwr", *arguments], env=self.environment("cli"), capture_output=True, text=True, timeout=PATIENCE
+            [BIN / "flwr", *arguments],
+            env=self.environment("cli"),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
 
     def spawn(self, name, command, *arguments):
@@ -174,19 +193,24 @@ class Federation:
         self.sessions.setdefault(name, set()).add(self.processes[name].pid)
 
     def environment(self, name):
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "RAY_"))}
-        return kept | {
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",  # Flower starts its own programs by name
-            "PYTHONPATH": str(ROOT),
-            "FLWR_HOME": str(self.path / name),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TMPDIR": str(self.temporary),
-            "OMP_NUM_THREADS": "1",
+        kept = {
+            key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "RAY_"))
         }
+        return (
+            kept
+            | {
+                "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",  # Flower starts its own programs by name
+                "PYTHONPATH": str(ROOT),
+                "FLWR_HOME": str(self.path / name),
+                "FLWR_TELEMETRY_ENABLED": "0",
+                "FLWR_DISABLE_UPDATE_CHECK": "1",
+                "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+                "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_TMPDIR": str(self.temporary),
+                "OMP_NUM_THREADS": "1",
+            }
+        )
 
     def log(self, name):
         path = self.path / f"{name}.log"
@@ -194,7 +218,10 @@ class Federation:
 
     def logs(self):
         """The ends of all logs, for a failure's message."""
-        return "\n".join(f"--- {name}\n" + "\n".join(self.log(name).splitlines()[-40:]) for name in self.processes)
+        return "\n".join(
+            f"--- {name}\n" + "\n".join(self.log(name).splitlines()[-40:])
+            for name in self.processes
+        )
 
     def until(self, true, what, name=None, pause=0.2):
         """Waits; fails if time is up or the process called `name` has ended."""
@@ -212,8 +239,9 @@ class Federation:
     def alive(self, name=None, program=""):
         """Living processes of this federation, or of its process `name`: command lines by pid.
 
-        A process is ours if its session or its parent is. Sessions are kept in mind: Flower starts some processes in
-        sessions of their own, and these may outlive the parent that shows whose they are.
+        A process is ours if its session or its parent is. Sessions are kept in mind: Flower starts
+        some processes in sessions of their own, and these may outlive the parent that shows whose
+        they are.
         """
         table, commands = process_table(), {}
         for each in [name] if name else self.processes:
@@ -221,7 +249,9 @@ class Federation:
             while grown != ours:
                 ours = grown
                 grown = {
-                    p for p, (parent, session) in table.items() if session in self.sessions[each] or parent in ours
+                    p
+                    for p, (parent, session) in table.items()
+                    if session in self.sessions[each] or parent in ours
                 }
                 self.sessions[each] = {table[pid][1] for pid in grown}
             commands |= {pid: command_line(pid) for pid in grown}
@@ -271,7 +301,13 @@ def process_table():
 
 def command_line(pid):
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+            .strip()
+        )
     except OSError:
         return ""
 

@@ -45,7 +45,9 @@ def assert_as_simulated(path, clients, rounds):
     assert [record["round"] for record in found] == list(range(1, rounds + 1))
     assert found.column("weights") == expected.column("weights")
     assert set(found.records[0]["weights"]) == {str(client) for client in range(clients)}
-    assert found.column("accuracy") == pytest.approx(expected.column("accuracy"), abs=1e-6)  # a float32 there
+    assert found.column("accuracy") == pytest.approx(
+        expected.column("accuracy"), abs=1e-6
+    )  # a float32 there
     checkpoints = sorted((path / "checkpoints").glob("round-*"))
     assert len(checkpoints) == 2  # the last two are kept
     for checkpoint, model in zip(checkpoints, models.seen[-2:], strict=True):

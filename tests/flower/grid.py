@@ -42,7 +42,9 @@ class LocalGrid(Grid):
         self.ids = {1000 - 7 * number: number for number in range(nodes)}
         config = {"num-partitions": nodes}
         self.contexts = {
-            node: Context(1, node, {**config, "partition-id": k} if named else config, RecordDict(), {})
+            node: Context(
+                1, node, {**config, "partition-id": k} if named else config, RecordDict(), {}
+            )
             for node, k in self.ids.items()
         }
         self.replies, self.asked, self.ttl = {}, [], []
@@ -67,7 +69,9 @@ class LocalGrid(Grid):
         for message in messages:
             name = str(uuid.uuid4())
             message.metadata.__dict__["_message_id"] = name
-            self.asked.append((message.metadata.message_type, self.ids[message.metadata.dst_node_id]))
+            self.asked.append(
+                (message.metadata.message_type, self.ids[message.metadata.dst_node_id])
+            )
             self.ttl.append(message.metadata.ttl)
             self.replies[name] = self._answers(message)
             names.append(name)

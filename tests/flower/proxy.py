@@ -19,7 +19,9 @@ class Proxy(ThreadingHTTPServer):
         identity = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         identity.load_cert_chain(path / "server.crt", path / "server.key")
         # The handshake belongs to the connection's own thread: here it would hold up the others.
-        self.socket = identity.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.socket = identity.wrap_socket(
+            self.socket, server_side=True, do_handshake_on_connect=False
+        )
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def handle_error(self, request, client_address):
@@ -39,7 +41,9 @@ class Handler(BaseHTTPRequestHandler):
             self.server.refused.append(self.path)
             self.answer(403, {}, b"")
             return
-        upstream = http.client.HTTPSConnection("127.0.0.1", self.server.upstream, context=self.server.trust, timeout=60)
+        upstream = http.client.HTTPSConnection(
+            "127.0.0.1", self.server.upstream, context=self.server.trust, timeout=60
+        )
         try:
             upstream.request(self.command, self.path, body, end_to_end(self.headers))
             reply = upstream.getresponse()

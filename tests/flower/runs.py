@@ -24,7 +24,12 @@ def images(seed=0):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.Flatten(), nn.Linear(24, 3)
+            nn.Conv2d(2, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 6, 3),
+            nn.Flatten(),
+            nn.Linear(24, 3),
         )
 
 
@@ -47,7 +52,13 @@ def app(kind="mlp", parts=None, **options):
 
 
 def strategy(algorithm, **options):
-    given = {"min_train_nodes": COUNT, "fraction_evaluate": 0.0, "seed": 3, "population": COUNT, **options}
+    given = {
+        "min_train_nodes": COUNT,
+        "fraction_evaluate": 0.0,
+        "seed": 3,
+        "population": COUNT,
+        **options,
+    }
     return steelyard_flower.Steelyard(algorithm, **given)
 
 
@@ -71,4 +82,6 @@ def weights(directory):
 
 
 def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
+    return a.keys() == b.keys() and all(
+        torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a
+    )

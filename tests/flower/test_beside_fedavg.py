@@ -24,8 +24,14 @@ def clients(change=None, start=START):
     def train(message, context):
         number = context.node_config["partition-id"]
         arrays = message.content["arrays"].to_torch_state_dict()
-        made = {name: tensor + (number + 1 if name != "count" else 13) for name, tensor in arrays.items()}
-        arrays, metrics = {name: tensor.numpy() for name, tensor in made.items()}, {"num-examples": 10, "loss": 0.5}
+        made = {
+            name: tensor + (number + 1 if name != "count" else 13)
+            for name, tensor in arrays.items()
+        }
+        arrays, metrics = (
+            {name: tensor.numpy() for name, tensor in made.items()},
+            {"num-examples": 10, "loss": 0.5},
+        )
         if change is not None:
             change(number, arrays, metrics)
         record = ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
@@ -37,12 +43,16 @@ def clients(change=None, start=START):
 
 
 def stock(change=None, start=START, **options):
-    return FedAvg(**GIVEN).start(LocalGrid(clients(change), 3, **options), to_record(start), num_rounds=1, timeout=5)
+    return FedAvg(**GIVEN).start(
+        LocalGrid(clients(change), 3, **options), to_record(start), num_rounds=1, timeout=5
+    )
 
 
 def ours(tmp_path, change=None, start=START, rounds=1, patience=5, **options):
     made = Steelyard("uniform", **GIVEN, out=tmp_path, patience=patience)
-    result = made.start(LocalGrid(clients(change), 3, **options), to_record(start), num_rounds=rounds, timeout=0.2)
+    result = made.start(
+        LocalGrid(clients(change), 3, **options), to_record(start), num_rounds=rounds, timeout=0.2
+    )
     return to_state_dict(result.arrays), read_log(tmp_path)
 
 
@@ -58,7 +68,8 @@ def test_nan(tmp_path):
     bad = only(1, lambda arrays, metrics: arrays.update(w=np.full(4, np.nan, np.float32)))
     assert np.isnan(stock(bad).arrays["w"].numpy()).all()
     model, (record,) = ours(tmp_path, bad)
-    # Clients 0 and 2 are left. The guard measures two clients without a past by the shorter update: 3 is cut to 2.
+    # Clients 0 and 2 are left. The guard measures two clients without a past by the shorter update:
+    # 3 is cut to 2.
     assert torch.equal(model["w"], torch.full((4,), 1.5))
     assert record["quarantined"] == {"1": "NaN or infinity in its parameters"}
     assert record["weights"] == {"0": 0.5, "2": pytest.approx(0.5 * 2 / 3)}
@@ -66,7 +77,9 @@ def test_nan(tmp_path):
 
 def test_a_wrong_shape(tmp_path, monkeypatch):
     bad = only(2, lambda arrays, metrics: arrays.update(w=np.full(1, 100.0, np.float32)))
-    monkeypatch.setattr("random.sample", lambda nodes, count: nodes[:count])  # were it first, the run would end
+    monkeypatch.setattr(
+        "random.sample", lambda nodes, count: nodes[:count]
+    )  # were it first, the run would end
     mean = stock(bad).arrays["w"].numpy()
     assert mean.shape == (4,)
     assert mean[0] > 30  # one number, broadcast into the mean
@@ -108,7 +121,9 @@ def test_nobody_answers(tmp_path):
     assert len(records) == 2
     assert all(record["void"].startswith("no valid client") for record in records)
     assert records[0]["late"] == [986, 993, 1000]
-    with pytest.raises(RunStopped, match=r"2 rounds in a row were void.*did not answer within 0.2 s"):
+    with pytest.raises(
+        RunStopped, match=r"2 rounds in a row were void.*did not answer within 0.2 s"
+    ):
         ours(tmp_path / "again", silent=(0, 1, 2), rounds=4, patience=2)
 
 

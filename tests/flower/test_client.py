@@ -9,7 +9,15 @@ from flwr.clientapp import ClientApp
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.flower import Steelyard, TrainInstructions, client, partitioned, read_instructions, reporting, to_record
+from steelyard.flower import (
+    Steelyard,
+    TrainInstructions,
+    client,
+    partitioned,
+    read_instructions,
+    reporting,
+    to_record,
+)
 from steelyard.runs.directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
@@ -64,10 +72,18 @@ def test_a_regression_has_a_loss_and_no_accuracy():
         seen.append(dict(reply.content["metrics"]))
         return reply
 
-    app = client(lambda context: torch.nn.Linear(5, 1), lambda c: parts[c.node_config["partition-id"]], loss="mse")
-    made = runs.strategy("fedavg", fraction_evaluate=1.0, min_evaluate_nodes=runs.COUNT, monitor="loss")
+    app = client(
+        lambda context: torch.nn.Linear(5, 1),
+        lambda c: parts[c.node_config["partition-id"]],
+        loss="mse",
+    )
+    made = runs.strategy(
+        "fedavg", fraction_evaluate=1.0, min_evaluate_nodes=runs.COUNT, monitor="loss"
+    )
     initial = to_record(torch.nn.Linear(5, 1).state_dict())
-    result = made.start(LocalGrid(app, runs.COUNT, change=change), initial, num_rounds=1, timeout=30)
+    result = made.start(
+        LocalGrid(app, runs.COUNT, change=change), initial, num_rounds=1, timeout=30
+    )
     evaluated = [metrics for metrics in seen if "loss" in metrics]
     assert len(evaluated) == runs.COUNT
     assert all(set(metrics) == {"loss", "num-examples"} for metrics in evaluated)
@@ -79,7 +95,9 @@ def test_a_regression_has_a_loss_and_no_accuracy():
 def test_another_model_than_the_servers_is_named(tmp_path):
     app = client(lambda context: torch.nn.Linear(5, 2), lambda context: runs.data()[0])
     with pytest.raises(Exception, match="void"):
-        runs.start(runs.strategy("fedavg", out=tmp_path, patience=1), LocalGrid(app, runs.COUNT), rounds=1)
+        runs.start(
+            runs.strategy("fedavg", out=tmp_path, patience=1), LocalGrid(app, runs.COUNT), rounds=1
+        )
     failed = read_log(tmp_path)[0]["failed"]
     assert "the model received is not the one model_fn makes" in next(iter(failed.values()))
 
@@ -90,7 +108,9 @@ def test_an_optimizer_that_a_term_cannot_bear_is_named(local, tmp_path):
     with pytest.raises(Exception, match="void"):
         runs.start(made, LocalGrid(runs.app(local=local), runs.COUNT), rounds=1)
     failed = read_log(tmp_path)[0]["failed"]
-    assert "a mean gradient only for SGD whose velocity starts at zero" in next(iter(failed.values()))
+    assert "a mean gradient only for SGD whose velocity starts at zero" in next(
+        iter(failed.values())
+    )
 
 
 def test_evaluation_is_on_the_test_data():
@@ -110,8 +130,13 @@ def own(report, confirm=False, name=None, **options):
     @app.train()
     def train(message, context):
         state = message.content["arrays"].to_torch_state_dict()
-        moved = {name: tensor + 0.1 * (context.node_config["partition-id"] + 1) for name, tensor in state.items()}
-        said = report if name is None else {**report, name: context.node_config["partition-id"] + 10}
+        moved = {
+            name: tensor + 0.1 * (context.node_config["partition-id"] + 1)
+            for name, tensor in state.items()
+        }
+        said = (
+            report if name is None else {**report, name: context.node_config["partition-id"] + 10}
+        )
         reply = RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord(said)})
         if confirm:
             reply["steelyard"] = ConfigRecord({"client": read_instructions(message).client})
@@ -179,9 +204,14 @@ def test_stock_strategies_drive_our_clients():
     from flwr.serverapp.strategy import FedAvg
 
     result = FedAvg(min_train_nodes=runs.COUNT).start(
-        LocalGrid(runs.app(), runs.COUNT), to_record(runs.model("mlp").state_dict()), num_rounds=2, timeout=5
+        LocalGrid(runs.app(), runs.COUNT),
+        to_record(runs.model("mlp").state_dict()),
+        num_rounds=2,
+        timeout=5,
     )
-    assert result.evaluate_metrics_clientapp[2]["loss"] < result.evaluate_metrics_clientapp[1]["loss"]
+    assert (
+        result.evaluate_metrics_clientapp[2]["loss"] < result.evaluate_metrics_clientapp[1]["loss"]
+    )
 
 
 def test_what_is_asked():
@@ -203,7 +233,9 @@ def test_what_is_asked():
 
 
 def test_partitioned_says_what_a_node_lacks():
-    grid = LocalGrid(client(lambda context: runs.model("mlp"), partitioned("digits")), 2, named=False)
+    grid = LocalGrid(
+        client(lambda context: runs.model("mlp"), partitioned("digits")), 2, named=False
+    )
     made = Steelyard("fedavg", fraction_evaluate=0.0, patience=1)
     with pytest.raises(Exception, match="the node has no partition-id or num-partitions"):
         made.start(grid, to_record(runs.model("mlp").state_dict()), num_rounds=1, timeout=1)
@@ -224,7 +256,8 @@ def test_terms_that_nobody_adds_are_warned_of_once(name, mods, tmp_path, caplog)
 def test_terms_with_a_half_at_the_server_are_refused_where_nobody_adds_them(client):
     made = runs.strategy(steelyard.Algorithm("fedavg", client=client))
     with pytest.raises(
-        SteelyardError, match=f"did not confirm that client={client} was added.*steelyard.flower.client"
+        SteelyardError,
+        match=f"did not confirm that client={client} was added.*steelyard.flower.client",
     ):
         runs.start(made, LocalGrid(own({"num-examples": 5}), runs.COUNT), rounds=1)
 
@@ -262,7 +295,11 @@ def test_the_id_of_a_metric_counts_where_the_node_has_none(tmp_path):
 
 def test_a_node_without_an_id_is_warned_of(caplog):
     parts = runs.data()
-    app = client(lambda context: runs.model("mlp"), lambda context: parts[context.node_id % 5], local=runs.LOCAL)
+    app = client(
+        lambda context: runs.model("mlp"),
+        lambda context: parts[context.node_id % 5],
+        local=runs.LOCAL,
+    )
     with caplog.at_level(logging.WARNING, logger="flwr"):
         runs.start(runs.strategy("fedavg"), LocalGrid(app, runs.COUNT, named=False), rounds=1)
     assert "5 clients do not report 'partition-id'" in caplog.text
@@ -283,6 +320,8 @@ def test_float_targets_under_cross_entropy_are_refused_with_the_cure(tmp_path):
     inputs = runs.data()[0][0]
     app = client(lambda context: runs.model("mlp"), lambda context: (inputs, inputs[:, 0]))
     with pytest.raises(Exception, match="void"):
-        runs.start(runs.strategy("fedavg", out=tmp_path, patience=1), LocalGrid(app, runs.COUNT), rounds=1)
+        runs.start(
+            runs.strategy("fedavg", out=tmp_path, patience=1), LocalGrid(app, runs.COUNT), rounds=1
+        )
     failed = read_log(tmp_path)[0]["failed"]
     assert 'use loss="mse" for numbers' in next(iter(failed.values()))

@@ -11,7 +11,9 @@ from steelyard.flower.server import FlowerServer, Replies
 def aggregate(server, number, *clients):
     models = {str(k): RecordSource(ArrayRecord({"w": client})) for k, client in enumerate(clients)}
     metrics = {"num_examples": dict.fromkeys(models, 1)}
-    return server.aggregate(number, source(torch.zeros(5)), Replies(models, metrics, {}, {}), len(models))
+    return server.aggregate(
+        number, source(torch.zeros(5)), Replies(models, metrics, {}, {}), len(models)
+    )
 
 
 def source(tensor):

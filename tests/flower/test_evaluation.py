@@ -49,7 +49,10 @@ def test_the_order_of_replies_does_not_change_bits(tmp_path):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_one_that_is_no_number_is_left_out(bad, tmp_path):
     found, _ = evaluated(
-        tmp_path, lambda number, reply: report(reply, accuracy=bad if number == 0 else 0.5, loss=float(number))
+        tmp_path,
+        lambda number, reply: report(
+            reply, accuracy=bad if number == 0 else 0.5, loss=float(number)
+        ),
     )
     assert dict(found) == {"accuracy": 0.5, "loss": pytest.approx(2.0)}
 
@@ -72,9 +75,16 @@ def test_who_does_not_answer_is_on_record(tmp_path, caplog):
 
     made = runs.strategy("fedavg", out=tmp_path, fraction_evaluate=1.0)
     grid = LocalGrid(runs.app(), runs.COUNT)
-    grid.change = lambda number, reply: reply if reply.content.array_records else change(number, reply)
+    grid.change = lambda number, reply: (
+        reply if reply.content.array_records else change(number, reply)
+    )
     with caplog.at_level(logging.WARNING, logger="flwr"):
-        made.start(grid, runs.steelyard_flower.to_record(runs.model("mlp").state_dict()), num_rounds=1, timeout=0.3)
+        made.start(
+            grid,
+            runs.steelyard_flower.to_record(runs.model("mlp").state_dict()),
+            num_rounds=1,
+            timeout=0.3,
+        )
     (record,) = read_log(tmp_path)
     assert (record["failed"], record["late"]) == ({}, [])
     assert (record["evaluation"]["dropped"], record["evaluation"]["late"]) == (["2"], [3])
@@ -95,7 +105,9 @@ def test_nobody_answers(tmp_path):
 @pytest.mark.parametrize("client", ["fedcos", "scaffold", "feddyn"])
 def test_terms_do_not_matter(client, tmp_path):
     """Their vectors are sent with training messages alone."""
-    made = runs.strategy(steelyard.Algorithm("uniform", client=client), out=tmp_path, fraction_evaluate=1.0)
+    made = runs.strategy(
+        steelyard.Algorithm("uniform", client=client), out=tmp_path, fraction_evaluate=1.0
+    )
     runs.start(made, rounds=2)
     record = read_log(tmp_path)[1]
     assert record["evaluation"]["failed"] == {}
@@ -113,8 +125,16 @@ def test_functions_of_ones_own_see_replies_as_they_are(tmp_path):
         reply.content["mine"] = MetricRecord({"loss": 0.5, f"only-{number}": 1.0})
         return reply
 
-    options = {"train_metrics_aggr_fn": fold, "evaluate_metrics_aggr_fn": fold, "fraction_evaluate": 1.0}
-    result = runs.start(runs.strategy("fedavg", **options), LocalGrid(runs.app(), runs.COUNT, change=change), rounds=1)
+    options = {
+        "train_metrics_aggr_fn": fold,
+        "evaluate_metrics_aggr_fn": fold,
+        "fraction_evaluate": 1.0,
+    }
+    result = runs.start(
+        runs.strategy("fedavg", **options),
+        LocalGrid(runs.app(), runs.COUNT, change=change),
+        rounds=1,
+    )
     assert seen == [[["arrays", "metrics", "mine", "steelyard"]] * 5, [["metrics", "mine"]] * 5]
     total = sum(len(targets) for _, targets in runs.data().values())
     assert result.train_metrics_clientapp[1]["sum"] == total
@@ -127,17 +147,25 @@ class OwnMessages(steelyard.flower.Steelyard):
     def configure_evaluate(self, server_round, arrays, config, grid):
         content = RecordDict({"arrays": arrays, "config": config})
         nodes = grid.get_node_ids()
-        return [Message(content, dst_node_id=node, message_type=MessageType.EVALUATE) for node in nodes]
+        return [
+            Message(content, dst_node_id=node, message_type=MessageType.EVALUATE) for node in nodes
+        ]
 
 
 class EverySecond(steelyard.flower.Steelyard):
     def configure_evaluate(self, server_round, arrays, config, grid):
-        return super().configure_evaluate(server_round, arrays, config, grid) if server_round % 2 else []
+        return (
+            super().configure_evaluate(server_round, arrays, config, grid)
+            if server_round % 2
+            else []
+        )
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [(OwnMessages, [1, 2, 3]), (EverySecond, [1, 3])])
 def test_a_subclass_asks_whom_and_when_it_likes(kind, rounds, tmp_path):
-    nodes = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), runs.COUNT)
+    nodes = dict.fromkeys(
+        ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), runs.COUNT
+    )
     made = kind("fedavg", out=tmp_path, seed=3, **nodes)
     result = runs.start(made, LocalGrid(runs.app(), runs.COUNT), rounds=3)
     assert list(result.evaluate_metrics_clientapp) == rounds
@@ -148,7 +176,9 @@ def test_a_subclass_asks_whom_and_when_it_likes(kind, rounds, tmp_path):
 
 def test_a_function_may_be_set_later(tmp_path):
     made = runs.strategy("fedavg", out=tmp_path, fraction_evaluate=1.0)
-    made.evaluate_metrics_aggr_fn = lambda contents, weight: MetricRecord({"replies": len(contents)})
+    made.evaluate_metrics_aggr_fn = lambda contents, weight: MetricRecord(
+        {"replies": len(contents)}
+    )
     made.train_metrics_aggr_fn = made.evaluate_metrics_aggr_fn
     result = runs.start(made, LocalGrid(runs.app(), runs.COUNT), rounds=1)
     assert dict(result.evaluate_metrics_clientapp[1]) == {"replies": runs.COUNT}
@@ -170,16 +200,26 @@ def lying(lie):
 
 
 def evaluations(tmp_path, change=None, rounds=3, **options):
-    made = runs.strategy("fedavg", out=tmp_path, **{"fraction_evaluate": 1.0, "min_evaluate_nodes": 5, **options})
+    made = runs.strategy(
+        "fedavg", out=tmp_path, **{"fraction_evaluate": 1.0, "min_evaluate_nodes": 5, **options}
+    )
     grid = LocalGrid(runs.app(), runs.COUNT, change=change)
-    made.start(grid, runs.steelyard_flower.to_record(runs.model("mlp").state_dict()), num_rounds=rounds, timeout=2)
+    made.start(
+        grid,
+        runs.steelyard_flower.to_record(runs.model("mlp").state_dict()),
+        num_rounds=rounds,
+        timeout=2,
+    )
     return read_log(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
-        ({"accuracy": 1e9, "num-examples": 10**15}, "invalid accuracy=1000000000.0: report a number from 0 to 1"),
+        (
+            {"accuracy": 1e9, "num-examples": 10**15},
+            "invalid accuracy=1000000000.0: report a number from 0 to 1",
+        ),
         ({"accuracy": 1.0000001}, "invalid accuracy=1.0000001"),
         ({"accuracy": -1}, "invalid accuracy=-1"),
         ({"accuracy": 2**63 - 1}, "invalid accuracy=9223372036854775807"),
@@ -221,7 +261,9 @@ def test_percentages_are_taken_where_most_clients_report_them(tmp_path):
 
 def test_one_that_claims_much_data_counts_for_no_more_than_a_few(tmp_path):
     clean = evaluations(tmp_path / "clean")
-    much = evaluations(tmp_path / "much", lying(lambda number: {"accuracy": 1.0, "num-examples": 10**15}))
+    much = evaluations(
+        tmp_path / "much", lying(lambda number: {"accuracy": 1.0, "num-examples": 10**15})
+    )
     sizes = sorted(len(targets) for _, targets in runs.data().values())
     share = 5 * sizes[2] / (5 * sizes[2] + sum(sizes) - max(sizes))  # metric_cap of the guard
     for told, honest in zip(much, clean, strict=True):
@@ -268,7 +310,11 @@ def test_arrays_in_an_evaluation_count(tmp_path):
     def change(number, reply):
         if number == 1 and reply.metadata.message_type.startswith("evaluate"):
             reply.content["junk"] = ArrayRecord(
-                {"x": Array(dtype="uint8", shape=(1 << 20,), stype="numpy.ndarray", data=bytes(1 << 20))}
+                {
+                    "x": Array(
+                        dtype="uint8", shape=(1 << 20,), stype="numpy.ndarray", data=bytes(1 << 20)
+                    )
+                }
             )
             replies.append(reply)
         return reply
@@ -281,7 +327,9 @@ def test_arrays_in_an_evaluation_count(tmp_path):
 
 def test_a_function_of_ones_own_that_raises_costs_the_metrics_alone(tmp_path, caplog):
     def fold(contents, weight):
-        return MetricRecord({"accuracy": sum(content["metrics"]["accuracy"] for content in contents)})
+        return MetricRecord(
+            {"accuracy": sum(content["metrics"]["accuracy"] for content in contents)}
+        )
 
     def change(number, reply):
         if number == 1:
@@ -336,15 +384,25 @@ def test_clients_of_ours_report_metrics_of_ones_own(tmp_path):
         best = outputs.topk(2).values
         return (best[:, 0] - best[:, 1]).mean()
 
-    made = runs.strategy("fedavg", out=tmp_path, fraction_evaluate=1.0, min_evaluate_nodes=5, monitor="margin")
+    made = runs.strategy(
+        "fedavg", out=tmp_path, fraction_evaluate=1.0, min_evaluate_nodes=5, monitor="margin"
+    )
     app = runs.app(test_metrics={"margin": margin, "size": lambda outputs, targets: len(targets)})
     result = runs.start(made, LocalGrid(app, runs.COUNT), rounds=2)
     module = runs.model("mlp")
     module.load_state_dict(runs.params(result))
     parts = runs.data().values()
     total = sum(len(targets) for _, targets in parts)
-    wanted = sum(float(margin(module(inputs).detach(), targets)) * len(targets) for inputs, targets in parts) / total
+    wanted = (
+        sum(
+            float(margin(module(inputs).detach(), targets)) * len(targets)
+            for inputs, targets in parts
+        )
+        / total
+    )
     record = read_log(tmp_path)[1]
     assert record["margin"] == pytest.approx(wanted, rel=1e-4)
-    assert record["client_evaluation"]["size"] == pytest.approx(sum(len(y) ** 2 for _, y in parts) / total)
+    assert record["client_evaluation"]["size"] == pytest.approx(
+        sum(len(y) ** 2 for _, y in parts) / total
+    )
     assert (tmp_path / "checkpoints/best").exists()

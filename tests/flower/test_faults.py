@@ -21,7 +21,9 @@ def federation(tmp_path):
 
 def training(federation, node):
     """Waits until a node is in the middle of a round."""
-    federation.until(lambda: federation.alive(f"node{node}", "flwr-clientapp"), f"node {node} trains", pause=0.05)
+    federation.until(
+        lambda: federation.alive(f"node{node}", "flwr-clientapp"), f"node {node} trains", pause=0.05
+    )
 
 
 def send(federation, name, number, program=""):
@@ -33,7 +35,10 @@ def send(federation, name, number, program=""):
 
 
 def test_a_server_killed_in_mid_run_goes_on_where_it_was(federation, tmp_path):
-    settings = {"algorithm": "fedadp", "rounds": 3}  # its angles are means over all rounds: a lost state shows
+    settings = {
+        "algorithm": "fedadp",
+        "rounds": 3,
+    }  # its angles are means over all rounds: a lost state shows
     federation.complete(federation.run(**settings, out=str(tmp_path / "whole")))
     path = tmp_path / "killed"
     federation.run(**settings, out=str(path))
@@ -71,7 +76,9 @@ def test_a_frozen_node_is_named_when_time_is_up(federation, tmp_path):
     finally:
         send(federation, "node1", signal.SIGCONT)
     (record,) = History.read(tmp_path / "frozen")
-    assert list(record["failed"].values()) == [f"node {federation.node_id(1)} did not answer within 30 s"]
+    assert list(record["failed"].values()) == [
+        f"node {federation.node_id(1)} did not answer within 30 s"
+    ]
     assert record["late"] == [federation.node_id(1)]
     assert set(record["weights"]) == {"0", "2"}
 

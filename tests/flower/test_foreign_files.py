@@ -36,11 +36,15 @@ def test_what_others_put_beside_checkpoints_stays(first, tmp_path):
     if first:
         put()
     for rounds in (1, 2, 4):
-        made = runs.strategy("fedavg", out=tmp_path / "run", checkpoint_dir=home, resume=True, fraction_evaluate=1.0)
+        made = runs.strategy(
+            "fedavg", out=tmp_path / "run", checkpoint_dir=home, resume=True, fraction_evaluate=1.0
+        )
         runs.start(made, rounds=rounds)
         put()
     assert [record["round"] for record in read_log(tmp_path / "run")] == [1, 2, 3, 4]
-    assert {name: (home / name).read_text() for name in foreign} == {name: f"mine: {name}" for name in foreign}
+    assert {name: (home / name).read_text() for name in foreign} == {
+        name: f"mine: {name}" for name in foreign
+    }
     assert verified(home / "round-000004").round == 4
     assert not list(home.glob("damaged-round-0*"))
 

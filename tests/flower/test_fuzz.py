@@ -16,7 +16,9 @@ from steelyard.flower import read_instructions, to_record, to_state_dict
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 
-LIAR = 0  # whose node has the highest number: of two that claim an id in the same round, the lower one gets it
+# Whose node has the highest number: of two that claim an id in the same round, the lower one gets
+# it
+LIAR = 0
 ALGORITHMS = {
     "fedavg": steelyard.Algorithm("fedavg"),
     "disco": steelyard.Algorithm("feddisco|fedadp"),
@@ -24,7 +26,11 @@ ALGORITHMS = {
     "pa3fed": steelyard.Algorithm("pa3fed:detector=criticalfl_window"),
     "scaffold": steelyard.Algorithm("fedavg", client="scaffold"),
 }
-INITIAL = {"a.weight": torch.ones(3, 4), "b": torch.zeros(2), "n.num_batches_tracked": torch.tensor(0)}
+INITIAL = {
+    "a.weight": torch.ones(3, 4),
+    "b": torch.zeros(2),
+    "n.num_batches_tracked": torch.tensor(0),
+}
 DIM = 14  # of its parameters
 EXAMPLES = int(os.environ.get("STEELYARD_FUZZ", "40"))
 
@@ -34,7 +40,11 @@ def answer(message, context):
     number = context.node_config["partition-id"]
     ours = {"partition-id": number, "client": read_instructions(message).client}
     if message.metadata.message_type.startswith("evaluate"):
-        metrics = {"num-examples": 10 + number, "accuracy": 0.5 + 0.01 * number, "loss": 1.0 + number}
+        metrics = {
+            "num-examples": 10 + number,
+            "accuracy": 0.5 + 0.01 * number,
+            "loss": 1.0 + number,
+        }
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
     state = to_state_dict(message.content["arrays"])
     moved = {
@@ -53,7 +63,11 @@ def answer(message, context):
         "label-hist": [5, number, 5],
     }
     content = RecordDict(
-        {"arrays": to_record(moved), "metrics": MetricRecord(metrics), "steelyard": ConfigRecord(ours)}
+        {
+            "arrays": to_record(moved),
+            "metrics": MetricRecord(metrics),
+            "steelyard": ConfigRecord(ours),
+        }
     )
     content["steelyard.told"] = to_record({"scaffold.control": torch.full((DIM,), 0.1 * number)})
     return Message(content, reply_to=message)
@@ -64,7 +78,17 @@ def answer(message, context):
 TEXTS = st.one_of(
     st.text(max_size=20),
     st.sampled_from(
-        ["", "arrays", "metrics", "steelyard", "steelyard.told", "__metadata__", "a.weight", "\x1b[2J", "x" * 5000]
+        [
+            "",
+            "arrays",
+            "metrics",
+            "steelyard",
+            "steelyard.told",
+            "__metadata__",
+            "a.weight",
+            "\x1b[2J",
+            "x" * 5000,
+        ]
     ),
     st.sampled_from(["partition-id", "num-examples", "label-hist", "a" + ".b" * 300, "\ud800"]),
 )
@@ -74,7 +98,9 @@ NUMBERS = st.one_of(
     st.floats(allow_nan=True, allow_infinity=True),
 )
 VALUES = st.one_of(NUMBERS, st.lists(NUMBERS, max_size=5))
-SETTINGS = st.one_of(VALUES, TEXTS, st.binary(max_size=40), st.booleans(), st.lists(TEXTS, max_size=3))
+SETTINGS = st.one_of(
+    VALUES, TEXTS, st.binary(max_size=40), st.booleans(), st.lists(TEXTS, max_size=3)
+)
 DIMENSIONS = st.one_of(st.integers(-4, 8), st.sampled_from([2**62, -(2**62), 10**30, True]))
 SHAPES = st.lists(DIMENSIONS, max_size=4).map(tuple)
 
@@ -87,16 +113,31 @@ def header(descr, order, shape, version=1):
 
 HEADERS = st.builds(
     header,
-    st.sampled_from(["<f4", "<f8", ">f4", "<i8", "|O", "|V4", "|S0", "<M8[s]", "|b1", [("a", "<f4")], 7, None]),
+    st.sampled_from(
+        ["<f4", "<f8", ">f4", "<i8", "|O", "|V4", "|S0", "<M8[s]", "|b1", [("a", "<f4")], 7, None]
+    ),
     st.sampled_from([True, False, 1, None, "yes"]),
     st.one_of(SHAPES, st.sampled_from([(3, 4), (2,), (), 7, None, [2], ((2,),)])),
     st.sampled_from([1, 2, 3, 9]),
 )
 DATA = st.one_of(
     st.binary(max_size=200),
-    st.builds(bytes.__add__, HEADERS, st.sampled_from([b"", bytes(8), bytes(48), bytes(96), b"\xff" * 48])),
-    st.sampled_from([b"\x93NUMPY\x01\x00\xff\xff" + b"-" * 70000, b"\x93NUMPY\x02\x00\xff\xff\xff\xff", b"(" * 4000]),
-    st.sampled_from([header("x", True, ()).replace(b"'x'", one * 900) for one in (b"(", b"[", b"-", b"{1:", b"~")]),
+    st.builds(
+        bytes.__add__, HEADERS, st.sampled_from([b"", bytes(8), bytes(48), bytes(96), b"\xff" * 48])
+    ),
+    st.sampled_from(
+        [
+            b"\x93NUMPY\x01\x00\xff\xff" + b"-" * 70000,
+            b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
+            b"(" * 4000,
+        ]
+    ),
+    st.sampled_from(
+        [
+            header("x", True, ()).replace(b"'x'", one * 900)
+            for one in (b"(", b"[", b"-", b"{1:", b"~")
+        ]
+    ),
 )
 ARRAYS = st.builds(
     lambda dtype, shape, stype, data: Array(dtype=dtype, shape=shape, stype=stype, data=data),
@@ -110,7 +151,9 @@ RECORDS = st.one_of(
     st.dictionaries(TEXTS, VALUES, max_size=3).map(lambda values: loose(MetricRecord(), values)),
     st.dictionaries(TEXTS, SETTINGS, max_size=3).map(lambda values: loose(ConfigRecord(), values)),
 )
-NAMES = st.one_of(st.sampled_from(["arrays", "metrics", "steelyard", "steelyard.told", "more"]), TEXTS)
+NAMES = st.one_of(
+    st.sampled_from(["arrays", "metrics", "steelyard", "steelyard.told", "more"]), TEXTS
+)
 METRICS = st.sampled_from(
     [
         "num-examples",
@@ -144,7 +187,11 @@ CHANGES = st.one_of(
     st.tuples(st.just("cut"), st.sampled_from([*INITIAL]), st.integers(-200, 200)),
     st.tuples(st.just("told"), st.sampled_from(["scaffold.control", "__metadata__", "x"]), ARRAYS),
     st.tuples(st.just("metric"), st.one_of(METRICS, TEXTS), VALUES),
-    st.tuples(st.just("config"), st.one_of(st.sampled_from(["partition-id", "client", "restarted"]), TEXTS), SETTINGS),
+    st.tuples(
+        st.just("config"),
+        st.one_of(st.sampled_from(["partition-id", "client", "restarted"]), TEXTS),
+        SETTINGS,
+    ),
     st.tuples(st.just("record"), NAMES, RECORDS),
     st.tuples(st.just("drop"), NAMES, st.none()),
 )
@@ -177,7 +224,9 @@ def run(algorithm, memory, change, phase):
         is_training = reply.metadata.message_type.startswith("train")
         return change(reply) if number == LIAR and is_training == (phase == "train") else reply
 
-    made = runs.strategy(ALGORITHMS[algorithm], fraction_evaluate=1.0, min_evaluate_nodes=5, memory=memory)
+    made = runs.strategy(
+        ALGORITHMS[algorithm], fraction_evaluate=1.0, min_evaluate_nodes=5, memory=memory
+    )
     evaluate, log = made.aggregate_evaluate, []
 
     def aggregate_evaluate(number, replies):
@@ -186,7 +235,9 @@ def run(algorithm, memory, change, phase):
         return found
 
     made.aggregate_evaluate = aggregate_evaluate
-    result = made.start(LocalGrid(answer, runs.COUNT, change=act), to_record(INITIAL), num_rounds=2, timeout=0.01)
+    result = made.start(
+        LocalGrid(answer, runs.COUNT, change=act), to_record(INITIAL), num_rounds=2, timeout=0.01
+    )
     return to_state_dict(result.arrays), log
 
 

@@ -21,7 +21,9 @@ def scale_update(factor):
     def attack(content):
         base = runs.model("mlp").state_dict()
         model = to_state_dict(content["arrays"])
-        content["arrays"] = to_record({name: base[name] + factor * (model[name] - base[name]) for name in model})
+        content["arrays"] = to_record(
+            {name: base[name] + factor * (model[name] - base[name]) for name in model}
+        )
 
     return attack
 
@@ -31,7 +33,9 @@ def replace_vectors(value):
 
     def attack(content):
         told = to_state_dict(content["steelyard.told"])
-        content["steelyard.told"] = to_record({name: torch.full_like(vector, value) for name, vector in told.items()})
+        content["steelyard.told"] = to_record(
+            {name: torch.full_like(vector, value) for name, vector in told.items()}
+        )
 
     return attack
 
@@ -55,9 +59,13 @@ def run_attacked(client, attack, rounds=1, weighting="fedavg"):
 def test_one_client_cannot_move_feddyns_model(client, factor):
     clean, moved = run_attacked(client, None)
     bad, attacked = run_attacked(client, scale_update(factor))
-    # Beside the sum, in which a client has at most 3/K x 2 medians, the vector h holds 2 medians over the population.
+    # Beside the sum, in which a client has at most 3/K x 2 medians, the vector h holds 2 medians
+    # over the population.
     longest = 2 * moved
-    assert bad.server.sent["feddyn.h"].norm() <= clean.server.sent["feddyn.h"].norm() + 3 / runs.COUNT * longest
+    assert (
+        bad.server.sent["feddyn.h"].norm()
+        <= clean.server.sent["feddyn.h"].norm() + 3 / runs.COUNT * longest
+    )
     assert attacked <= 2 * moved
 
 
@@ -88,7 +96,9 @@ def test_a_client_set_aside_moves_nothing():
 
     silent, _ = run_attacked("scaffold", keep_silent)
     assert torch.equal(bad.server.sent["scaffold.control"], silent.server.sent["scaffold.control"])
-    assert not torch.equal(bad.server.sent["scaffold.control"], clean.server.sent["scaffold.control"])
+    assert not torch.equal(
+        bad.server.sent["scaffold.control"], clean.server.sent["scaffold.control"]
+    )
 
 
 def test_a_guarded_krum_takes_the_whole_step():

@@ -19,12 +19,21 @@ CASES = {
     "fednova": ("fednova", "dropout"),
     "median": ("median", "mlp"),
     "ldawa": ("ldawa", "images"),
-    "fedcos": (steelyard.Algorithm("uniform", client="fedcos:mu=0.005+fedprox:mu=0.01", server="adam"), "cnn"),
+    "fedcos": (
+        steelyard.Algorithm("uniform", client="fedcos:mu=0.005+fedprox:mu=0.01", server="adam"),
+        "cnn",
+    ),
     "fedcos_side_by_side": (steelyard.Algorithm("fedavg", client="fedcos"), "mlp"),
-    "fedcos_move": (steelyard.Algorithm("fedavg", client="fedcos:direction=move", server="momentum"), "mlp"),
+    "fedcos_move": (
+        steelyard.Algorithm("fedavg", client="fedcos:direction=move", server="momentum"),
+        "mlp",
+    ),
     "scaffold": (steelyard.Algorithm("fedavg", client="scaffold", server="momentum"), "images"),
     "feddyn": (steelyard.Algorithm("uniform", client="feddyn:form=fedlaw"), "mlp"),
-    "fedmut": (steelyard.Algorithm("uniform", client="scaffold", broadcast="fedmut:radius=0.5"), "mlp"),
+    "fedmut": (
+        steelyard.Algorithm("uniform", client="scaffold", broadcast="fedmut:radius=0.5"),
+        "mlp",
+    ),
 }
 
 
@@ -39,7 +48,9 @@ def test_the_simulator_and_flower_give_the_same_bits(name, tmp_path):
     assert runs.same(runs.params(result), dict(simulated.params))
     assert runs.weights(tmp_path / "flower") == [record["weights"] for record in simulated.records]
     for key in ("direction_cosines", "weighted_cosine"):
-        assert [record.get(key) for record in read_log(tmp_path / "flower")] == [r.get(key) for r in simulated.records]
+        assert [record.get(key) for record in read_log(tmp_path / "flower")] == [
+            r.get(key) for r in simulated.records
+        ]
     rounds = sorted(path.name for path in (tmp_path / "flower/checkpoints").glob("round-*"))
     assert rounds == ["round-000001", "round-000002", "round-000003"]
     for name, model in zip(rounds, models.seen, strict=True):
@@ -47,7 +58,9 @@ def test_the_simulator_and_flower_give_the_same_bits(name, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mlp", "images"])
-@pytest.mark.parametrize("parts", [{"weighting": "fedlaw:epochs=5"}, {"refine": "server_ft:epochs=2"}])
+@pytest.mark.parametrize(
+    "parts", [{"weighting": "fedlaw:epochs=5"}, {"refine": "server_ft:epochs=2"}]
+)
 def test_proxy_rules_too(kind, parts):
     shape = (2, 6, 6) if kind == "images" else (5,)
     inputs, targets = clients(1, seed=9, shape=shape, size=60)["client-0"]
@@ -62,12 +75,18 @@ def test_momentum_that_clients_keep():
     local = {**runs.LOCAL, "momentum": 0.9, "persistent": True}
     grid = runs.LocalGrid(runs.app("images", local=local), runs.COUNT)
     result = runs.start(runs.strategy("fedavg", guard=False), grid, "images")
-    assert runs.same(runs.params(result), dict(runs.simulated("fedavg", "images", local=local).params))
+    assert runs.same(
+        runs.params(result), dict(runs.simulated("fedavg", "images", local=local).params)
+    )
 
 
 def test_the_order_of_replies_does_not_matter():
     results = [
-        runs.params(runs.start(runs.strategy("fedawa"), runs.LocalGrid(runs.app(), runs.COUNT, shuffle=seed)))
+        runs.params(
+            runs.start(
+                runs.strategy("fedawa"), runs.LocalGrid(runs.app(), runs.COUNT, shuffle=seed)
+            )
+        )
         for seed in (None, 0, 1, 2)
     ]
     assert all(runs.same(results[0], other) for other in results[1:])
@@ -76,7 +95,14 @@ def test_the_order_of_replies_does_not_matter():
 def test_partitioned_data_is_the_simulators():
     partition = "dirichlet:alpha=0.5"
     simulated = steelyard.simulate(
-        "fedawa", "digits", "mlp:hidden=[16]", rounds=2, clients=4, partition=partition, seed=0, local=runs.LOCAL
+        "fedawa",
+        "digits",
+        "mlp:hidden=[16]",
+        rounds=2,
+        clients=4,
+        partition=partition,
+        seed=0,
+        local=runs.LOCAL,
     )
     network = steelyard.models.build("mlp:hidden=[16]", (1, 8, 8), 10, 0)
     data_fn = runs.steelyard_flower.partitioned("digits", partition, seed=0)

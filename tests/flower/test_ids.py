@@ -5,7 +5,7 @@ import logging
 import pytest
 from flwr.app import ConfigRecord
 
-from steelyard.core.escape import escape_text
+from steelyard.core.errors import escape_text
 from steelyard.flower import to_record
 from steelyard.runs.directory import read_log
 from tests.flower import runs
@@ -39,7 +39,9 @@ def run(tmp_path, grid, rounds=3, **options):
 
 
 def test_the_first_node_keeps_its_id(tmp_path):
-    claims = {(number, 4): 0 for number in (2, 3)}  # the node with the lowest number, which comes first
+    claims = {
+        (number, 4): 0 for number in (2, 3)
+    }  # the node with the lowest number, which comes first
     made, log = run(tmp_path, Claims(claims))
     assert [set(record["weights"]) for record in log] == [set("01234"), set("0123"), set("0123")]
     for record in log[1:]:
@@ -87,7 +89,11 @@ def test_bindings_survive_a_resume(tmp_path):
     claims = {(number, 4): 0 for number in (2, 3)}
     _, log = run(tmp_path, Claims(claims, first=2), resume=True)
     assert [set(record["weights"]) for record in log] == [set("01234"), set("0123"), set("0123")]
-    assert [list(record["quarantined"]) for record in log] == [[], ["0 (node 972)"], ["0 (node 972)"]]
+    assert [list(record["quarantined"]) for record in log] == [
+        [],
+        ["0 (node 972)"],
+        ["0 (node 972)"],
+    ]
 
 
 def test_after_a_resume_nodes_may_have_other_numbers(tmp_path):
@@ -128,7 +134,9 @@ def test_what_cannot_be_an_id(value, tmp_path, caplog):
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 1_000_000
 
 
-@pytest.mark.parametrize("value", [-5, -(2**63), 2**63 - 1, 1e300, "x" * 128, "../../etc/x", "<img src=x>", "Zürich"])
+@pytest.mark.parametrize(
+    "value", [-5, -(2**63), 2**63 - 1, 1e300, "x" * 128, "../../etc/x", "<img src=x>", "Zürich"]
+)
 def test_odd_ids(value, tmp_path):
     _, log = run(tmp_path, Claims({(number, 4): value for number in (1, 2)}), rounds=2)
     shown = str(int(value)) if isinstance(value, float) else str(value)

@@ -22,13 +22,18 @@ def strategy(client, **options):
 
 
 def start(made, grid, rounds):
-    return made.start(grid, to_record(runs.model("mlp").state_dict()), num_rounds=rounds, timeout=0.3)
+    return made.start(
+        grid, to_record(runs.model("mlp").state_dict()), num_rounds=rounds, timeout=0.3
+    )
 
 
 def agree(made, grid):
     """With all clients in every round, the server's vector is the mean of theirs."""
     slot = SLOTS[made.algorithm.client.terms[0].name]
-    states = [to_state_dict(context.state.array_records["steelyard"]) for context in grid.contexts.values()]
+    states = [
+        to_state_dict(context.state.array_records["steelyard"])
+        for context in grid.contexts.values()
+    ]
     own = torch.stack([state[slot] for state in states]).mean(dim=0)
     return bool(own.norm() > 1e-3) and torch.allclose(made.server.sent[slot], own, atol=1e-6)
 
@@ -64,7 +69,9 @@ def test_clients_that_remember_another_run_forget_it(client, tmp_path):
     start(strategy(client, out=tmp_path / "a"), old, 2)
     start(strategy(client, out=tmp_path / "b"), LocalGrid(runs.app(), runs.COUNT), 2)
     for name, grid in (("a", old), ("b", LocalGrid(runs.app(), runs.COUNT))):
-        results.append(runs.params(start(strategy(client, out=tmp_path / name, resume=True), grid, 4)))
+        results.append(
+            runs.params(start(strategy(client, out=tmp_path / name, resume=True), grid, 4))
+        )
     assert runs.same(*results)
 
 
@@ -92,7 +99,9 @@ def no_model(reply):
 
 def not_finite(reply):
     state = to_state_dict(reply.content["arrays"])
-    reply.content["arrays"] = to_record({name: tensor * torch.nan for name, tensor in state.items()})
+    reply.content["arrays"] = to_record(
+        {name: tensor * torch.nan for name, tensor in state.items()}
+    )
     return reply
 
 
@@ -102,7 +111,9 @@ def test_a_reply_that_does_not_count_is_as_if_it_had_not_been(client, spoil):
     term, local = (client, None) if client in SLOTS else (None, MOMENTUM)
     grids = [Trouble(None, local), Trouble(spoil, local)]
     made = [strategy(term) for _ in grids]
-    absent, spoilt = (runs.params(start(one, grid, 5)) for one, grid in zip(made, grids, strict=True))
+    absent, spoilt = (
+        runs.params(start(one, grid, 5)) for one, grid in zip(made, grids, strict=True)
+    )
     assert runs.same(absent, spoilt)
     assert term is None or agree(made[1], grids[1])
 

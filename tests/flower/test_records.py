@@ -25,7 +25,10 @@ STATE = {
 def test_there_and_back():
     state = STATE | {"brain": torch.randn(2, 3).bfloat16()}
     back = to_state_dict(to_record(state))
-    assert all(torch.equal(state[name], back[name]) and state[name].dtype == back[name].dtype for name in state)
+    assert all(
+        torch.equal(state[name], back[name]) and state[name].dtype == back[name].dtype
+        for name in state
+    )
     assert all(back[name].shape == state[name].shape for name in state)
 
 
@@ -85,7 +88,9 @@ def test_foreign_and_damaged_arrays_are_refused_by_name(array, reason):
 def test_any_damage_is_read_or_refused(at, bit, cut):
     data = bytearray(Array(np.arange(10, dtype=np.float32)).data)
     data[at % len(data)] ^= 1 << bit
-    damaged = ArrayRecord({"x": Array("float32", (10,), "numpy.ndarray", bytes(data[: len(data) - cut]))})
+    damaged = ArrayRecord(
+        {"x": Array("float32", (10,), "numpy.ndarray", bytes(data[: len(data) - cut]))}
+    )
     try:
         source = RecordSource(damaged)
     except SteelyardError as error:

@@ -67,7 +67,9 @@ def unavailable(reason):
 
 
 def test_a_message_that_ran_out_of_time_is_silence(tmp_path):
-    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=unavailable("Message Unavailable")))
+    record = one_round(
+        tmp_path, LocalGrid(runs.app(), runs.COUNT, change=unavailable("Message Unavailable"))
+    )
     assert record["late"] == [1000]
     assert record["failed"] == {"1000": "node 1000 did not answer within 0.5 s"}
 
@@ -108,7 +110,9 @@ def test_two_nodes_with_one_id(tmp_path):
         return reply
 
     records = [
-        one_round(tmp_path / str(seed), LocalGrid(runs.app(), runs.COUNT, change=change, shuffle=seed))
+        one_round(
+            tmp_path / str(seed), LocalGrid(runs.app(), runs.COUNT, change=change, shuffle=seed)
+        )
         for seed in (0, 1, 2)
     ]
     assert {tuple(record["quarantined"]) for record in records} == {("0 (node 1000)",)}
@@ -120,13 +124,28 @@ def test_two_nodes_with_one_id(tmp_path):
     [
         (lambda content: content.pop("arrays"), "no ArrayRecord 'arrays'"),
         (lambda content: content["arrays"].pop("0.bias"), "missing key '0.bias'"),
-        (lambda content: content["arrays"]["0.bias"].__dict__.update(data=b"junk"), "'0.bias' is no numpy array"),
-        (lambda content: content["arrays"]["0.bias"].__dict__.update(stype="pickle"), "serialised as 'pickle'"),
-        (lambda content: content.__setitem__("arrays", to_record({"x": torch.zeros(2)})), "missing key"),
+        (
+            lambda content: content["arrays"]["0.bias"].__dict__.update(data=b"junk"),
+            "'0.bias' is no numpy array",
+        ),
+        (
+            lambda content: content["arrays"]["0.bias"].__dict__.update(stype="pickle"),
+            "serialised as 'pickle'",
+        ),
+        (
+            lambda content: content.__setitem__("arrays", to_record({"x": torch.zeros(2)})),
+            "missing key",
+        ),
         (lambda content: content.__setitem__("arrays", ArrayRecord()), "missing key"),
         (lambda content: content.pop("metrics"), "did not report 'num_examples'"),
-        (lambda content: content["metrics"].__setitem__("num-examples", -3), "invalid num_examples=-3"),
-        (lambda content: content["metrics"].__setitem__("num-examples", [1, 2]), "invalid num_examples="),
+        (
+            lambda content: content["metrics"].__setitem__("num-examples", -3),
+            "invalid num_examples=-3",
+        ),
+        (
+            lambda content: content["metrics"].__setitem__("num-examples", [1, 2]),
+            "invalid num_examples=",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_quarantined(tmp_path, change, reason):
@@ -143,7 +162,9 @@ def test_what_cannot_be_used_is_quarantined(tmp_path, change, reason):
 def test_ids_fall_back_to_the_nodes_with_a_warning(tmp_path, caplog):
     parts = runs.data()
     app = runs.steelyard_flower.client(
-        lambda context: runs.model("mlp"), lambda context: parts[context.node_id % 5], local=runs.LOCAL
+        lambda context: runs.model("mlp"),
+        lambda context: parts[context.node_id % 5],
+        local=runs.LOCAL,
     )
 
     def nameless(number, reply):
@@ -172,7 +193,9 @@ def test_a_metric_nobody_reports_ends_the_run_with_the_cure():
         del reply.content["metrics"]["label-hist"]
         return reply
 
-    with pytest.raises(Exception, match="no client reported 'label-hist', the number of examples of each class"):
+    with pytest.raises(
+        Exception, match="no client reported 'label-hist', the number of examples of each class"
+    ):
         runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=silent))
 
 
@@ -189,7 +212,9 @@ def test_all_metrics_that_nobody_reports_are_named_together():
         runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=silent))
 
 
-@pytest.mark.parametrize("parts", [{"weighting": "feddisco"}, {"weighting": "fedavg", "client": "scaffold"}])
+@pytest.mark.parametrize(
+    "parts", [{"weighting": "feddisco"}, {"weighting": "fedavg", "client": "scaffold"}]
+)
 def test_one_client_alone_does_not_end_the_run_by_what_it_leaves_out(parts, tmp_path):
     """The others are late in the first round: who answers may not report what the rule needs, or add the terms."""
     grid = LocalGrid(runs.app(), runs.COUNT, silent=(0, 2, 3, 4))
@@ -214,9 +239,12 @@ def test_one_client_alone_does_not_end_the_run_by_what_it_leaves_out(parts, tmp_
     assert list(first["quarantined"]) == list(second["quarantined"]) == ["1"]
 
 
-@pytest.mark.parametrize("value", [None, [], [1.0, 2.0], float("nan"), float("inf"), 1e300, -(2**63)])
 @pytest.mark.parametrize(
-    "name", ["loss", "loss-before", "accuracy", "grad-norm", "label-hist", "num-steps", "normalizer"]
+    "value", [None, [], [1.0, 2.0], float("nan"), float("inf"), 1e300, -(2**63)]
+)
+@pytest.mark.parametrize(
+    "name",
+    ["loss", "loss-before", "accuracy", "grad-norm", "label-hist", "num-steps", "normalizer"],
 )
 def test_a_metric_that_the_rule_does_not_need_may_be_anything(name, value, tmp_path):
     """It is on record where it is a number, and that is all."""
@@ -252,7 +280,10 @@ def test_a_rule_of_ones_own_may_need_a_metric_of_ones_own(tmp_path):
         return reply
 
     made = runs.strategy(steelyard.Algorithm(ByHeat()), guard=False, out=tmp_path)
-    app = client(lambda context: runs.model("mlp"), lambda context: runs.data()[context.node_config["partition-id"]])
+    app = client(
+        lambda context: runs.model("mlp"),
+        lambda context: runs.data()[context.node_config["partition-id"]],
+    )
     grid = LocalGrid(app, runs.COUNT, change=change)
     real = grid.push_messages
 
@@ -263,7 +294,9 @@ def test_a_rule_of_ones_own_may_need_a_metric_of_ones_own(tmp_path):
 
     grid.push_messages = push
     runs.start(made, grid, rounds=1)
-    assert read_log(tmp_path)[0]["weights"] == pytest.approx({str(k): (k + 1) / 15 for k in range(5)})
+    assert read_log(tmp_path)[0]["weights"] == pytest.approx(
+        {str(k): (k + 1) / 15 for k in range(5)}
+    )
 
 
 def test_messages_live_as_long_as_the_round_waits():
@@ -275,7 +308,11 @@ def test_messages_live_as_long_as_the_round_waits():
 def test_too_few_nodes_do_not_hang():
     made = runs.strategy("fedavg", min_available_nodes=9)
     with pytest.raises(Exception, match=r"5 of 9 nodes are connected after 0.1 s"):
-        made.start(LocalGrid(runs.app(), runs.COUNT), to_record(runs.model("mlp").state_dict()), timeout=0.1)
+        made.start(
+            LocalGrid(runs.app(), runs.COUNT),
+            to_record(runs.model("mlp").state_dict()),
+            timeout=0.1,
+        )
 
 
 @pytest.mark.parametrize("wrong", ["missing", "nan", "short", "integers", "another name"])
@@ -294,7 +331,9 @@ def test_a_vector_that_cannot_be_used_changes_nothing_at_the_server(wrong):
         return made.server.sent["scaffold.control"]
 
     def put(values, name="scaffold.control"):
-        return lambda content, told: content.update({"steelyard.told": to_record({name: values(told)})})
+        return lambda content, told: content.update(
+            {"steelyard.told": to_record({name: values(told)})}
+        )
 
     spoils = {
         "missing": lambda content, told: content.pop("steelyard.told"),
@@ -310,7 +349,10 @@ def test_a_vector_that_cannot_be_used_changes_nothing_at_the_server(wrong):
 
 def test_a_reply_that_could_not_be_fetched_is_no_silence(tmp_path):
     record = one_round(
-        tmp_path, LocalGrid(runs.app(), runs.COUNT, change=unavailable("Reply message objects are unavailable."))
+        tmp_path,
+        LocalGrid(
+            runs.app(), runs.COUNT, change=unavailable("Reply message objects are unavailable.")
+        ),
     )
     assert (record["late"], record["dropped"]) == ([], ["1000"])
     assert "objects are unavailable" in record["failed"]["1000"]
@@ -331,7 +373,9 @@ def test_a_number_and_its_text_are_one_id(tmp_path):
 def test_the_chosen_key_is_the_weight(last, scale, tmp_path):
     def change(number, reply):
         said = {"w": scale * (4 if number == 0 else 1), "num-examples": 10}
-        reply.content["metrics"] = MetricRecord({**{k: v for k, v in said.items() if k != last}, last: said[last]})
+        reply.content["metrics"] = MetricRecord(
+            {**{k: v for k, v in said.items() if k != last}, last: said[last]}
+        )
         return reply
 
     grid = LocalGrid(runs.app(), runs.COUNT, change=change)
@@ -345,7 +389,9 @@ def test_no_weights(bad, tmp_path):
         reply.content["metrics"] = MetricRecord({"w": bad if number == 0 else 0.5})
         return reply
 
-    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change), weighted_by_key="w")
+    record = one_round(
+        tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change), weighted_by_key="w"
+    )
     assert record["quarantined"]["0"] == f"invalid num_examples={bad}"
 
 
@@ -354,7 +400,9 @@ def test_without_the_chosen_key_the_number_of_examples(tmp_path):
         reply.content["metrics"] = MetricRecord({"num-examples": 3})
         return reply
 
-    record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change), weighted_by_key="w")
+    record = one_round(
+        tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change), weighted_by_key="w"
+    )
     assert record["weights"] == {str(k): pytest.approx(0.2) for k in range(5)}
 
 
@@ -365,7 +413,11 @@ def test_a_metric_that_was_reported_before_voids_a_round(tmp_path):
     def push(messages):
         second = len(made.journal.cohorts) == 1
         grid.silent = {1, 2, 3, 4} if second else set()
-        grid.change = (lambda number, reply: reply.content["metrics"].pop("label-hist") and reply) if second else None
+        grid.change = (
+            (lambda number, reply: reply.content["metrics"].pop("label-hist") and reply)
+            if second
+            else None
+        )
         return real(messages)
 
     grid.push_messages = push
@@ -389,7 +441,12 @@ def test_the_population_is_who_is_connected(share, monkeypatch, tmp_path):
         grid.ids = {node + base: number for node, number in grid.ids.items()}
         grid.contexts = {node + base: context for node, context in grid.contexts.items()}
         made = runs.strategy(
-            "fedavg", population=None, fraction_train=share, min_train_nodes=2, out=tmp_path, resume=True
+            "fedavg",
+            population=None,
+            fraction_train=share,
+            min_train_nodes=2,
+            out=tmp_path,
+            resume=True,
         )
         runs.start(made, grid, rounds=3 if base else 1)
     assert seen == [runs.COUNT] * 3

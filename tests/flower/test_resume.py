@@ -17,8 +17,7 @@ from steelyard.core.term import ClientTerm
 from steelyard.core.weighting import Info
 from steelyard.experiments.run_groups import read_runs
 from steelyard.flower import Steelyard
-from steelyard.report.build import find, gather
-from steelyard.report.page import html
+from steelyard.report.build import find, gather, html
 from steelyard.runs.directory import read_clients, read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
@@ -50,8 +49,15 @@ def test_a_killed_run_goes_on_bit_for_bit(name, tmp_path):
         runs.start(runs.strategy(ALGORITHMS[name], out=tmp_path), rounds=4, evaluate_fn=judge)
     assert [record["round"] for record in read_log(tmp_path)] == [1, 2]
     judge.dies_at = None
-    grid = LocalGrid(runs.app(), runs.COUNT)  # a new Flower run: clients have forgotten the one before
-    result = runs.start(runs.strategy(ALGORITHMS[name], out=tmp_path, resume=True), grid, rounds=4, evaluate_fn=judge)
+    grid = LocalGrid(
+        runs.app(), runs.COUNT
+    )  # a new Flower run: clients have forgotten the one before
+    result = runs.start(
+        runs.strategy(ALGORITHMS[name], out=tmp_path, resume=True),
+        grid,
+        rounds=4,
+        evaluate_fn=judge,
+    )
     assert len(grid.asked) == 2 * runs.COUNT
     assert runs.same(runs.params(result), runs.params(whole))
     assert [record["round"] for record in read_log(tmp_path)] == [1, 2, 3, 4]
@@ -97,7 +103,9 @@ def test_so_does_one_that_shows_another_model_than_it_sends(tmp_path):
 def test_a_run_that_is_done_stays_as_it_is(tmp_path):
     first = runs.start(runs.strategy("fedavg", checkpoint_dir=tmp_path), rounds=2)
     grid = LocalGrid(runs.app(), runs.COUNT)
-    again = runs.start(runs.strategy("fedavg", checkpoint_dir=tmp_path, resume=True), grid, rounds=2)
+    again = runs.start(
+        runs.strategy("fedavg", checkpoint_dir=tmp_path, resume=True), grid, rounds=2
+    )
     assert grid.asked == []
     assert runs.same(runs.params(first), runs.params(again))
 
@@ -108,10 +116,17 @@ def test_resume_where_there_is_nothing_yet_starts(tmp_path):
 
 
 def test_checkpoints_in_a_place_of_their_own(tmp_path):
-    runs.start(runs.strategy("fedavg", out=tmp_path / "run", checkpoint_dir=tmp_path / "safe"), rounds=1)
+    runs.start(
+        runs.strategy("fedavg", out=tmp_path / "run", checkpoint_dir=tmp_path / "safe"), rounds=1
+    )
     assert (tmp_path / "safe/round-000001/model.safetensors").exists()
     assert not (tmp_path / "run/checkpoints").exists()
-    runs.start(runs.strategy("fedavg", out=tmp_path / "run", checkpoint_dir=tmp_path / "safe", resume=True), rounds=2)
+    runs.start(
+        runs.strategy(
+            "fedavg", out=tmp_path / "run", checkpoint_dir=tmp_path / "safe", resume=True
+        ),
+        rounds=2,
+    )
     assert len(read_log(tmp_path / "run")) == 2
 
 
@@ -167,7 +182,10 @@ def test_the_report_reads_flower_runs(tmp_path):
         runs.start(runs.strategy(rule, out=tmp_path / rule), rounds=3, evaluate_fn=judge)
     report = gather([tmp_path])
     assert {"accuracy", "weights", "coherence"} <= {figure.name for figure in report.figures}
-    assert [line.name for line in find(report, "accuracy").lines] == ["guard(fedavg)", "guard(fedawa)"]
+    assert [line.name for line in find(report, "accuracy").lines] == [
+        "guard(fedavg)",
+        "guard(fedawa)",
+    ]
     assert len(html(report)) > 1_000_000
 
 
@@ -193,11 +211,19 @@ def test_arrays_keep_their_order(tmp_path):
 def test_another_model_of_the_same_size_is_refused_and_the_run_stays(tmp_path):
     runs.start(runs.strategy("fedavg", out=tmp_path), rounds=1)
     config = (tmp_path / "config.json").read_bytes()
-    flat = {"w": torch.zeros(sum(tensor.numel() for tensor in runs.model("mlp").state_dict().values()))}
+    flat = {
+        "w": torch.zeros(sum(tensor.numel() for tensor in runs.model("mlp").state_dict().values()))
+    }
     for _ in range(2):  # the lock is given back
-        with pytest.raises(SteelyardError, match=r"not that of initial_arrays \(missing key 'w'\): pass the same one"):
+        with pytest.raises(
+            SteelyardError,
+            match=r"not that of initial_arrays \(missing key 'w'\): pass the same one",
+        ):
             runs.strategy("fedavg", out=tmp_path, resume=True).start(
-                LocalGrid(runs.app(), runs.COUNT), steelyard.flower.to_record(flat), num_rounds=2, timeout=5
+                LocalGrid(runs.app(), runs.COUNT),
+                steelyard.flower.to_record(flat),
+                num_rounds=2,
+                timeout=5,
             )
     assert (tmp_path / "config.json").read_bytes() == config
 
@@ -213,7 +239,11 @@ def test_without_its_cohorts_a_run_cannot_go_on(tmp_path):
     ("found", "top", "apart"),
     [
         ({"accuracy": 0.5, "f1": 0.25}, {"accuracy": 0.5, "f1": 0.25}, None),
-        ({"loss": 1, "round": 7, "timings": 2.0}, {"loss": 1.0, "round": 1}, {"round": 7.0, "timings": 2.0}),
+        (
+            {"loss": 1, "round": 7, "timings": 2.0},
+            {"loss": 1.0, "round": 1},
+            {"round": 7.0, "timings": 2.0},
+        ),
         ({"weights": [1.0, math.nan]}, {"accuracy": None}, {"weights": [1.0, None]}),
         ({"per-class": [1.0, math.inf]}, {"per_class": [1.0, None]}, None),
         ({"accuracy": [0.5, 0.6]}, {"accuracy": None}, {"accuracy": [0.5, 0.6]}),
@@ -230,7 +260,10 @@ def test_what_an_evaluation_finds_does_not_hide_the_record(found, top, apart, tm
 
 
 def test_a_second_start_of_one_strategy_begins_anew():
-    for algorithm in (steelyard.Algorithm(server="momentum"), steelyard.Algorithm("uniform", client="feddyn")):
+    for algorithm in (
+        steelyard.Algorithm(server="momentum"),
+        steelyard.Algorithm("uniform", client="feddyn"),
+    ):
         made = runs.strategy(algorithm)
         first, second = (runs.params(runs.start(made, rounds=2)) for _ in range(2))
         assert runs.same(first, second)

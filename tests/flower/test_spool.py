@@ -18,7 +18,8 @@ from tests.flower.grid import LocalGrid
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("2 GB", 2_000_000_000), ("500 MiB", 500 << 20), ("1.5kB", 1500), ("7B", 7), (12, 12)]
+    ("text", "size"),
+    [("2 GB", 2_000_000_000), ("500 MiB", 500 << 20), ("1.5kB", 1500), ("7B", 7), (12, 12)],
 )
 def test_budgets(text, size):
     assert budget(text) == size
@@ -53,7 +54,10 @@ def test_from_disk_the_same_bits(kind, fit, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", None)
     plain = runs.start(runs.strategy("fedawa"), kind=kind)
     size = num_bytes(to_record(runs.model(kind).state_dict()))
-    made, written = runs.strategy("fedawa", memory=(6 + fit) * size + fit * beside_the_model("fedawa")), []
+    made, written = (
+        runs.strategy("fedawa", memory=(6 + fit) * size + fit * beside_the_model("fedawa")),
+        [],
+    )
     real = Spool.take
 
     def take(self, reply, key):
@@ -78,12 +82,19 @@ def test_what_clients_tell_of_their_own_vectors_goes_to_disk_too(client, fit, mo
 
     def take(self, reply, key):
         real(self, reply, key)
-        held.append((self.held, [name for name in reply.content.array_records if reply.content.array_records[name]]))
+        held.append(
+            (
+                self.held,
+                [name for name in reply.content.array_records if reply.content.array_records[name]],
+            )
+        )
 
     monkeypatch.setattr(Spool, "take", take)
     result = runs.start(made)
     assert max(most for most, _ in held) <= fit * size + runs.COUNT * beside_the_model(algorithm)
-    assert any(names == [] for _, names in held)  # neither the model nor the vector stayed in memory
+    assert any(
+        names == [] for _, names in held
+    )  # neither the model nor the vector stayed in memory
     assert runs.same(runs.params(plain), runs.params(result))
 
 
@@ -129,14 +140,19 @@ def test_half_precision_is_kept_on_disk():
 @pytest.mark.parametrize("pointing", [True, False])
 def test_a_client_cannot_point_at_a_file(pointing, memory, tmp_path):
     secret = tmp_path / "secret.safetensors"
-    save_file({name: torch.full_like(t, 7.0) for name, t in runs.model("mlp").state_dict().items()}, secret)
+    save_file(
+        {name: torch.full_like(t, 7.0) for name, t in runs.model("mlp").state_dict().items()},
+        secret,
+    )
 
     def change(told):
         def act(number, reply):
             if number == 1:
                 note = ConfigRecord({"path": str(secret)} if pointing else {"x": 1})
                 del reply.content["steelyard.told"]
-                reply.content.update({f"steelyard.spool{end}": note for end in ("", ".told")} if told else {})
+                reply.content.update(
+                    {f"steelyard.spool{end}": note for end in ("", ".told")} if told else {}
+                )
             return reply
 
         return act
@@ -144,7 +160,9 @@ def test_a_client_cannot_point_at_a_file(pointing, memory, tmp_path):
     algorithm, results = steelyard.Algorithm("fedavg", client="scaffold"), []
     for told in (True, False):
         made = runs.strategy(algorithm, guard=False, memory=memory)
-        results.append(runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=change(told)), rounds=2))
+        results.append(
+            runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=change(told)), rounds=2)
+        )
     assert runs.same(*map(runs.params, results))
 
 
@@ -164,21 +182,29 @@ def test_nor_where_somebody_else_drives_the_rounds(tmp_path, caplog):
 
 
 def full(*args):
-    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    raise SafetensorError(
+        "Error while serializing: I/O error: No space left on device (os error 28)"
+    )
 
 
 def test_a_full_disk_is_named_with_the_cure(tmp_path, monkeypatch):
     monkeypatch.setattr("steelyard.flower.streaming_grid.save_file", full)
-    with pytest.raises(SteelyardError, match=r"steelyard-spool-.*No space left.*: make room, or set TMPDIR to where"):
+    with pytest.raises(
+        SteelyardError,
+        match=r"steelyard-spool-.*No space left.*: make room, or set TMPDIR to where",
+    ):
         runs.start(runs.strategy("fedavg", memory=1), rounds=1)
-    with pytest.raises(SteelyardError, match=r"run/spool: .*No space left.*: make room, or raise memory="):
+    with pytest.raises(
+        SteelyardError, match=r"run/spool: .*No space left.*: make room, or raise memory="
+    ):
         runs.start(runs.strategy("fedavg", memory=1, out=tmp_path / "run"), rounds=1)
 
 
 def test_no_place_for_temporary_files(monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
     with pytest.raises(
-        SteelyardError, match=r"^replies beyond memory=: No such file or directory: make room, or set TMP"
+        SteelyardError,
+        match=r"^replies beyond memory=: No such file or directory: make room, or set TMP",
     ):
         runs.start(runs.strategy("fedavg", memory=1), rounds=1)
 
@@ -218,7 +244,15 @@ BULK = 4 << 20
 
 
 def bulk(**fields):
-    return Array(**{"dtype": "uint8", "shape": (BULK,), "stype": "numpy.ndarray", "data": bytes(BULK), **fields})
+    return Array(
+        **{
+            "dtype": "uint8",
+            "shape": (BULK,),
+            "stype": "numpy.ndarray",
+            "data": bytes(BULK),
+            **fields,
+        }
+    )
 
 
 def put(name, record):
@@ -227,14 +261,24 @@ def put(name, record):
 
 BULKY = {
     "arrays beside the model": put("junk", lambda: ArrayRecord({"x": bulk()})),
-    "two models": lambda content: content.update({"a": ArrayRecord({"x": bulk()}), "b": content.pop("arrays")}),
+    "two models": lambda content: content.update(
+        {"a": ArrayRecord({"x": bulk()}), "b": content.pop("arrays")}
+    ),
     "a tensor more": lambda content: content["arrays"].__setitem__("x", bulk()),
-    "many tensors": lambda content: content["arrays"].update({f"{n:04d}": bulk(data=bytes(2048)) for n in range(2048)}),
+    "many tensors": lambda content: content["arrays"].update(
+        {f"{n:04d}": bulk(data=bytes(2048)) for n in range(2048)}
+    ),
     "a tensor that is too large": lambda content: content["arrays"].__setitem__("0.bias", bulk()),
     "no numpy array": lambda content: content["arrays"].__setitem__("0.bias", bulk(stype="pickle")),
-    "a long type": lambda content: content["arrays"].__setitem__("0.bias", bulk(data=b"", stype="x" * BULK)),
-    "a long dtype": lambda content: content["arrays"].__setitem__("0.bias", bulk(data=b"", dtype="x" * BULK)),
-    "a long shape": lambda content: content["arrays"].__setitem__("0.bias", bulk(data=b"", shape=(1,) * BULK)),
+    "a long type": lambda content: content["arrays"].__setitem__(
+        "0.bias", bulk(data=b"", stype="x" * BULK)
+    ),
+    "a long dtype": lambda content: content["arrays"].__setitem__(
+        "0.bias", bulk(data=b"", dtype="x" * BULK)
+    ),
+    "a long shape": lambda content: content["arrays"].__setitem__(
+        "0.bias", bulk(data=b"", shape=(1,) * BULK)
+    ),
     "a long name": put("arrays", lambda: ArrayRecord({"x" * BULK: bulk(data=b"")})),
     "vectors nobody asked for": put("steelyard.told", lambda: ArrayRecord({"x": bulk()})),
     "bytes": put("junk", lambda: ConfigRecord({"x": bytes(BULK)})),
@@ -275,7 +319,10 @@ def test_the_budget_counts_everything_that_a_reply_holds(kind, tmp_path, monkeyp
         assert set(record["weights"]) == set("01234")
     else:
         assert set(record["weights"]) == {"0", "2", "3", "4"}
-        assert set(record["quarantined"]) <= {"1", "993"}  # by its node where its id went with the rest
+        assert set(record["quarantined"]) <= {
+            "1",
+            "993",
+        }  # by its node where its id went with the rest
     assert (tmp_path / "rounds.jsonl").stat().st_size < 20_000
 
 
@@ -321,6 +368,10 @@ def test_a_long_error_is_cut(tmp_path):
         return made
 
     errors = []
-    runs.start(runs.strategy("fedavg", out=tmp_path), LocalGrid(runs.app(), runs.COUNT, change=change), rounds=1)
+    runs.start(
+        runs.strategy("fedavg", out=tmp_path),
+        LocalGrid(runs.app(), runs.COUNT, change=change),
+        rounds=1,
+    )
     assert len(errors[0].error.reason) == 10_000
     assert 400 < len(runs.read_log(tmp_path)[0]["failed"]["993"]) < 600

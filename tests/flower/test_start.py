@@ -73,7 +73,9 @@ def test_an_option_that_flower_does_not_take_is_named(caplog):
     with caplog.at_level(logging.WARNING, logger="flwr"):
         result = runs.start(newer(), rounds=1)
     assert result.arrays
-    assert f"start(should_stop=) is ignored: flwr {flwr.__version__} does not take it" in caplog.text
+    assert (
+        f"start(should_stop=) is ignored: flwr {flwr.__version__} does not take it" in caplog.text
+    )
 
 
 def logged_rounds(caplog):
@@ -97,13 +99,17 @@ def test_the_log_counts_rounds_as_the_run_does(tmp_path, caplog):
 def test_the_example_is_an_app_for_flower_hub():
     config = tomllib.loads((APP / "pyproject.toml").read_text())
     app = config["tool"]["flwr"]["app"]
-    (bound,) = (Requirement(text) for text in config["project"]["dependencies"] if text.startswith("flwr"))
+    (bound,) = (
+        Requirement(text) for text in config["project"]["dependencies"] if text.startswith("flwr")
+    )
     ours = tomllib.loads((APP.parent.parent / "pyproject.toml").read_text())
     (extra,) = ours["project"]["optional-dependencies"]["flower"]
     assert bound == Requirement(extra)
     assert app["fab-format-version"] == 1
     assert Version(app["flwr-version-target"]) in bound.specifier
-    assert (APP / config["project"]["license"]["file"]).read_text() == (APP.parent.parent / "LICENSE").read_text()
+    assert (APP / config["project"]["license"]["file"]).read_text() == (
+        APP.parent.parent / "LICENSE"
+    ).read_text()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower imports
@@ -111,7 +117,13 @@ def test_flower_builds_it():
     build = pytest.importorskip("flwr.cli.build", reason="the command line of another Flower")
     if not hasattr(build, "build_fab_from_files"):
         pytest.skip("the command line of another Flower")
-    files = {str(path.relative_to(APP)): path for path in APP.rglob("*") if path.suffix in (".py", ".toml", ".md", "")}
-    bundle, metadata = build.build_fab_from_files({name: path for name, path in files.items() if path.is_file()})
+    files = {
+        str(path.relative_to(APP)): path
+        for path in APP.rglob("*")
+        if path.suffix in (".py", ".toml", ".md", "")
+    }
+    bundle, metadata = build.build_fab_from_files(
+        {name: path for name, path in files.items() if path.is_file()}
+    )
     assert bundle
     assert (metadata.fab_format_version, metadata.flwr_version_min) == (1, "1.31")

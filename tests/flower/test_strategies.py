@@ -42,14 +42,18 @@ def test_every_strategy_runs(name, tmp_path):
     assert [record["void"] for record in records] == [None, None]
     assert all(torch.isfinite(tensor).all() for tensor in runs.params(result).values())
     assert not runs.same(runs.params(result), runs.model("mlp").state_dict())
-    assert repr(entry.make(**{key: options[key] for key in entry.options if key in options})) in repr(made.algorithm)
+    assert repr(
+        entry.make(**{key: options[key] for key in entry.options if key in options})
+    ) in repr(made.algorithm)
 
 
 def test_flowers_ten_arguments_come_first_in_the_same_order():
     wanted = list(inspect.signature(FedAvg.__init__).parameters.values())[1:]
     for name in strategies():
         found = list(inspect.signature(getattr(steelyard.flower, name)).parameters.values())
-        assert [(p.name, p.default, p.kind) for p in found[:10]] == [(p.name, p.default, p.kind) for p in wanted]
+        assert [(p.name, p.default, p.kind) for p in found[:10]] == [
+            (p.name, p.default, p.kind) for p in wanted
+        ]
         assert {p.kind for p in found[10:]} == {inspect.Parameter.KEYWORD_ONLY}
 
 
@@ -69,22 +73,33 @@ def test_a_term_averages_as_its_authors_do():
     assert str(steelyard.flower.FedCos(mu=0.01).algorithm) == "guard(fedavg) client=fedcos:mu=0.01"
     assert str(steelyard.flower.FedDyn().algorithm).startswith("guard(uniform) client=feddyn")
     assert str(steelyard.flower.FedProx().algorithm) == "guard(fedavg) client=fedprox"
-    assert str(steelyard.flower.FedProx(weighting="fedawa").algorithm) == "guard(fedawa) client=fedprox"
+    assert (
+        str(steelyard.flower.FedProx(weighting="fedawa").algorithm)
+        == "guard(fedawa) client=fedprox"
+    )
 
 
 def test_start_is_flowers():
     wanted = list(inspect.signature(FedAvg.start).parameters.items())
     *found, (_, options) = inspect.signature(steelyard.flower.Steelyard.start).parameters.items()
     assert options.kind is options.VAR_KEYWORD  # what newer versions of Flower add
-    assert [(name, p.default) for name, p in found] == [(name, p.default) for name, p in wanted[: len(found)]]
+    assert [(name, p.default) for name, p in found] == [
+        (name, p.default) for name, p in wanted[: len(found)]
+    ]
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: steelyard.flower.FedLAW(), "fedlaw looks at proxy data and there is none: pass proxy="),
+        (
+            lambda: steelyard.flower.FedLAW(),
+            "fedlaw looks at proxy data and there is none: pass proxy=",
+        ),
         (lambda: steelyard.flower.FedDF(), "feddf looks at proxy data"),
-        (lambda: steelyard.flower.VRLSGD(), "on Flower they keep it themselves: use client=scaffold"),
+        (
+            lambda: steelyard.flower.VRLSGD(),
+            "on Flower they keep it themselves: use client=scaffold",
+        ),
         (lambda: steelyard.flower.FedAWA(stepz=3), "unexpected keyword argument 'stepz'"),
         (lambda: steelyard.flower.Steelyard("fedawaa"), "did you mean"),
     ],
@@ -97,7 +112,9 @@ def test_what_is_refused(make, said):
 def test_unknown_names_list_what_there_is():
     with pytest.raises(AttributeError, match=r"has no 'FedNope'; its strategies: .*FedAWA"):
         _ = steelyard.flower.FedNope
-    assert {"FedAWA", "FedAdp", "FedLAW", "PA3Fed", "FedCos", "client"} <= set(dir(steelyard.flower))
+    assert {"FedAWA", "FedAdp", "FedLAW", "PA3Fed", "FedCos", "client"} <= set(
+        dir(steelyard.flower)
+    )
 
 
 def test_flower_is_imported_when_it_is_used():
@@ -131,14 +148,19 @@ def test_terms_with_a_half_at_the_server_are_refused_there(name):
     wrapped = DifferentialPrivacyServerSideFixedClipping(
         inner, noise_multiplier=0.1, clipping_norm=1.0, num_sampled_clients=runs.COUNT
     )
-    with pytest.raises(SteelyardError, match=r"goes wrong inside another strategy: call its own start, or use client="):
+    with pytest.raises(
+        SteelyardError,
+        match=r"goes wrong inside another strategy: call its own start, or use client=",
+    ):
         runs.start(wrapped)
 
 
 def test_partial_participation_is_drawn_from_the_seed(tmp_path):
     cohorts = []
     for run in range(2):
-        made = runs.strategy("fedavg", fraction_train=0.4, min_train_nodes=2, out=tmp_path / str(run))
+        made = runs.strategy(
+            "fedavg", fraction_train=0.4, min_train_nodes=2, out=tmp_path / str(run)
+        )
         runs.start(made, rounds=6)
         cohorts.append([set(record["weights"]) for record in read_log(tmp_path / str(run))])
     assert all(len(cohort) == 2 for cohort in cohorts[0])
@@ -153,5 +175,7 @@ def test_a_cohort_is_drawn_by_clients_ids_not_by_nodes():
             "partition-id", dict(zip(nodes, range(4), strict=True))
         )  # node ids are another draw in every run
         for listed in (nodes, nodes[::-1]):
-            drawn.add(tuple(names.of(node) for node in cohort(list(listed), 2, names, seed=3, number=4)))
+            drawn.add(
+                tuple(names.of(node) for node in cohort(list(listed), 2, names, seed=3, number=4))
+            )
     assert len(drawn) == 1

@@ -18,7 +18,9 @@ FORBIDDEN = ("\x1b", "\x07", "\r", "\x9b", "\u202e", "\nround 9")
 
 
 def array(**changes):
-    return Array(**{"dtype": "float32", "shape": (1,), "stype": "numpy.ndarray", "data": b"", **changes})
+    return Array(
+        **{"dtype": "float32", "shape": (1,), "stype": "numpy.ndarray", "data": b"", **changes}
+    )
 
 
 def as_error(reply):
@@ -37,19 +39,26 @@ def changed(change):
 
 
 ATTACKS = {
-    "id": changed(lambda content: content.__setitem__("steelyard", ConfigRecord({"partition-id": EVIL}))),
+    "id": changed(
+        lambda content: content.__setitem__("steelyard", ConfigRecord({"partition-id": EVIL}))
+    ),
     "record": changed(lambda content: content.__setitem__("x" + EVIL, content.pop("arrays"))),
-    "two records": changed(lambda content: content.update({EVIL: content.pop("arrays"), "b": ArrayRecord()})),
+    "two records": changed(
+        lambda content: content.update({EVIL: content.pop("arrays"), "b": ArrayRecord()})
+    ),
     "tensor": changed(lambda content: content["arrays"].__setitem__(EVIL, array())),
     "name": changed(lambda content: content.__setitem__("arrays", ArrayRecord({EVIL: array()}))),
     "type": changed(lambda content: content["arrays"].__setitem__("0.bias", array(stype=EVIL))),
     "header": changed(
         lambda content: content["arrays"].__setitem__(
-            "0.bias", array(data=b"\x93NUMPY\x01\x00\x60\x00" + (EVIL.encode("utf-8") + b" " * 96)[:96])
+            "0.bias",
+            array(data=b"\x93NUMPY\x01\x00\x60\x00" + (EVIL.encode("utf-8") + b" " * 96)[:96]),
         )
     ),
     "metric": changed(lambda content: content["metrics"].__setitem__(EVIL, 1.0)),
-    "config": changed(lambda content: content.__setitem__("steelyard", ConfigRecord({"client": EVIL, "x": EVIL}))),
+    "config": changed(
+        lambda content: content.__setitem__("steelyard", ConfigRecord({"client": EVIL, "x": EVIL}))
+    ),
     "error": as_error,
 }
 
@@ -62,14 +71,23 @@ def test_the_log_and_the_commands(attack, who, tmp_path, caplog):
 
     def act(number, reply):
         is_training = bool(reply.content.array_records)
-        return change(number, reply) if is_training else changed(lambda content: content.update(evil()))(reply)
+        return (
+            change(number, reply)
+            if is_training
+            else changed(lambda content: content.update(evil()))(reply)
+        )
 
     def evil():
         return {"metrics": MetricRecord({"num-examples": 10, "accuracy": 7.0, EVIL: 1.0})}
 
     made = runs.strategy("fedavg", out=tmp_path / "run", fraction_evaluate=1.0)
     with caplog.at_level(logging.INFO, logger="flwr"):
-        made.start(LocalGrid(runs.app(), runs.COUNT, change=act), to_record(runs.model("mlp").state_dict()), 1, 0.3)
+        made.start(
+            LocalGrid(runs.app(), runs.COUNT, change=act),
+            to_record(runs.model("mlp").state_dict()),
+            1,
+            0.3,
+        )
     outputs = [caplog.text, (tmp_path / "run/rounds.jsonl").read_text()]
     for name in ("report", "compare", "plot"):
         options = ["-o", str(tmp_path / "page.html")] if name == "report" else []

@@ -42,11 +42,17 @@ CASES = {
     "brackets": {"data": npy(b"(" * 4000)},
     "no text": {"data": npy(b"\xff\xfe" * 40)},
     "a header that never ends": {"data": b"\x93NUMPY\x02\x00\xff\xff\xff\xff"},
-    "an unknown version": {"data": npy(b"{'descr':'<f4','fortran_order':False,'shape':(8,)}\n", bytes(32), (9, 0))},
+    "an unknown version": {
+        "data": npy(b"{'descr':'<f4','fortran_order':False,'shape':(8,)}\n", bytes(32), (9, 0))
+    },
     "nothing": {"data": b""},
     "half of a beginning": {"data": b"\x93NUM"},
     "bfloat16, negative": {"data": bytes(16), "stype": "steelyard.bfloat16", "shape": (-2, -4)},
-    "bfloat16, a truth value": {"data": bytes(16), "stype": "steelyard.bfloat16", "shape": (True, 8)},
+    "bfloat16, a truth value": {
+        "data": bytes(16),
+        "stype": "steelyard.bfloat16",
+        "shape": (True, 8),
+    },
     "pickled": {"data": b"x", "stype": "pickle"},
     "no bytes": {"data": None},
 }
@@ -74,7 +80,9 @@ def test_the_run_goes_on(case, record, memory, tmp_path):
             vars(reply.content[record])["_data"][name] = array(case)
         return reply
 
-    made = runs.strategy(steelyard.Algorithm("fedavg", client="scaffold"), out=tmp_path, memory=memory)
+    made = runs.strategy(
+        steelyard.Algorithm("fedavg", client="scaffold"), out=tmp_path, memory=memory
+    )
     runs.start(made, LocalGrid(CLIENT, runs.COUNT, change=change), rounds=1)
     (log,) = read_log(tmp_path)
     assert set(log["weights"]) == {"0", "2", "3", "4"}

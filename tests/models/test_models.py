@@ -87,15 +87,24 @@ def test_the_cnn_of_pfl_has_as_many_parameters_as_its_layers_add_up_to():
         build("pfl_cnn", (3, 5, 9), 10, seed=0)
 
 
-@pytest.mark.parametrize("spec", ["resnet:depth=20,norm=group", "resnet:depth=56,norm=group,groups=16"])
+@pytest.mark.parametrize(
+    "spec", ["resnet:depth=20,norm=group", "resnet:depth=56,norm=group,groups=16"]
+)
 def test_group_norm_has_the_same_parameters_and_no_buffers(spec):
-    with_groups, with_batches = build(spec, COLOUR, 10, seed=0), build(spec.split(",")[0], COLOUR, 10, seed=0)
-    assert [p.shape for p in with_groups.parameters()] == [p.shape for p in with_batches.parameters()]
+    with_groups, with_batches = (
+        build(spec, COLOUR, 10, seed=0),
+        build(spec.split(",")[0], COLOUR, 10, seed=0),
+    )
+    assert [p.shape for p in with_groups.parameters()] == [
+        p.shape for p in with_batches.parameters()
+    ]
     assert not list(with_groups.buffers())
 
 
 def test_all_norms_of_resnet18_have_the_same_parameters():
-    kinds = [build(f"resnet18:norm={norm}", COLOUR, 10, seed=0) for norm in ("batch", "group", "fedcos")]
+    kinds = [
+        build(f"resnet18:norm={norm}", COLOUR, 10, seed=0) for norm in ("batch", "group", "fedcos")
+    ]
     assert {sum(p.numel() for p in model.parameters()) for model in kinds} == {11_173_962}
     assert [sum(b.numel() for b in model.buffers()) for model in kinds] == [9620, 0, 1795]
     groups = {part.num_groups for part in kinds[2].modules() if isinstance(part, nn.GroupNorm)}
@@ -107,7 +116,15 @@ def test_all_norms_of_resnet18_have_the_same_parameters():
     [
         *(
             (spec, shape)
-            for spec in ("logistic", "mlp", "mcmahan_cnn", "simple_cnn", "resnet20", "fedlaw_lenet", "alexnet_fmnist")
+            for spec in (
+                "logistic",
+                "mlp",
+                "mcmahan_cnn",
+                "simple_cnn",
+                "resnet20",
+                "fedlaw_lenet",
+                "alexnet_fmnist",
+            )
             for shape in (DIGIT, GREY, COLOUR, (2, 33, 21))
             if (spec, shape) != ("simple_cnn", DIGIT)  # too small: see below
         ),
@@ -137,7 +154,9 @@ def test_forward_and_backward(spec, shape):
         out = model(inputs)
     assert out.shape == (3, 7)
     out.square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters() if p.ndim > 1)
+    assert all(
+        p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters() if p.ndim > 1
+    )
 
 
 def test_the_mlp_is_a_plain_sequence():
@@ -170,7 +189,9 @@ def test_the_vision_transformer_knows_where_patches_are():
     moved = image.roll(4, dims=3)
     assert not torch.allclose(model(image), model(moved), atol=1e-3)
     model[0].position.data.zero_()
-    assert torch.allclose(model(image), model(moved), atol=1e-6)  # without positions, patches are a set
+    assert torch.allclose(
+        model(image), model(moved), atol=1e-6
+    )  # without positions, patches are a set
 
 
 def test_the_lstm_reads_the_order_and_predicts_from_the_end():

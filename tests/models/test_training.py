@@ -34,7 +34,9 @@ SIDES = {
 def federation(inputs):
     """Two clients with three samples each, and two samples to test on."""
     data = Dataset(inputs, torch.arange(8) % 3, classes=3)
-    return Federation(data.take(slice(6)), (0, 1), (np.arange(3), np.arange(3, 6)), data.take(slice(6, 8)))
+    return Federation(
+        data.take(slice(6)), (0, 1), (np.arange(3), np.arange(3, 6)), data.take(slice(6, 8))
+    )
 
 
 def check(spec, data):
@@ -45,8 +47,12 @@ def check(spec, data):
         for executor in ("serial", "process")
     )
     start = build(spec, tuple(data.train.inputs.shape[1:]), 3, seed=1).state_dict()
-    assert {name: value.shape for name, value in end.items()} == {name: value.shape for name, value in start.items()}
-    assert all(torch.isfinite(end[name]).all() and torch.equal(end[name], again[name]) for name in end)
+    assert {name: value.shape for name, value in end.items()} == {
+        name: value.shape for name, value in start.items()
+    }
+    assert all(
+        torch.isfinite(end[name]).all() and torch.equal(end[name], again[name]) for name in end
+    )
     weights = [name for name in start if start[name].ndim > 1]
     assert weights
     assert all(not torch.equal(end[name], start[name]) for name in weights)
@@ -55,7 +61,9 @@ def check(spec, data):
 @pytest.mark.parametrize("spec", SIDES)
 def test_images(spec):
     side = SIDES[spec]
-    check(spec, federation(torch.rand(8, 3, side, side, generator=torch.Generator().manual_seed(0))))
+    check(
+        spec, federation(torch.rand(8, 3, side, side, generator=torch.Generator().manual_seed(0)))
+    )
 
 
 @pytest.mark.slow

@@ -15,7 +15,9 @@ ARGUMENTS = [
     "--disable-sync",
     "--no-first-run",
 ]
-SCREENSHOTS = Path(__file__).parents[2] / "out" / "screenshots"  # kept as test artefacts, git-ignored
+SCREENSHOTS = (
+    Path(__file__).parents[2] / "out" / "screenshots"
+)  # kept as test artefacts, git-ignored
 
 
 def find_chromium():
@@ -45,11 +47,16 @@ def opened(browser):
     contexts, complaints, addresses = [], [], []
 
     def watched(address, width=1280, height=900, allowed="file:", wait="figure[data-drawn]"):
-        context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True)
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, accept_downloads=True
+        )
         contexts.append(context)
         page = context.new_page()
         page.on(
-            "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+            "console",
+            lambda message: (
+                complaints.append(message.text) if message.type in ("error", "warning") else None
+            ),
         )
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: addresses.append((allowed, request.url)))
@@ -63,7 +70,9 @@ def opened(browser):
     for context in contexts:
         context.close()
     assert complaints == []
-    strangers = [url for allowed, url in addresses if not url.startswith((allowed, "blob:", "data:"))]
+    strangers = [
+        url for allowed, url in addresses if not url.startswith((allowed, "blob:", "data:"))
+    ]
     assert strangers == []
 
 

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from steelyard.report.build import gather
-from steelyard.report.page import write
+from steelyard.report.build import gather, write
 from steelyard.runs.directory import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
 
 HOSTILE = [
@@ -51,7 +50,16 @@ def record(number, ids, rng, *, level=0.9, gamma=False, critical=False, angles=F
 
 
 def write_run(
-    path, *, rule="fedavg", seed=0, rounds=20, done=None, ids=("a", "b", "c", "d"), data="digits", classes=3, **notes
+    path,
+    *,
+    rule="fedavg",
+    seed=0,
+    rounds=20,
+    done=None,
+    ids=("a", "b", "c", "d"),
+    data="digits",
+    classes=3,
+    **notes,
 ):
     """A run directory; `done` rounds of `rounds`."""
     path.mkdir(parents=True)
@@ -62,13 +70,19 @@ def write_run(
         "algorithm": {"weighting": rule},
         "seed": seed,
         "rounds": rounds,
-        "metrics": ["num_examples"] if rule == "fedavg" else ["loss", "num_examples"],  # follow the algorithm
+        "metrics": ["num_examples"]
+        if rule == "fedavg"
+        else ["loss", "num_examples"],  # follow the algorithm
         "data": {"name": data, "clients": len(ids), "fingerprint": f"data-{seed}"},
         "model": {"parameters": 4810, "initial": f"model-{seed}"},
     }
     (path / CONFIG).write_text(json.dumps({"resolved": resolved}))
-    (path / ENVIRONMENT).write_text(json.dumps({"steelyard": "0", "command": ["steelyard", "run", "a b"]}))
-    (path / CLIENTS).write_text(json.dumps({"ids": list(ids), "sizes": [sum(row) for row in counts], "counts": counts}))
+    (path / ENVIRONMENT).write_text(
+        json.dumps({"steelyard": "0", "command": ["steelyard", "run", "a b"]})
+    )
+    (path / CLIENTS).write_text(
+        json.dumps({"ids": list(ids), "sizes": [sum(row) for row in counts], "counts": counts})
+    )
     (path / COHORTS).write_text(json.dumps([list(ids)] * rounds))
     done = rounds if done is None else done
     lines = [json.dumps(record(number, ids, rng, **notes)) + "\n" for number in range(1, done + 1)]
@@ -81,7 +95,14 @@ def comparison(folder, *, ids=("a", "b", "c", "d"), rounds=20, **options):
     for seed in (0, 1):
         write_run(folder / f"avg-{seed}", seed=seed, ids=ids, rounds=rounds, **options)
         write_run(
-            folder / f"law-{seed}", rule="fedlaw", seed=seed, ids=ids, rounds=rounds, gamma=True, level=0.95, **options
+            folder / f"law-{seed}",
+            rule="fedlaw",
+            seed=seed,
+            ids=ids,
+            rounds=rounds,
+            gamma=True,
+            level=0.95,
+            **options,
         )
         notes = {"critical": True, "angles": True, "bad": ids[0]}
         write_run(
@@ -106,5 +127,11 @@ def write_large_page(folder):
     ids = [f"client-{k:03d}" for k in range(100)]
     options = {"ids": ids, "rounds": 500, "classes": 10}
     for rule in ("fedavg", "fedadp", "fedawa", "fedlaw"):
-        write_run(folder / "runs" / rule, rule=rule, angles=rule == "fedadp", gamma=rule == "fedlaw", **options)
+        write_run(
+            folder / "runs" / rule,
+            rule=rule,
+            angles=rule == "fedadp",
+            gamma=rule == "fedlaw",
+            **options,
+        )
     return write(gather([folder / "runs"]), folder / "large.html")

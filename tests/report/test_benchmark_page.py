@@ -25,7 +25,14 @@ def folder(tmp_path_factory):
     results = some_results()
     for seed in (1, 2, 3, 4):
         for setting in ("dirichlet-0.1", "quantity"):
-            one = result("evil", setting, seed, 0.5 + seed / 1000, worst_client=0.25, rounds=20.0 if seed > 1 else None)
+            one = result(
+                "evil",
+                setting,
+                seed,
+                0.5 + seed / 1000,
+                worst_client=0.25,
+                rounds=20.0 if seed > 1 else None,
+            )
             results.append(type(one)(rule, setting, seed, one.scores))
     benchmark = read_benchmark().with_rules([rule])
     analysis = analyse(benchmark, results, SCORES)
@@ -40,7 +47,9 @@ def test_the_table_of_the_page(folder):
     assert adp.startswith("| FedAdp | +5.0 ± 0.0 \\* | +5.0 ± 0.0 \\* |")
     avg = next(line for line in lines if line.startswith("| FedAvg |"))
     assert avg.startswith("| FedAvg | 72.5 % | 82.5 % |")
-    assert any(line.startswith("| L-DAWA (1 runs failed) | 82.3 ± 1.5 (3 of 4) |") for line in lines)
+    assert any(
+        line.startswith("| L-DAWA (1 runs failed) | 82.3 ± 1.5 (3 of 4) |") for line in lines
+    )
     assert not any(re.search(r"(?<!\\)<img", line) for line in lines)
 
 

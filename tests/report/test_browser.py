@@ -5,8 +5,7 @@ import io
 
 import pytest
 
-from steelyard.report.build import gather
-from steelyard.report.page import html, write
+from steelyard.report.build import gather, html, write
 from tests.report.conftest import draw_all
 from tests.report.runs import HOSTILE, comparison, falling, write_large_page, write_run
 
@@ -16,7 +15,10 @@ SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("comparison")
-    return gather([comparison(folder / "runs", ids=[f"client-{k}" for k in range(12)], rounds=30)], out="report.html")
+    return gather(
+        [comparison(folder / "runs", ids=[f"client-{k}" for k in range(12)], rounds=30)],
+        out="report.html",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,9 @@ def column(page, table, number):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_figure_is_drawn_and_the_page_does_not_scroll_sideways(page_file, report, opened, screenshot, size):
+def test_every_figure_is_drawn_and_the_page_does_not_scroll_sideways(
+    page_file, report, opened, screenshot, size
+):
     page = opened(page_file, *SIZES[size])
     names = draw_all(page)
     assert names == [f"figure-{figure.name}" for figure in report.figures]
@@ -82,7 +86,10 @@ def test_tables_sort_by_mouse_and_keyboard_and_say_so(page_file, opened):
 
 def test_the_download_holds_the_numbers_of_the_figure(page_file, report, opened):
     page = opened(page_file)
-    for name, button, rows in (("accuracy", "Download CSV", 30), ("weights", "CSV of all cells", 3 * 12 * 30)):
+    for name, button, rows in (
+        ("accuracy", "Download CSV", 30),
+        ("weights", "CSV of all cells", 3 * 12 * 30),
+    ):
         page.evaluate("name => document.getElementById(name).scrollIntoView()", f"figure-{name}")
         page.locator(f"#figure-{name} summary").click()
         with page.expect_download() as waiting:
@@ -94,7 +101,9 @@ def test_the_download_holds_the_numbers_of_the_figure(page_file, report, opened)
         if name == "accuracy":
             assert waiting.value.suggested_filename == "accuracy.csv"
             assert found[0] == list(figure.table.heads)
-            assert [float(cell) for cell in found[30]] == pytest.approx(figure.table.rows[29], rel=1e-5)
+            assert [float(cell) for cell in found[30]] == pytest.approx(
+                figure.table.rows[29], rel=1e-5
+            )
         else:
             assert found[1][:3] == ["fedavg", "client-0", "1"]
             assert float(found[1][3]) == pytest.approx(figure.heats[0].values[0][0], rel=1e-3)
@@ -114,7 +123,9 @@ def test_a_figure_is_saved_as_svg_with_its_legend(page_file, opened):
 def test_names_do_no_harm(tmp_path, opened, screenshot):
     for number, name in enumerate(HOSTILE[:4]):
         notes = {"critical": True, "angles": True, "bad": HOSTILE[0]}
-        write_run(tmp_path / "runs" / f"{number}<b>\"'", rule=name, ids=HOSTILE, data=HOSTILE[0], **notes)
+        write_run(
+            tmp_path / "runs" / f"{number}<b>\"'", rule=name, ids=HOSTILE, data=HOSTILE[0], **notes
+        )
     write_run(
         tmp_path / "runs" / "<script>window.harmed=4</script>"[:12],
         rule=HOSTILE[5],
@@ -128,11 +139,16 @@ def test_names_do_no_harm(tmp_path, opened, screenshot):
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     page.evaluate("document.querySelectorAll('.more').forEach(one => one.click())")
     assert page.evaluate("window.harmed") is None
-    assert page.locator("main img, main style, main a, main script, header script, header img").count() == 0
+    assert (
+        page.locator("main img, main style, main a, main script, header script, header img").count()
+        == 0
+    )
     assert page.locator("#figure-weights a").count() == 0
     shown = set(page.locator("#figure-weights tbody td:nth-child(2)").all_inner_texts())
     assert {HOSTILE[0], HOSTILE[3]} <= shown
-    assert page.locator("#figure-weights td[title='" + "x" * 300 + "']").count() > 0  # long names are whole in a title
+    assert (
+        page.locator("#figure-weights td[title='" + "x" * 300 + "']").count() > 0
+    )  # long names are whole in a title
     drawn = page.evaluate(
         """() => [...document.querySelectorAll('.plot')].flatMap(plot => [
             ...plot.data.flatMap(trace => [trace.name, trace.x, trace.y]), plot.layout.annotations,
@@ -150,13 +166,16 @@ def test_names_do_no_harm(tmp_path, opened, screenshot):
     assert len(names) == len(report.figures)
 
 
-@pytest.mark.parametrize("attempt", ["fetch('http://127.0.0.1:9/')", "new Image().src = 'http://127.0.0.1:9/'"])
+@pytest.mark.parametrize(
+    "attempt", ["fetch('http://127.0.0.1:9/')", "new Image().src = 'http://127.0.0.1:9/'"]
+)
 def test_the_page_may_not_speak_to_anyone(page_file, browser, attempt):
     page = browser.new_page()
     page.goto(page_file.as_uri())
     refused = page.evaluate(
         "() => new Promise(done => {"
-        "document.addEventListener('securitypolicyviolation', event => done(event.violatedDirective));"
+        "document.addEventListener('securitypolicyviolation', event => "
+        "done(event.violatedDirective));"
         "setTimeout(() => done('nobody refused'), 5000);"
         f"Promise.resolve({attempt}).catch(() => 0); }})"
     )
@@ -177,7 +196,9 @@ def test_script_in_the_page_does_not_run_unless_it_is_ours(report, tmp_path, bro
     page.close()
 
 
-def test_print_draws_all_figures_and_opens_the_tables(page_file, report, opened, screenshot, tmp_path):
+def test_print_draws_all_figures_and_opens_the_tables(
+    page_file, report, opened, screenshot, tmp_path
+):
     page = opened(page_file)
     page.evaluate(
         """() => window.addEventListener('beforeprint', () => {
@@ -192,11 +213,15 @@ def test_print_draws_all_figures_and_opens_the_tables(page_file, report, opened,
     assert page.locator("figure details[open]").count() == 0  # as it was
     names = draw_all(page)
     heights = [
-        page.locator(f"#{name} .plot").evaluate("p => [p.clientHeight, p.querySelector('.main-svg').clientHeight]")
+        page.locator(f"#{name} .plot").evaluate(
+            "p => [p.clientHeight, p.querySelector('.main-svg').clientHeight]"
+        )
         for name in names
     ]
     assert all(box == drawn for box, drawn in heights), dict(zip(names, heights, strict=True))
-    wide = page.locator("#figure-accuracy .plot").evaluate("p => [p.clientWidth, p.layout.autosize]")
+    wide = page.locator("#figure-accuracy .plot").evaluate(
+        "p => [p.clientWidth, p.layout.autosize]"
+    )
     assert wide == [page.locator("#figure-accuracy").evaluate("f => f.clientWidth"), True]
     page.set_viewport_size({"width": 718, "height": 1000})
     page.emulate_media(media="print")
@@ -210,7 +235,10 @@ def test_a_long_table_is_whole_on_paper_and_short_again_after(tmp_path, opened):
     count = "() => [...document.querySelectorAll('.table')].map(box => box.querySelectorAll('tbody tr').length)"
     before = page.evaluate(count)
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.evaluate(count) == [len(report.summary.rows), *(len(figure.table.rows) for figure in report.figures)]
+    assert page.evaluate(count) == [
+        len(report.summary.rows),
+        *(len(figure.table.rows) for figure in report.figures),
+    ]
     assert page.locator(".more").count() == 0
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.evaluate(count) == before
@@ -223,7 +251,9 @@ def test_a_large_comparison_is_small_and_draws_only_what_is_seen(tmp_path, opene
     page = opened(file)
     figures = page.locator("figure")
     drawn = page.locator("figure[data-drawn]")
-    assert 0 < drawn.count() <= figures.count() // 2  # the others wait until the reader scrolls to them
+    assert (
+        0 < drawn.count() <= figures.count() // 2
+    )  # the others wait until the reader scrolls to them
     button = page.locator("#figure-accuracy .legend button").first
     button.click()
     assert button.get_attribute("aria-pressed") == "false"

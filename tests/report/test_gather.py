@@ -9,9 +9,8 @@ import pytest
 
 from steelyard.core.errors import SteelyardError
 from steelyard.report import client_figures
-from steelyard.report.build import find, gather
+from steelyard.report.build import find, gather, html, write
 from steelyard.report.figures import DASHES, INKS, Heat, Table, choose_style, shorten_name
-from steelyard.report.page import html, write
 from steelyard.report.series import group_consecutive
 from steelyard.runs.directory import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
 from steelyard.runs.history import History
@@ -59,7 +58,10 @@ def test_seeds_become_a_mean_with_a_band_of_one_deviation(report, folder):
 
 def test_the_summary_has_the_measures_of_the_papers(report, folder):
     row = dict(zip(report.summary.heads, report.summary.rows[1], strict=True))
-    last = [100 * statistics.mean(History.read(folder / f"law-{s}").column("accuracy")[-10:]) for s in (0, 1)]
+    last = [
+        100 * statistics.mean(History.read(folder / f"law-{s}").column("accuracy")[-10:])
+        for s in (0, 1)
+    ]
     assert row["series"] == "fedlaw"
     assert row["last 10, %"] == pytest.approx(statistics.mean(last))
     assert row["±"] == pytest.approx(statistics.stdev(last))
@@ -98,7 +100,9 @@ def test_targets_are_the_users_else_the_runs_else_round_numbers(tmp_path, folder
     assert find(gather([folder]), "rounds").categories == ("60 %", "70 %", "80 %")
     run = write_run(tmp_path / "own")
     stored = json.loads((run / CONFIG).read_text())
-    (run / CONFIG).write_text(json.dumps(stored | {"config": {"target": 0.42, "seed": 0, "weighting": "fedavg"}}))
+    (run / CONFIG).write_text(
+        json.dumps(stored | {"config": {"target": 0.42, "seed": 0, "weighting": "fedavg"}})
+    )
     reach = find(gather([run]), "rounds")
     assert reach.categories == ("42 %",)
     assert reach.bars[0].values == (History.read(run).rounds_to(0.42),)
@@ -117,7 +121,10 @@ def test_seeds_that_miss_a_target_are_counted(tmp_path):
     reach = find(gather([tmp_path], target=0.8), "rounds")
     assert reach.table.rows[0][2] == "1 of 2"
     summary = gather([tmp_path], target=0.8).summary
-    assert dict(zip(summary.heads, summary.rows[0], strict=True))["rounds to 80 %"] == "1 of 2 got there"
+    assert (
+        dict(zip(summary.heads, summary.rows[0], strict=True))["rounds to 80 %"]
+        == "1 of 2 got there"
+    )
 
 
 def test_critical_periods_are_shaded_and_belong_to_their_series(report):
@@ -132,7 +139,11 @@ def test_critical_periods_are_shaded_and_belong_to_their_series(report):
 
 def test_the_critical_point_is_where_coherence_comes_near_zero(report):
     marks = find(report, "coherence").marks
-    assert [mark.x for mark in marks] == [15, 15, 15]  # 0.3 - 0.02 t is 0 there, 0.02 = 7 % of the peak before
+    assert [mark.x for mark in marks] == [
+        15,
+        15,
+        15,
+    ]  # 0.3 - 0.02 t is 0 there, 0.02 = 7 % of the peak before
     assert "Here: round 15 of fedavg" in find(report, "coherence").caption
 
 
@@ -151,7 +162,12 @@ def test_many_clients_are_cut_and_many_rounds_averaged(tmp_path, monkeypatch):
     monkeypatch.setattr(client_figures, "MAX_ROWS", 3)
     monkeypatch.setattr(client_figures, "MAX_CELLS", 30)
     run = write_run(tmp_path / "run", ids=tuple("abcde"))
-    edit(run, lambda r: r | {"weights": {k: float(r["round"]) for k in "abcde" if k != "a" or r["round"] < 5}})
+    edit(
+        run,
+        lambda r: (
+            r | {"weights": {k: float(r["round"]) for k in "abcde" if k != "a" or r["round"] < 5}}
+        ),
+    )
     figure = find(gather([run]), "weights")
     assert figure.heats[0].rows == ("b", "c", "d")  # a took part least
     assert figure.heats[0].columns == tuple(map(str, range(1, 21, 2)))
@@ -180,7 +196,9 @@ def test_many_quarantined_clients_are_cut_and_that_is_said(tmp_path, monkeypatch
     figure = find(gather([run]), "quarantined")
     assert figure.categories == ("a", "b")
     assert len(figure.table.rows) == 3
-    assert figure.caption.endswith("2 of 3 clients are shown, those left out most often; the table has all.")
+    assert figure.caption.endswith(
+        "2 of 3 clients are shown, those left out most often; the table has all."
+    )
 
 
 def test_the_partition_is_the_one_that_was_run(tmp_path):
@@ -210,7 +228,13 @@ def test_what_a_rule_notes_is_drawn_without_being_known(tmp_path):
         run,
         lambda r: (
             r
-            | {"my_number": 2.0 * r["round"], "my_dict": {"a": 1.0, "b": -1.0}, "words": "x", "rounds": 3, "flag": True}
+            | {
+                "my_number": 2.0 * r["round"],
+                "my_dict": {"a": 1.0, "b": -1.0},
+                "words": "x",
+                "rounds": 3,
+                "flag": True,
+            }
         ),
     )
     report = gather([run])
@@ -223,7 +247,12 @@ def test_what_a_rule_notes_is_drawn_without_being_known(tmp_path):
 def test_figures_stay_when_the_first_and_the_last_round_are_void(tmp_path):
     whole = write_run(tmp_path / "whole", gamma=True, angles=True)
     names = [figure.name for figure in gather([whole]).figures]
-    edit(whole, lambda r: {"round": r["round"], "weights": {}, "void": "nobody"} if r["round"] in (1, 20) else r)
+    edit(
+        whole,
+        lambda r: (
+            {"round": r["round"], "weights": {}, "void": "nobody"} if r["round"] in (1, 20) else r
+        ),
+    )
     assert [figure.name for figure in gather([whole]).figures] == names
 
 
@@ -236,8 +265,15 @@ def test_what_clients_found_together_is_no_map_of_clients(tmp_path):
 
 def test_void_rounds_are_told(tmp_path):
     run = write_run(tmp_path / "run")
-    edit(run, lambda r: {"round": 4, "weights": {}, "void": "no client took part"} if r["round"] == 4 else r)
-    assert gather([run]).notes == ("fedavg: 1 rounds were void, the last because: no client took part",)
+    edit(
+        run,
+        lambda r: (
+            {"round": 4, "weights": {}, "void": "no client took part"} if r["round"] == 4 else r
+        ),
+    )
+    assert gather([run]).notes == (
+        "fedavg: 1 rounds were void, the last because: no client took part",
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,11 +281,19 @@ def test_void_rounds_are_told(tmp_path):
     [
         (CONFIG, "[]", "does not say what was run: leave this directory out"),
         (CONFIG, "{}", "does not say what was run: leave this directory out"),
-        (CONFIG, '{"resolved": {"seed": 0}}', "does not say what was run: leave this directory out"),
+        (
+            CONFIG,
+            '{"resolved": {"seed": 0}}',
+            "does not say what was run: leave this directory out",
+        ),
         (CONFIG, "{", "not JSON: .* leave this directory out"),
         (CLIENTS, "{}", "names no clients: resume"),
         (CLIENTS, "[]", "names no clients: resume"),
-        (ROUNDS, '{"accuracy": 0.1}\n', "line 1: not the record of a round: leave this directory out"),
+        (
+            ROUNDS,
+            '{"accuracy": 0.1}\n',
+            "line 1: not the record of a round: leave this directory out",
+        ),
         (ROUNDS, "[]\n", "line 1: not the record of a round: leave this directory out"),
         (ROUNDS, '{"round": 1, "acc\n', "line 1: not JSON: .* resume"),
     ],
@@ -289,7 +333,9 @@ def test_the_command_makes_the_page_again(report, folder):
 
 
 def test_names_that_do_not_exist_are_answered(report, tmp_path):
-    with pytest.raises(SteelyardError, match="unknown figure 'coherense': did you mean 'coherence'"):
+    with pytest.raises(
+        SteelyardError, match="unknown figure 'coherense': did you mean 'coherence'"
+    ):
         find(report, "coherense")
     with pytest.raises(SteelyardError, match="holds no run"):
         gather([tmp_path])
@@ -308,7 +354,9 @@ def test_series_are_told_apart_without_colour():
 
 def test_numbers_that_are_none_leave_no_trace_in_the_page(tmp_path):
     run = write_run(tmp_path / "run")
-    edit(run, lambda r: r | {"loss": None, "coherence": None, "cosines": dict.fromkeys(r["cosines"])})
+    edit(
+        run, lambda r: r | {"loss": None, "coherence": None, "cosines": dict.fromkeys(r["cosines"])}
+    )
     report = gather([run])
     names = [figure.name for figure in report.figures]
     assert not {"loss", "coherence", "cosines", "mean_cosines"} & set(names)

@@ -20,8 +20,33 @@ from steelyard.runs.history import History
 FILES = ("config.json", "rounds.jsonl", "clients.json", "cohorts.json", "environment.json")
 DEEP = "[" * 200 + "]" * 200
 VALUES = [
-    *("null", "true", "0", "-1", "1.5", "1e999", "NaN", "1e308", '""', '"x"', '"\\ud800"', '"\\u001b[31m"'),
-    *("[]", "[1]", '["a"]', "[[1]]", "[null]", "{}", '{"a":1}', '{"a":"b"}', '{"a":{"b":1}}', '{"a":[1]}', DEEP),
+    *(
+        "null",
+        "true",
+        "0",
+        "-1",
+        "1.5",
+        "1e999",
+        "NaN",
+        "1e308",
+        '""',
+        '"x"',
+        '"\\ud800"',
+        '"\\u001b[31m"',
+    ),
+    *(
+        "[]",
+        "[1]",
+        '["a"]',
+        "[[1]]",
+        "[null]",
+        "{}",
+        '{"a":1}',
+        '{"a":"b"}',
+        '{"a":{"b":1}}',
+        '{"a":[1]}',
+        DEEP,
+    ),
     *(
         "9" * 30,
         "9" * 320,
@@ -31,7 +56,18 @@ VALUES = [
         '{"a":' * 99 + "1" + "}" * 99,
     ),
 ]
-WHOLE = ["", "\0", "{", "[", "nothing", "[" * 100_000, '{"a":' * 50_000, "9" * 10_000, "\xff\xfe", *VALUES]
+WHOLE = [
+    "",
+    "\0",
+    "{",
+    "[",
+    "nothing",
+    "[" * 100_000,
+    '{"a":' * 50_000,
+    "9" * 10_000,
+    "\xff\xfe",
+    *VALUES,
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +75,22 @@ def original(tmp_path_factory):
     """Two runs of the command line, which can be resumed."""
     home = tmp_path_factory.mktemp("runs")
     for rule in ("fedawa", "pa3fed"):
-        settings = [f"weighting={rule}", "rounds=2", "data.clients=3", "evaluate_clients=1", "executor=serial"]
+        settings = [
+            f"weighting={rule}",
+            "rounds=2",
+            "data.clients=3",
+            "evaluate_clients=1",
+            "executor=serial",
+        ]
         said = CliRunner().invoke(
-            app, ["run", "--quiet", "--out", str(home / rule), *(w for s in settings for w in ("--set", s))]
+            app,
+            [
+                "run",
+                "--quiet",
+                "--out",
+                str(home / rule),
+                *(w for s in settings for w in ("--set", s)),
+            ],
         )
         assert said.exit_code == 0, said.output
     return home
@@ -62,7 +111,10 @@ def check_commands(runs):
         ["resume", str(runs / "fedawa"), "--quiet"],
     ):
         said = CliRunner().invoke(app, command)
-        assert said.exception is None or isinstance(said.exception, SystemExit), (command, said.exception)
+        assert said.exception is None or isinstance(said.exception, SystemExit), (
+            command,
+            said.exception,
+        )
 
 
 def check_reading(run):
@@ -89,7 +141,9 @@ def test_a_file_that_is_something_else(name, runs):
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("text", ["", "[[1]]", "[" * 100_000, "9" * 320], ids=lambda text: repr(text[:12]))
+@pytest.mark.parametrize(
+    "text", ["", "[[1]]", "[" * 100_000, "9" * 320], ids=lambda text: repr(text[:12])
+)
 def test_commands_on_a_file_that_is_something_else(name, text, runs):
     (runs / "fedawa" / name).write_text(text + "\n")
     check_commands(runs)
@@ -113,7 +167,13 @@ def test_a_file_that_is_not_a_file(name, kind, runs):
 def places(value, at=()):
     """Where there is anything, in nested dicts and lists."""
     yield at
-    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value[:2])
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield from places(item, (*at, key))
 

@@ -22,7 +22,9 @@ MAGIC = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 
 def example():
-    spec = importlib.util.spec_from_file_location("partition_pictures", ROOT / "examples" / "partition_pictures.py")
+    spec = importlib.util.spec_from_file_location(
+        "partition_pictures", ROOT / "examples" / "partition_pictures.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -41,13 +43,20 @@ def words(figure):
 
 def test_a_summary_by_hand():
     whole = np.array([5, 2, 9]) / 16
-    distances = [0.5 * np.abs(np.array(row) - whole).sum() for row in ([1, 0, 0], [0.25, 0.5, 0.25], [0, 0, 1])]
+    distances = [
+        0.5 * np.abs(np.array(row) - whole).sum()
+        for row in ([1, 0, 0], [0.25, 0.5, 0.25], [0, 0, 1])
+    ]
     summary = Summary.of(COUNTS)
     assert summary == Summary(16, 0, 4.0, 8, 1, 5 / 3, pytest.approx(np.mean(distances)))
-    assert str(summary).startswith("16 samples; per client 0 to 8, median 4, 1 empty; 1.7 classes per client;")
+    assert str(summary).startswith(
+        "16 samples; per client 0 to 8, median 4, 1 empty; 1.7 classes per client;"
+    )
 
 
-@pytest.mark.parametrize(("counts", "distance"), [([[3, 6], [1, 2]], 0), ([[5, 0], [0, 5]], 0.5), ([[0, 0]], 0)])
+@pytest.mark.parametrize(
+    ("counts", "distance"), [([[3, 6], [1, 2]], 0), ([[5, 0], [0, 5]], 0.5), ([[0, 0]], 0)]
+)
 def test_distances_of_like_and_unlike_clients(counts, distance):
     assert Summary.of(np.array(counts)).distance == pytest.approx(distance)
 
@@ -87,7 +96,9 @@ def test_bars_are_the_sizes_stacked_by_group(clients):
     groups = rng.integers(0, 5, (clients, 3))
     counts = rng.multinomial(1, [0.2] * 5, clients) * groups.sum(axis=1, keepdims=True)
     steps = [patch.get_data() for patch in partition_figure(counts, groups=groups).axes[1].patches]
-    middles = [np.searchsorted(steps[0].edges, client, side="right") - 1 for client in range(clients)]
+    middles = [
+        np.searchsorted(steps[0].edges, client, side="right") - 1 for client in range(clients)
+    ]
     heights = np.stack([(step.values - step.baseline)[middles] for step in steps], axis=1)
     assert np.array_equal(heights, groups)
 
@@ -96,13 +107,19 @@ def test_bars_are_the_sizes_stacked_by_group(clients):
 def test_any_size_can_be_drawn(shape, tmp_path):
     rng = np.random.default_rng(0)
     for counts in (rng.integers(0, 50, shape), np.zeros(shape, dtype=np.int64)):
-        partition_figure(counts, "$x^{ \\ [/b] % and a very long title " * 4).savefig(tmp_path / "p.png", dpi=40)
+        partition_figure(counts, "$x^{ \\ [/b] % and a very long title " * 4).savefig(
+            tmp_path / "p.png", dpi=40
+        )
         assert (tmp_path / "p.png").read_bytes().startswith(MAGIC[".png"])
 
 
 @pytest.mark.parametrize("suffix", MAGIC)
 def test_the_same_federation_is_the_same_file(suffix, tmp_path):
-    first, again, other = tmp_path / f"a{suffix}", tmp_path / f"b{suffix.upper()}", tmp_path / f"c{suffix}"
+    first, again, other = (
+        tmp_path / f"a{suffix}",
+        tmp_path / f"b{suffix.upper()}",
+        tmp_path / f"c{suffix}",
+    )
     assert draw(federation(), first) == first
     draw(federation(), again)
     draw(federation(seed=1), other)
@@ -126,11 +143,23 @@ def folder(path):
 
 
 MISTAKES = {
-    "suffix": (lambda path: draw(federation(), path.with_suffix(".gif")), r"\.gif: pictures are \.png, \.svg, \.pdf"),
+    "suffix": (
+        lambda path: draw(federation(), path.with_suffix(".gif")),
+        r"\.gif: pictures are \.png, \.svg, \.pdf",
+    ),
     "no directory": (lambda path: draw(federation(), path / "p.png"), "there is no directory"),
-    "a directory": (lambda path: draw(federation(), folder(path)), "cannot be written: Is a directory"),
-    "by": (lambda path: draw(federation(), path, by="colour"), "by='colour': use 'labels' or 'groups'"),
-    "many groups": (lambda path: draw(federation(groups=9), path, by="groups"), r"groups are \[\d+, 9\]"),
+    "a directory": (
+        lambda path: draw(federation(), folder(path)),
+        "cannot be written: Is a directory",
+    ),
+    "by": (
+        lambda path: draw(federation(), path, by="colour"),
+        "by='colour': use 'labels' or 'groups'",
+    ),
+    "many groups": (
+        lambda path: draw(federation(groups=9), path, by="groups"),
+        r"groups are \[\d+, 9\]",
+    ),
     "no groups": (
         lambda _: group_counts(Federation.of({0: (torch.zeros(2, 1), torch.arange(2))})),
         "the data has no groups",
@@ -150,7 +179,9 @@ def test_mistakes_are_one_sentence(name, tmp_path):
 
 def test_without_matplotlib_the_cure_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SteelyardError, match=r'^pictures need matplotlib: pip install "steelyard\[plot\]"$'):
+    with pytest.raises(
+        SteelyardError, match=r'^pictures need matplotlib: pip install "steelyard\[plot\]"$'
+    ):
         partition_figure(COUNTS)
 
 

@@ -35,7 +35,9 @@ def test_every_figure_is_drawn_with_what_it_holds(report):
         elif figure.lines:
             assert len(axes[0].lines) == len(figure.lines) + len(figure.marks), figure.name
             assert len(axes[0].patches) == len(figure.spans), figure.name
-            assert len(axes[0].collections) == sum(bool(line.high) for line in figure.lines), figure.name
+            assert len(axes[0].collections) == sum(bool(line.high) for line in figure.lines), (
+                figure.name
+            )
         else:
             assert len(axes[0].containers) == len(figure.bars), figure.name
 
@@ -49,7 +51,14 @@ def test_lines_are_told_apart_in_grey(report):
 def test_names_do_no_harm(tmp_path):
     formula = r"$\frac{$ <script>"  # no formula matplotlib could set: it must not try
     for number, rule in enumerate((formula, *HOSTILE[5:8])):
-        write_run(tmp_path / f"{number}", rule=rule, ids=[*HOSTILE, formula], rounds=4, angles=True, bad=HOSTILE[2])
+        write_run(
+            tmp_path / f"{number}",
+            rule=rule,
+            ids=[*HOSTILE, formula],
+            rounds=4,
+            angles=True,
+            bad=HOSTILE[2],
+        )
     report = gather([tmp_path])
     for figure in report.figures:
         text = save(figure, tmp_path / "figure.svg").read_text(encoding="utf-8")

@@ -18,7 +18,9 @@ from tests.report.runs import record, write_run
 @contextmanager
 def serving(*directories, **options):
     server = Watch(directories, **options)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield server
@@ -29,7 +31,9 @@ def serving(*directories, **options):
 
 
 def get(address, **headers):
-    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(address, headers=headers), timeout=60
+    ) as answer:
         return answer.status, answer.read(), answer.headers
 
 
@@ -94,7 +98,10 @@ def test_a_page_is_told_of_what_nobody_thought_of(tmp_path, monkeypatch):
     with serving(run) as server:
         with monkeypatch.context() as patch:
             patch.setattr("steelyard.report.watch.gather", fail)
-            assert "cannot be shown (TypeError: unheard of" in json.loads(get(f"{server.address}data")[1])["state"]
+            assert (
+                "cannot be shown (TypeError: unheard of"
+                in json.loads(get(f"{server.address}data")[1])["state"]
+            )
         append(run, 6)
         assert "report" in json.loads(get(f"{server.address}data")[1])
 
@@ -120,14 +127,23 @@ def test_the_page_follows_a_run_to_its_end_and_survives_the_server(tmp_path, ope
             append(run, number)
         page.get_by_text("all runs are finished").wait_for(timeout=60_000)
         assert page.locator("#figure-accuracy tbody tr").count() == 8
-        assert page.locator("#figure-accuracy td").first.inner_text() == "8"  # still sorted as the reader asked
-        assert page.locator("#figure-accuracy .plot").evaluate("plot => plot.data.at(-1).x.length") == 8
-        assert page.locator("#configuration details[open]").count() == 1  # and what the reader opened is open
+        assert (
+            page.locator("#figure-accuracy td").first.inner_text() == "8"
+        )  # still sorted as the reader asked
+        assert (
+            page.locator("#figure-accuracy .plot").evaluate("plot => plot.data.at(-1).x.length")
+            == 8
+        )
+        assert (
+            page.locator("#configuration details[open]").count() == 1
+        )  # and what the reader opened is open
         assert page.locator("#figure-accuracy details[open]").count() == 1
         screenshot(page, "watch")
     page.get_by_text("The server has stopped").wait_for(timeout=60_000)
     assert page.locator("#figure-accuracy tbody tr").count() == 8
     page.wait_for_timeout(500)  # the browser may still write to its console
-    assert all("ERR_CONNECTION_REFUSED" in text for text in opened.complaints)  # the browser's own note on its console
+    assert all(
+        "ERR_CONNECTION_REFUSED" in text for text in opened.complaints
+    )  # the browser's own note on its console
     opened.complaints.clear()
     page.close()

@@ -45,12 +45,16 @@ def test_weights_learned_for_the_whole_model_come_before_layers(layered, learned
 
 @pytest.mark.parametrize("after", ["fedlaw", "fedadp", "cap:max_weight=0.1", "ema"])
 def test_what_is_no_weighted_sum_has_no_weights_to_divide(after):
-    with pytest.raises(steelyard.SteelyardError, match="median before it does not compute a weighted sum"):
+    with pytest.raises(
+        steelyard.SteelyardError, match="median before it does not compute a weighted sum"
+    ):
         steelyard.chain("median", after)
     assert steelyard.chain("median", "shrink:gamma=0.9")
 
 
-@pytest.mark.parametrize("guarded", ["guard(fedavg)", "if_finite(guard(fedadp))", "nnm(guard(fedadp)):f=1"])
+@pytest.mark.parametrize(
+    "guarded", ["guard(fedavg)", "if_finite(guard(fedadp))", "nnm(guard(fedadp)):f=1"]
+)
 @pytest.mark.parametrize("after", ["fedawa", "cap:max_weight=0.1", "ema"])
 def test_what_a_guard_bounds_stays_bounded(guarded, after):
     with pytest.raises(steelyard.SteelyardError, match=r"inside, guard\(\.\.\.\|"):

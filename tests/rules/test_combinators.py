@@ -34,7 +34,11 @@ def weights_of(rule, sizes, state=None, **more):
     base = torch.zeros(6)
     g = torch.Generator().manual_seed(len(sizes))
     out = steelyard.aggregate(
-        rule, base, torch.randn(len(sizes), 6, generator=g), metrics={"num_examples": sizes, **more}, state=state
+        rule,
+        base,
+        torch.randn(len(sizes), 6, generator=g),
+        metrics={"num_examples": sizes, **more},
+        state=state,
     )
     return out.weights.numpy(), out.state
 
@@ -82,7 +86,9 @@ def test_eq6_first_round_and_rise_from_zero():
 @pytest.mark.parametrize("average", ["weighted", "mean", "median"])
 def test_detectors_average_the_reports(average):
     rule = steelyard.gate(steelyard.eq6(average=average), steelyard.krum())
-    _, state = weights_of(steelyard.chain(steelyard.uniform(), rule), [1, 1, 8], grad_norm=[1.0, 2.0, 9.0])
+    _, state = weights_of(
+        steelyard.chain(steelyard.uniform(), rule), [1, 1, 8], grad_norm=[1.0, 2.0, 9.0]
+    )
     expected = {"weighted": 7.5, "mean": 4.0, "median": 2.0}[average]
     assert state["gate"]["eq6"]["fgn"] == pytest.approx(expected)
 
@@ -112,8 +118,12 @@ def test_bulyan_against_a_plain_reading():
         picked = clients[sorted(chosen)]
         keep = count - 4 * f
         middle = np.median(picked, axis=0)
-        expected = [picked[np.argsort(np.abs(picked[:, c] - middle[c]))[:keep], c].mean() for c in range(9)]
-        out = steelyard.aggregate(steelyard.bulyan(f=f), torch.zeros(9, dtype=torch.float64), torch.from_numpy(clients))
+        expected = [
+            picked[np.argsort(np.abs(picked[:, c] - middle[c]))[:keep], c].mean() for c in range(9)
+        ]
+        out = steelyard.aggregate(
+            steelyard.bulyan(f=f), torch.zeros(9, dtype=torch.float64), torch.from_numpy(clients)
+        )
         np.testing.assert_allclose(out.params.numpy(), expected, atol=1e-9)
         assert out.report["selected"] == sorted(chosen)
 
@@ -124,7 +134,9 @@ def test_krum_in_blanchards_convention():
     distances = ((clients[:, None] - clients[None]) ** 2).sum(-1)
     scores = [np.sort(np.delete(distances[i], i))[: 9 - f - 2].sum() for i in range(9)]
     out = steelyard.aggregate(
-        steelyard.krum(f=f, neighbours="blanchard"), torch.zeros(5, dtype=torch.float64), torch.from_numpy(clients)
+        steelyard.krum(f=f, neighbours="blanchard"),
+        torch.zeros(5, dtype=torch.float64),
+        torch.from_numpy(clients),
     )
     assert out.weights.argmax().item() == int(np.argmin(scores))
 
@@ -150,27 +162,39 @@ def test_a_detector_is_an_object_or_its_text(detector):
 
 
 def test_the_plain_name_of_a_detector_stays_text():
-    assert to_text(steelyard.pa3fed(detector="criticalfl_window")) == "pa3fed:detector=criticalfl_window"
+    assert (
+        to_text(steelyard.pa3fed(detector="criticalfl_window"))
+        == "pa3fed:detector=criticalfl_window"
+    )
 
 
 @pytest.mark.parametrize("detector", ["fedadp", 3])
 @pytest.mark.parametrize(
-    "make", [lambda d: steelyard.gate(d, "fedadp"), lambda d: steelyard.pa3fed(detector=d)], ids=["gate", "pa3fed"]
+    "make",
+    [lambda d: steelyard.gate(d, "fedadp"), lambda d: steelyard.pa3fed(detector=d)],
+    ids=["gate", "pa3fed"],
 )
 def test_what_is_no_detector_is_refused(make, detector):
-    with pytest.raises(steelyard.SteelyardError, match="not a detector: use always, angle_gap, criticalfl_window, eq6"):
+    with pytest.raises(
+        steelyard.SteelyardError,
+        match="not a detector: use always, angle_gap, criticalfl_window, eq6",
+    ):
         make(detector)
 
 
 def test_a_negative_weight_quarantines_its_client_and_nobody_else():
-    out = steelyard.aggregate("fedavg:by=loss", torch.zeros(2), torch.eye(3, 2), metrics={"loss": [1.0, -1.0, 3.0]})
+    out = steelyard.aggregate(
+        "fedavg:by=loss", torch.zeros(2), torch.eye(3, 2), metrics={"loss": [1.0, -1.0, 3.0]}
+    )
     assert out.weights.tolist() == [0.25, 0.0, 0.75]
     assert out.report["quarantined"] == {1: "negative loss=-1"}
 
 
 def test_weights_that_are_all_zero_weigh_nobody():
     with pytest.raises(steelyard.SteelyardError, match="every client reports 0"):
-        steelyard.aggregate("fedavg:by=score", torch.zeros(2), torch.eye(2), metrics={"score": [0.0, 0.0]})
+        steelyard.aggregate(
+            "fedavg:by=score", torch.zeros(2), torch.eye(2), metrics={"score": [0.0, 0.0]}
+        )
 
 
 def test_a_score_beyond_all_measure_is_all_the_weight_and_not_nan():
@@ -181,7 +205,9 @@ def test_a_score_beyond_all_measure_is_all_the_weight_and_not_nan():
 
 
 def test_weights_that_are_not_finite_are_named_as_such():
-    with pytest.raises(steelyard.SteelyardError, match=r"fedavg\|broken:weight=inf .*NaN or infinite"):
+    with pytest.raises(
+        steelyard.SteelyardError, match=r"fedavg\|broken:weight=inf .*NaN or infinite"
+    ):
         weights_of(Broken(np.inf), [1, 1])
     weights, _ = weights_of(steelyard.if_finite(Broken(np.inf)), [1, 1])
     assert weights.tolist() == [0.5, 0.5]
@@ -197,13 +223,17 @@ def test_pa3fed_scores_the_global_model_and_favours_who_improves():
         )
     alpha = np.exp([0.3, 0.0])
     assert weights["pa3fed"] == pytest.approx(alpha / alpha.sum())
-    assert weights["pa3fed:preset=literal"] == pytest.approx((alpha / alpha.sum())[::-1])  # against the paper's text
+    assert weights["pa3fed:preset=literal"] == pytest.approx(
+        (alpha / alpha.sum())[::-1]
+    )  # against the paper's text
 
 
 def test_pa3fed_does_not_compare_scores_of_different_readings():
     _, state = weights_of("pa3fed:detector=always", [1, 1], loss_before=[2.0, 1.0])
     for rule in ("pa3fed:detector=always,preset=literal", "pa3fed:detector=always,score=accuracy"):
-        weights, _ = weights_of(rule, [1, 1], state, loss_before=[2.0, 1.0], accuracy_before=[0.1, 0.9])
+        weights, _ = weights_of(
+            rule, [1, 1], state, loss_before=[2.0, 1.0], accuracy_before=[0.1, 0.9]
+        )
         assert weights == pytest.approx([0.5, 0.5]), rule
 
 

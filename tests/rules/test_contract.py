@@ -65,40 +65,63 @@ def test_stores_chunks_threads_and_order_give_the_same_bits(rule, on_disk):
     try:
         torch.set_num_threads(2)
         expected = aggregate(rule, base, clients)
-        for count, chunk, order in ((1, None, 1), (1, 1, -1), (2, 200_000, 1), (3, None, -1), (4, 131072, 1)):
+        for count, chunk, order in (
+            (1, None, 1),
+            (1, 1, -1),
+            (2, 200_000, 1),
+            (3, None, -1),
+            (4, 131072, 1),
+        ):
             torch.set_num_threads(count)
             names = list(clients)[::order]
             store = SafetensorsStore.open(base_file, {c: paths[c] for c in names})
             streamed = aggregate(rule, None, store, metrics=metrics, round=ROUND, chunk=chunk)
-            held = aggregate(rule, base, {c: clients[c] for c in names}, metrics=metrics, chunk=chunk)
+            held = aggregate(
+                rule, base, {c: clients[c] for c in names}, metrics=metrics, chunk=chunk
+            )
             for out in (streamed, held):
                 assert equal(out.params, expected.params)
-                assert torch.equal(out.weights[..., ::order] if order > 0 else out.weights.flip(-1), expected.weights)
+                assert torch.equal(
+                    out.weights[..., ::order] if order > 0 else out.weights.flip(-1),
+                    expected.weights,
+                )
             assert streamed.state == expected.state
     finally:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if not rule.needs.probe], ids=to_text)
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES.values() if not rule.needs.probe], ids=to_text
+)
 def test_a_merge_writes_the_bits_of_the_call(rule, tmp_path):
     """Tensors of odd sizes: layers begin anywhere in memory."""
     for seed in range(8):
         g = torch.Generator().manual_seed(seed)
-        base = {name: torch.randn(size, generator=g) for name, size in (("a", 33), ("b", 25), ("c", 100), ("d", 61))}
+        base = {
+            name: torch.randn(size, generator=g)
+            for name, size in (("a", 33), ("b", 25), ("c", 100), ("d", 61))
+        }
         clients = {
-            f"c{k}": {name: value + 0.05 * torch.randn(value.shape, generator=g) for name, value in base.items()}
+            f"c{k}": {
+                name: value + 0.05 * torch.randn(value.shape, generator=g)
+                for name, value in base.items()
+            }
             for k in range(9)
         }
         for name, params in {"base": base, **clients}.items():
             save_file(params, tmp_path / f"{name}.safetensors")
         expected = aggregate(rule, base, clients)
         paths = {client: tmp_path / f"{client}.safetensors" for client in clients}
-        merge = steelyard.Merge(tmp_path / "base.safetensors", paths, rule, metrics=reports(list(clients)))
+        merge = steelyard.Merge(
+            tmp_path / "base.safetensors", paths, rule, metrics=reports(list(clients))
+        )
         merge.run(tmp_path / "merged.safetensors", round=ROUND, force=True)
         assert equal(load_file(tmp_path / "merged.safetensors"), expected.params)
 
 
-@pytest.mark.parametrize("rule", ["nnm(median):f=2", "nnm(trimmed_mean):f=2", "guard(nnm(median):f=2)"])
+@pytest.mark.parametrize(
+    "rule", ["nnm(median):f=2", "nnm(trimmed_mean):f=2", "guard(nnm(median):f=2)"]
+)
 def test_neighbours_mixed_before_a_reducer_have_the_same_bits_on_any_threads(rule):
     g = torch.Generator().manual_seed(0)
     base = torch.randn(50_000, generator=g)
@@ -107,7 +130,9 @@ def test_neighbours_mixed_before_a_reducer_have_the_same_bits_on_any_threads(rul
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            made.append(steelyard.aggregate(rule, base, clients, metrics={"num_examples": [1] * 9}).params)
+            made.append(
+                steelyard.aggregate(rule, base, clients, metrics={"num_examples": [1] * 9}).params
+            )
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(one, made[0]) for one in made)
@@ -118,7 +143,10 @@ def test_tied_frozen_and_adapter_parameters(rule):
     g = torch.Generator().manual_seed(0)
 
     def adapter(shared, k):
-        made = {"lora_A": 0.1 * torch.randn(4, 30, generator=g), "lora_B": k * 0.1 * torch.randn(30, 4, generator=g)}
+        made = {
+            "lora_A": 0.1 * torch.randn(4, 30, generator=g),
+            "lora_B": k * 0.1 * torch.randn(30, 4, generator=g),
+        }
         made["frozen.weight"] = shared
         made["embed.weight"] = torch.randn(20, 4, generator=g)
         made["head.weight"] = made["embed.weight"]

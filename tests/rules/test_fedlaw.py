@@ -21,7 +21,10 @@ def network(kind, dtype=torch.float64):
 
 
 def probe(kind, batch, dtype=torch.float64, **options):
-    inputs, targets = torch.from_numpy(DATA[f"{kind}/proxy_x"]).to(dtype), torch.from_numpy(DATA[f"{kind}/proxy_y"])
+    inputs, targets = (
+        torch.from_numpy(DATA[f"{kind}/proxy_x"]).to(dtype),
+        torch.from_numpy(DATA[f"{kind}/proxy_y"]),
+    )
     return steelyard.Probe(network(kind, dtype), inputs, targets, batch, shuffle=False, **options)
 
 
@@ -29,7 +32,9 @@ def official(run):
     """The rule of a run of the authors' code."""
     args = run["args"]
     lr = 0.01 if args["dataset"] == "cifar10" else 0.005
-    shared = f"preset=official,epochs={args['server_epochs']},lr={lr},function={args['server_funct']}"
+    shared = (
+        f"preset=official,epochs={args['server_epochs']},lr={lr},function={args['server_funct']}"
+    )
     if args["whether_swa"] == "swa":
         return f"fedlaw_swa:{shared},snapshots=optional"
     return f"fedlaw:{shared},optimizer={args['server_optimizer']}"
@@ -80,7 +85,11 @@ def test_state_dicts_carry_the_statistics(tag):
     models = clients("bn")
     metrics = {"num_examples": DATA["bn/sizes"].tolist()}
     out = steelyard.aggregate(
-        official(run), model(models.mean(dim=0)), [model(row) for row in models], metrics=metrics, probe=proxy
+        official(run),
+        model(models.mean(dim=0)),
+        [model(row) for row in models],
+        metrics=metrics,
+        probe=proxy,
     )
     assert_near(shares(out), DATA[f"{tag}/lam"], 1e-12)
     assert_near(out.params["1.running_mean"], DATA[f"{tag}/bn_running_mean"], 1e-12)
@@ -108,7 +117,9 @@ def test_learning_rates_of_the_swa_stage_are_the_authors():
 def test_the_result_does_not_depend_on_where_the_clients_started():
     """gamma sum lambda theta_k has no theta in it."""
     first = aggregate("fedlaw:epochs=5", "mlp", probe("mlp", 16))
-    second = aggregate("fedlaw:epochs=5", "mlp", probe("mlp", 16), base=torch.zeros(83, dtype=torch.float64))
+    second = aggregate(
+        "fedlaw:epochs=5", "mlp", probe("mlp", 16), base=torch.zeros(83, dtype=torch.float64)
+    )
     assert_near(first.params, second.params, 1e-12)
 
 
@@ -124,7 +135,9 @@ def test_slopes_are_autograds(function):
     gamma = g**2 if function == "quad" else g.exp()
     names = dict(proxy.model.named_parameters())
     pieces = torch.split(gamma * (lam @ models), [value.numel() for value in names.values()])
-    values = {name: piece.view(names[name].shape) for name, piece in zip(names, pieces, strict=True)}
+    values = {
+        name: piece.view(names[name].shape) for name, piece in zip(names, pieces, strict=True)
+    }
     outputs = torch.func.functional_call(proxy.model, values, (proxy.inputs,))
     nn.functional.cross_entropy(outputs, proxy.targets).backward()
     moved = x - lr * x.grad
@@ -132,11 +145,15 @@ def test_slopes_are_autograds(function):
     turned = g - lr * g.grad
     out = aggregate(f"fedlaw:epochs=1,optimizer=sgd,lr={lr},function={function}", "mlp", proxy)
     assert_near(shares(out), wanted.detach(), 1e-12)
-    assert_near(out.report["gamma"], (turned**2 if function == "quad" else turned.exp()).item(), 1e-12)
+    assert_near(
+        out.report["gamma"], (turned**2 if function == "quad" else turned.exp()).item(), 1e-12
+    )
 
 
 def test_official_quad_starts_uniform_and_paper_at_the_prior():
-    uniform = aggregate("fedlaw:preset=official,function=quad,epochs=1,lr=1e-12", "mlp", probe("mlp", 40))
+    uniform = aggregate(
+        "fedlaw:preset=official,function=quad,epochs=1,lr=1e-12", "mlp", probe("mlp", 40)
+    )
     assert_near(shares(uniform), np.full(6, 1 / 6), 1e-9)
     sizes = DATA["mlp/sizes"]
     prior = aggregate("fedlaw:function=quad,epochs=1,lr=1e-12", "mlp", probe("mlp", 40))
@@ -146,17 +163,27 @@ def test_official_quad_starts_uniform_and_paper_at_the_prior():
 def authors_swa(function, epochs):
     """The authors' SWA branch, by autograd and torch's own schedulers: lambda from its start, then gamma."""
     models, sizes = clients("mlp"), torch.from_numpy(DATA["mlp/sizes"]).double()
-    net, inputs, targets = network("mlp"), torch.from_numpy(DATA["mlp/proxy_x"]), torch.from_numpy(DATA["mlp/proxy_y"])
+    net, inputs, targets = (
+        network("mlp"),
+        torch.from_numpy(DATA["mlp/proxy_x"]),
+        torch.from_numpy(DATA["mlp/proxy_y"]),
+    )
 
     def shares_of(x):
         return x**2 / (x**2).sum() if function == "quad" else x.softmax(dim=0)
 
     def loss(vector):
-        parts = dict(zip(dict(net.named_parameters()), torch.split(vector, [48, 8, 24, 3]), strict=True))
+        parts = dict(
+            zip(dict(net.named_parameters()), torch.split(vector, [48, 8, 24, 3]), strict=True)
+        )
         values = {name: part.view_as(net.get_parameter(name)) for name, part in parts.items()}
-        return nn.functional.cross_entropy(torch.func.functional_call(net, values, (inputs,)), targets)
+        return nn.functional.cross_entropy(
+            torch.func.functional_call(net, values, (inputs,)), targets
+        )
 
-    start = torch.full_like(sizes, 1 / 6).sqrt() if function == "quad" else (sizes / sizes.sum()).log()
+    start = (
+        torch.full_like(sizes, 1 / 6).sqrt() if function == "quad" else (sizes / sizes.sum()).log()
+    )
     x = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([x], lr=0.01, betas=(0.5, 0.999))
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
@@ -191,7 +218,9 @@ def test_swa_is_the_authors_for_both_functions(function):
     if function == "exp":
         assert_near(lam, DATA["mlp/swa_exp_e20_b40_f64/lam"], 1e-9)
         assert_near(gamma, DATA["mlp/swa_exp_e20_b40_f64/gamma"], 1e-9)
-    out = aggregate(f"fedlaw_swa:preset=official,epochs=20,function={function}", "mlp", probe("mlp", 40))
+    out = aggregate(
+        f"fedlaw_swa:preset=official,epochs=20,function={function}", "mlp", probe("mlp", 40)
+    )
     assert_near(shares(out), lam, 1e-9)
     assert_near(out.report["gamma"], gamma, 1e-9)
 
@@ -204,7 +233,9 @@ def test_official_swa_with_quad_starts_uniform_and_paper_at_the_prior():
     assert_near(shares(aggregate(f"fedlaw_swa:{still}", "mlp", probe("mlp", 40))), sizes, 1e-9)
     chosen = aggregate(f"fedlaw_swa:{still},init=uniform", "mlp", probe("mlp", 40))
     assert_near(shares(chosen), np.full(6, 1 / 6), 1e-9)
-    exp = aggregate("fedlaw_swa:preset=official,epochs=14,lr=1e-12,swa_lr=1e-12", "mlp", probe("mlp", 40))
+    exp = aggregate(
+        "fedlaw_swa:preset=official,epochs=14,lr=1e-12,swa_lr=1e-12", "mlp", probe("mlp", 40)
+    )
     assert_near(shares(exp), sizes, 1e-9)
 
 
@@ -215,7 +246,9 @@ def test_law_with_swa_is_the_first_stage_of_the_authors_swa():
     assert out.report["gamma"] == 1.0
     assert_near(out.base, [1.0], 1e-12)
     assert_near(out.weights.sum(), 1.0, 1e-12)
-    swapped = aggregate("fedlaw_swa:learn=lambda,epochs=50,order=lambda_first", "mlp", probe("mlp", 40))
+    swapped = aggregate(
+        "fedlaw_swa:learn=lambda,epochs=50,order=lambda_first", "mlp", probe("mlp", 40)
+    )
     assert torch.equal(out.params, swapped.params)
 
 
@@ -247,10 +280,14 @@ def test_the_global_learning_rate_is_inside_the_shrinking(rule, eta):
     """Eq. (4): gamma (w - eta g), gamma and lambda learned there. Both spellings, against updates that come scaled."""
     base, models = moved_clients(eta)
     metrics = {"num_examples": DATA["mlp/sizes"].tolist()}
-    wanted = steelyard.aggregate(rule, base, models, metrics=metrics, probe=probe("mlp", 40), diagnose=True)
+    wanted = steelyard.aggregate(
+        rule, base, models, metrics=metrics, probe=probe("mlp", 40), diagnose=True
+    )
     by_server = aggregate(rule, "mlp", probe("mlp", 40), server=f"sgd:lr={eta}", diagnose=True)
     separator = "," if ":" in rule else ":"
-    by_option = aggregate(f"{rule}{separator}global_lr={eta}", "mlp", probe("mlp", 40), diagnose=True)
+    by_option = aggregate(
+        f"{rule}{separator}global_lr={eta}", "mlp", probe("mlp", 40), diagnose=True
+    )
     for found in (by_server, by_option):
         assert_near(found.params, wanted.params, 1e-12)
         assert_near(found.report["gamma"], wanted.report["gamma"], 1e-12)
@@ -272,7 +309,9 @@ def test_gws_learns_gamma_at_the_global_learning_rate_by_autograd():
     for _ in range(40):
         optimizer.zero_grad()
         pieces = torch.split(g.exp() * target, [value.numel() for value in names.values()])
-        values = {name: piece.view(names[name].shape) for name, piece in zip(names, pieces, strict=True)}
+        values = {
+            name: piece.view(names[name].shape) for name, piece in zip(names, pieces, strict=True)
+        }
         outputs = torch.func.functional_call(proxy.model, values, (proxy.inputs,))
         nn.functional.cross_entropy(outputs, proxy.targets).backward()
         optimizer.step()
@@ -286,11 +325,19 @@ def test_gamma_is_learned_where_the_prior_puts_the_model():
     """FedNova's weights do not sum to 1, and a shrunk prior has a base of its own."""
     models = clients("mlp")
     base, sizes = models.mean(dim=0), DATA["mlp/sizes"].tolist()
-    metrics = {"num_examples": sizes, "num_steps": [1, 2, 3, 4, 5, 6], "normalizer": [1, 2, 3, 4, 5, 6]}
+    metrics = {
+        "num_examples": sizes,
+        "num_steps": [1, 2, 3, 4, 5, 6],
+        "normalizer": [1, 2, 3, 4, 5, 6],
+    }
     nova = steelyard.aggregate("fednova", base, models, metrics=metrics)
     assert abs(float(nova.weights.sum()) - 1) > 0.1
-    chained = steelyard.aggregate("fednova|gws:epochs=20", base, models, metrics=metrics, probe=probe("mlp", 40))
-    alone = steelyard.aggregate("uniform|gws:epochs=20", base, [nova.params], probe=probe("mlp", 40))
+    chained = steelyard.aggregate(
+        "fednova|gws:epochs=20", base, models, metrics=metrics, probe=probe("mlp", 40)
+    )
+    alone = steelyard.aggregate(
+        "uniform|gws:epochs=20", base, [nova.params], probe=probe("mlp", 40)
+    )
     assert_near(chained.report["gamma"], alone.report["gamma"], 1e-9)
     shrunk = aggregate("shrink:gamma=0.8|gws:epochs=20", "mlp", probe("mlp", 40))
     target = aggregate("shrink:gamma=0.8", "mlp", None).params
@@ -299,13 +346,17 @@ def test_gamma_is_learned_where_the_prior_puts_the_model():
 
 
 @pytest.mark.parametrize("server", ["momentum:beta=0.5,lr=0.7", "adam:lr=0.05", "yogi", "adagrad"])
-@pytest.mark.parametrize("rule", ["shrink:gamma=0.9", "gws:epochs=5", "fedlaw:epochs=5", "fedawa:gamma=0.9"])
+@pytest.mark.parametrize(
+    "rule", ["shrink:gamma=0.9", "gws:epochs=5", "fedlaw:epochs=5", "fedawa:gamma=0.9"]
+)
 def test_other_server_optimizers_act_inside_the_shrinking(rule, server):
     """Over two rounds: gamma times what the optimizer makes of the unshrunk step, and its state knows no gamma."""
     state, plain_state = None, None
     base = clients("mlp").mean(dim=0)
     for number in (1, 2):
-        out = aggregate(rule, "mlp", probe("mlp", 40), base=base, server=server, state=state, round=number)
+        out = aggregate(
+            rule, "mlp", probe("mlp", 40), base=base, server=server, state=state, round=number
+        )
         gamma = out.report["gamma"]
         weights = out.weights / gamma
         unshrunk = base + weights @ (clients("mlp") - base)
@@ -316,7 +367,14 @@ def test_other_server_optimizers_act_inside_the_shrinking(rule, server):
         state, plain_state, base = out.state, plain.state, out.params
 
 
-RULES_BEFORE = ["fedavg", "median", "fedawa_l:layers=[40,43]", "guard(fedadp)", "nnm(fedadp)", "ldawa:warmup=0"]
+RULES_BEFORE = [
+    "fedavg",
+    "median",
+    "fedawa_l:layers=[40,43]",
+    "guard(fedadp)",
+    "nnm(fedadp)",
+    "ldawa:warmup=0",
+]
 
 
 @pytest.mark.parametrize("server", ["sgd:lr=0.5", "momentum:beta=0.5", "adam:lr=0.05"])
@@ -368,7 +426,10 @@ def test_the_papers_order_learns_gamma_first():
 
 def test_averages_of_weights_and_of_logits_differ():
     rule = "fedlaw_swa:epochs=30,swa_lr=0.5,order=lambda_first"
-    logits, weights = (aggregate(f"{rule},average={what}", "mlp", probe("mlp", 40)) for what in ("logits", "weights"))
+    logits, weights = (
+        aggregate(f"{rule},average={what}", "mlp", probe("mlp", 40))
+        for what in ("logits", "weights")
+    )
     assert max(abs(a - b) for a, b in zip(shares(logits), shares(weights), strict=True)) > 1e-6
     assert sum(shares(weights)) == pytest.approx(1.0)
 
@@ -391,7 +452,13 @@ def test_the_product_of_gammas_is_bounded_and_said():
     assert sign == 1, "the data of this test shrinks"
     floor = free**1.5
     for number in (1, 2, 3):
-        out = aggregate(f"gws:epochs=20,lr=0.05,floor={floor}", "mlp", probe("mlp", 40), state=state, round=number)
+        out = aggregate(
+            f"gws:epochs=20,lr=0.05,floor={floor}",
+            "mlp",
+            probe("mlp", 40),
+            state=state,
+            round=number,
+        )
         state, product = out.state, product * out.report["gamma"]
         assert_near(out.report["gamma_product"], product, 1e-12)
         assert product >= floor - 1e-12
@@ -404,7 +471,9 @@ def test_law_stops_at_the_critical_point_and_stays_stopped():
     assert shares(never) != (DATA["mlp/sizes"] / DATA["mlp/sizes"].sum()).tolist()
     at_once = aggregate("law:epochs=3,critical=1", "mlp", probe("mlp", 40))
     assert_near(at_once.weights, DATA["mlp/sizes"] / DATA["mlp/sizes"].sum(), 1e-12)
-    later = aggregate("law:epochs=3,critical=-1", "mlp", probe("mlp", 40), state=at_once.state, round=2)
+    later = aggregate(
+        "law:epochs=3,critical=-1", "mlp", probe("mlp", 40), state=at_once.state, round=2
+    )
     assert_near(later.weights, at_once.weights, 1e-12)
     with pytest.raises(SteelyardError, match=r"critical=.*law"):
         steelyard.fedlaw(critical=0.0)
@@ -418,7 +487,9 @@ def test_a_rule_without_proxy_data_is_refused_with_the_cure():
 
 
 def test_layers_are_refused():
-    with pytest.raises(SteelyardError, match=r"per_layer.fedlaw.*only the whole model has: use fedlaw"):
+    with pytest.raises(
+        SteelyardError, match=r"per_layer.fedlaw.*only the whole model has: use fedlaw"
+    ):
         steelyard.per_layer(steelyard.fedlaw())
 
 
@@ -427,7 +498,9 @@ def test_a_merge_of_files_has_no_proxy_data(tmp_path):
         steelyard.Merge(tmp_path / "base.safetensors", {}, "guard(fedlaw)")
 
 
-@pytest.mark.parametrize("rule", ["fedlaw:epochs=3", "gws:epochs=3", "law:epochs=3", "fedlaw_swa:epochs=14"])
+@pytest.mark.parametrize(
+    "rule", ["fedlaw:epochs=3", "gws:epochs=3", "law:epochs=3", "fedlaw_swa:epochs=14"]
+)
 @pytest.mark.parametrize("scale", [1e308, np.nan])
 def test_a_loss_that_is_not_finite_is_named_with_the_round(rule, scale):
     def run(rule):
@@ -435,7 +508,9 @@ def test_a_loss_that_is_not_finite_is_named_with_the_round(rule, scale):
         wild.inputs = wild.inputs * scale
         return aggregate(rule, "mlp", wild, round=7)
 
-    with pytest.raises(SteelyardError, match=r"proxy loss is NaN or infinite .* in round 7: lower .* \(local.lr\)"):
+    with pytest.raises(
+        SteelyardError, match=r"proxy loss is NaN or infinite .* in round 7: lower .* \(local.lr\)"
+    ):
         run(rule)
     plain = run("fedavg")
     held = run(f"if_finite({rule})")
@@ -472,7 +547,8 @@ def test_behind_a_guard_the_loss_is_of_the_guarded_updates():
 
 
 @pytest.mark.parametrize(
-    ("rule", "epochs"), [("fedlaw:epochs=60", 60), ("gws:epochs=3", 3), ("fedlaw_swa:epochs=60", 60)]
+    ("rule", "epochs"),
+    [("fedlaw:epochs=60", 60), ("gws:epochs=3", 3), ("fedlaw_swa:epochs=60", 60)],
 )
 def test_training_curves_on_request(rule, epochs):
     proxy = probe("mlp", 16)
@@ -486,6 +562,10 @@ def test_training_curves_on_request(rule, epochs):
     assert len(trace["epoch"]) == len(trace["loss"]) == len(trace["gamma"]) == min(epochs, 25)
     assert trace["gamma"][-1] == pytest.approx(plain.report["gamma"], rel=1e-4)
     assert sum(values[-1] for values in trace["lambda"].values()) == pytest.approx(1, abs=1e-4)
-    if not rule.startswith("fedlaw_swa"):  # there the mean of the snapshots is used, not the last point
-        assert [values[-1] for values in trace["lambda"].values()] == pytest.approx(shares(plain), rel=1e-4)
+    if not rule.startswith(
+        "fedlaw_swa"
+    ):  # there the mean of the snapshots is used, not the last point
+        assert [values[-1] for values in trace["lambda"].values()] == pytest.approx(
+            shares(plain), rel=1e-4
+        )
     assert trace["loss"][-1] < trace["loss"][0]

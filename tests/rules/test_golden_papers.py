@@ -37,7 +37,9 @@ def test_fedadp_over_rounds(case):
         )
         assert_near(out.weights, golden[f"{case}/weights"][t])
         assert_near(out.params, golden[f"{case}/global_after_round"][t], 1e-6)
-        assert_near([out.report["angles"][k] for k in range(10)], golden[f"{case}/theta_smoothed"][t])
+        assert_near(
+            [out.report["angles"][k] for k in range(10)], golden[f"{case}/theta_smoothed"][t]
+        )
         base, state = out.params, out.state
 
 
@@ -63,7 +65,9 @@ def test_fedadp_gompertz(alpha):
     assert_near(gompertz(golden["gompertz/theta"], alpha), golden[f"gompertz/alpha{alpha}"])
 
 
-@pytest.mark.parametrize(("clock", "key"), [("round", "global_round"), ("client", "per_client_count")])
+@pytest.mark.parametrize(
+    ("clock", "key"), [("round", "global_round"), ("client", "per_client_count")]
+)
 def test_fedadp_partial_participation(clock, key):
     golden, derived = arrays("fedadp"), arrays("derived")
     base, state = tensor(golden["unequal/g0"]), None
@@ -132,16 +136,22 @@ def test_fedawa_logits_belong_to_clients_not_positions():
         )
         after = out.state["fedawa"]["logits"]
         sizes = golden["sizes"][cohort] / golden["sizes"][cohort].sum()
-        entered = np.array([before.get(int(client), size) for client, size in zip(cohort, sizes, strict=True)])
+        entered = np.array(
+            [before.get(int(client), size) for client, size in zip(cohort, sizes, strict=True)]
+        )
         moved = np.array([after[int(client)] for client in cohort]) - entered
-        assert_near(np.abs(moved), np.full(4, 0.001), 1e-7)  # one fresh Adam step from the client's own logit
+        assert_near(
+            np.abs(moved), np.full(4, 0.001), 1e-7
+        )  # one fresh Adam step from the client's own logit
         assert {client: after[client] for client in before if client not in cohort} == {
             client: before[client] for client in before if client not in cohort
         }
         ours.append(out.weights.numpy())
         base, state = out.params, out.state
     theirs = golden["partial_e1_adam_cos_f64/lam"]
-    assert np.abs(ours[1] - theirs[1]).max() > 1e-3  # a new cohort: theirs runs on the old cohort's logits
+    assert (
+        np.abs(ours[1] - theirs[1]).max() > 1e-3
+    )  # a new cohort: theirs runs on the old cohort's logits
 
 
 @pytest.mark.parametrize("rule", ["fedawa", "fedawa_l"])
@@ -168,7 +178,9 @@ def test_fedawa_official_has_the_populations_sizes_under_partial_participation(r
 
 
 def test_fedawa_population_examples_are_for_raw_logits_alone():
-    with pytest.raises(SteelyardError, match=r"population_examples=10: only init=raw .* leave it out"):
+    with pytest.raises(
+        SteelyardError, match=r"population_examples=10: only init=raw .* leave it out"
+    ):
         steelyard.fedawa(population_examples=10)
     with pytest.raises(SteelyardError, match="population_examples"):
         steelyard.fedawa(preset="official", population_examples=0)
@@ -178,10 +190,14 @@ def test_fedawa_newcomers_enter_at_the_priors_odds():
     golden = arrays("fedawa")
     base, clients = tensor(golden["g0"]), tensor(golden["g0"]) + tensor(golden["client_deltas"][0])
     rule = steelyard.fedawa(steps=20, lr=0.05, travel=10.0)
-    first = steelyard.aggregate(rule, base, clients[:3], ids=["a", "b", "c"], metrics={"num_examples": [10, 40, 50]})
+    first = steelyard.aggregate(
+        rule, base, clients[:3], ids=["a", "b", "c"], metrics={"num_examples": [10, 40, 50]}
+    )
     learned = first.state["fedawa"]["logits"]
     sizes = {"num_examples": {"b": 40, "c": 50, "new": 30}}
-    second = steelyard.aggregate(rule, base, clients[1:4], ids=["b", "c", "new"], metrics=sizes, state=first.state)
+    second = steelyard.aggregate(
+        rule, base, clients[1:4], ids=["b", "c", "new"], metrics=sizes, state=first.state
+    )
     shift = np.mean([learned["b"] - np.log(40 / 120), learned["c"] - np.log(50 / 120)])
     assert (
         abs(learned["b"] - learned["c"] - np.log(40 / 50)) > 0.1
@@ -198,7 +214,10 @@ def test_fedawa_steps_in_one_round(preset, init, steps):
     base = tensor(golden["g0"])
     rule = steelyard.fedawa(preset=preset, init=init, steps=steps, weights="after")
     out = steelyard.aggregate(
-        rule, base, base + tensor(golden["client_deltas"][0]), metrics={"num_examples": golden["sizes"]}
+        rule,
+        base,
+        base + tensor(golden["client_deltas"][0]),
+        metrics={"num_examples": golden["sizes"]},
     )
     objective = {"paper": "paper", "official": "code"}[preset]
     assert_near(out.weights, derived[f"fedawa_{objective}_T{init}_e{steps}_poststep/lam"], 1e-9)
@@ -208,10 +227,14 @@ def test_fedawa_collapses_without_a_bound_and_not_with_it():
     golden, derived = arrays("fedawa"), arrays("derived")
     base, sizes = tensor(golden["g0"]), {"num_examples": golden["sizes"]}
     clients = base + tensor(golden["client_deltas"][0])
-    free = steelyard.aggregate(steelyard.fedawa(steps=4000, lr=0.05, travel=None), base, clients, metrics=sizes)
+    free = steelyard.aggregate(
+        steelyard.fedawa(steps=4000, lr=0.05, travel=None), base, clients, metrics=sizes
+    )
     assert free.weights.max() > 0.999
     assert_near(free.weights, derived["fedawa_paper_longrun/lam"], 1e-6)
-    bounded = steelyard.aggregate(steelyard.fedawa(steps=4000, lr=0.05), base, clients, metrics=sizes)
+    bounded = steelyard.aggregate(
+        steelyard.fedawa(steps=4000, lr=0.05), base, clients, metrics=sizes
+    )
     prior = golden["sizes"] / golden["sizes"].sum()
     odds = np.log(bounded.weights.numpy() / prior)
     assert odds.max() - odds.min() <= 2 * 1.5 + 1e-9
@@ -220,9 +243,14 @@ def test_fedawa_collapses_without_a_bound_and_not_with_it():
 def test_fedawa_l_is_per_layer_fedawa():
     golden, derived = arrays("fedawa"), arrays("derived")
     base = tensor(golden["g0"])
-    rule = steelyard.fedawa_l(layers=tuple(derived["fedawa_L/splits"].tolist()), preset="official", steps=10)
+    rule = steelyard.fedawa_l(
+        layers=tuple(derived["fedawa_L/splits"].tolist()), preset="official", steps=10
+    )
     out = steelyard.aggregate(
-        rule, base, base + tensor(golden["client_deltas"][0]), metrics={"num_examples": golden["sizes"]}
+        rule,
+        base,
+        base + tensor(golden["client_deltas"][0]),
+        metrics={"num_examples": golden["sizes"]},
     )
     assert_near(out.weights, derived["fedawa_L/lam_prestep"])
     assert_near(
@@ -232,7 +260,9 @@ def test_fedawa_l_is_per_layer_fedawa():
     assert_near(out.params, derived["fedawa_L/global"], 1e-6)
 
 
-@pytest.mark.parametrize(("normalize", "key"), [("sum", "sum_normalised_clipped"), ("softmax", "softmax")])
+@pytest.mark.parametrize(
+    ("normalize", "key"), [("sum", "sum_normalised_clipped"), ("softmax", "softmax")]
+)
 def test_fedawa_cos(normalize, key):
     golden, derived = arrays("fedawa"), arrays("derived")
     base = tensor(golden["g0"])
@@ -270,10 +300,19 @@ def test_ldawa(stats):
     base = {name: tensor(golden[f"global/{name}"]) for name in names}
     clients = [{name: tensor(golden[f"client{k}/{name}"]) for name in names} for k in range(6)]
     out = steelyard.aggregate(
-        "ldawa", base, clients, metrics={"num_examples": [1] * 6}, round=4, kinds={"*.running_*": stats}
+        "ldawa",
+        base,
+        clients,
+        metrics={"num_examples": [1] * 6},
+        round=4,
+        kinds={"*.running_*": stats},
     )
     order = [str(name) for name in golden["names"]] if "names" in golden else names
-    scaled = [n for n in names if n != "bn.num_batches_tracked" and (stats == "param" or "running" not in n)]
+    scaled = [
+        n
+        for n in names
+        if n != "bn.num_batches_tracked" and (stats == "param" or "running" not in n)
+    ]
     for name in scaled:
         assert_near(out.params[name], golden[f"out/{name}"], 1e-6)
         cosines = np.nan_to_num(golden["cos"][:, order.index(name)], nan=1.0)
@@ -324,7 +363,8 @@ def test_pa3fed_alpha(options, metric, suffix):
     base, clients = torch.zeros(3), torch.ones(5, 3)
     seen = [k for k in range(5) if golden["prev_loss"][k] is not None]
     rule = steelyard.chain(
-        steelyard.fedavg(by="m"), steelyard.pa3fed(**options, detector=steelyard.eq6(average="mean"))
+        steelyard.fedavg(by="m"),
+        steelyard.pa3fed(**options, detector=steelyard.eq6(average="mean")),
     )
     first = steelyard.aggregate(
         rule,

@@ -38,7 +38,10 @@ def test_neighbour_mixing_then_any_rule(case):
     for name, rule in rules(f).items():
         ours = steelyard.aggregate(steelyard.nnm(rule, f=f), base, clients).params
         direct = steelyard.aggregate(rule, base, mixed).params
-        if name not in ("krum", "multikrum"):  # mixed updates tie, and ties fall where rounding says
+        if name not in (
+            "krum",
+            "multikrum",
+        ):  # mixed updates tie, and ties fall where rounding says
             assert_near(ours, direct, 1e-6)
     assert_near(
         steelyard.aggregate(steelyard.nnm(steelyard.uniform(), f=f), base, clients).params,

@@ -20,8 +20,19 @@ INNER = [
     "fednova",
     "feddisco|fedawa",
 ]
-ADAPTIVE = ["fedavg", "fedadp", "fedawa", "fedawa_l", "ldawa:warmup=0", "pa3fed", "fednova", "feddisco"]
-FACTORS = st.sampled_from([0.0, 1e-12, 1e-3, 0.5, 1.0, 1.0, 1.0, 2.0, 10.0, -10.0, 100.0, 1e6, -1e12, 1e18])
+ADAPTIVE = [
+    "fedavg",
+    "fedadp",
+    "fedawa",
+    "fedawa_l",
+    "ldawa:warmup=0",
+    "pa3fed",
+    "fednova",
+    "feddisco",
+]
+FACTORS = st.sampled_from(
+    [0.0, 1e-12, 1e-3, 0.5, 1.0, 1.0, 1.0, 2.0, 10.0, -10.0, 100.0, 1e6, -1e12, 1e18]
+)
 
 
 def bound(clients, base):
@@ -60,7 +71,10 @@ def attacked(kind, count=20):
     honest = clients[attacker]
 
     def scaled(factor):
-        return {n: base[n] + factor * (v - base[n]) if v.is_floating_point() else v for n, v in honest.items()}
+        return {
+            n: base[n] + factor * (v - base[n]) if v.is_floating_point() else v
+            for n, v in honest.items()
+        }
 
     def poisoned(value):
         fc = honest["fc.weight"].clone()
@@ -69,7 +83,9 @@ def attacked(kind, count=20):
 
     noise = torch.Generator().manual_seed(7)
     mean = {
-        n: torch.stack([c[n] for c in clients.values()]).double().mean(0).to(v.dtype) if v.is_floating_point() else v
+        n: torch.stack([c[n] for c in clients.values()]).double().mean(0).to(v.dtype)
+        if v.is_floating_point()
+        else v
         for n, v in honest.items()
     }
     models = {
@@ -81,10 +97,15 @@ def attacked(kind, count=20):
         "x100": lambda: scaled(100.0),
         "-10x": lambda: scaled(-10.0),
         "gaussian": lambda: {
-            n: v + 0.5 * torch.randn(v.shape, generator=noise) if v.is_floating_point() and "running" not in n else v
+            n: v + 0.5 * torch.randn(v.shape, generator=noise)
+            if v.is_floating_point() and "running" not in n
+            else v
             for n, v in honest.items()
         },
-        "c*theta": lambda: {n: 50 * v if v.is_floating_point() and "running" not in n else v for n, v in base.items()},
+        "c*theta": lambda: {
+            n: 50 * v if v.is_floating_point() and "running" not in n else v
+            for n, v in base.items()
+        },
         "free-rider": lambda: dict(base),
         "echo": lambda: mean,
         "0.01x": lambda: scaled(0.01),
@@ -130,7 +151,9 @@ def test_attacks_leave_the_model_finite_and_the_share_small(inner, attack):
     base, clients, metrics, attacker = attacked(attack)
     state = None
     for t in range(3):
-        out = steelyard.aggregate(f"guard({inner})", base, clients, metrics=metrics, state=state, round=t + 4)
+        out = steelyard.aggregate(
+            f"guard({inner})", base, clients, metrics=metrics, state=state, round=t + 4
+        )
         assert all(value.isfinite().all() for value in out.params.values())
         share = out.weights[..., list(clients).index(attacker)].abs().max().item()
         assert share <= 3 / 20 + 1e-12
@@ -176,7 +199,11 @@ def test_zero_updates():
     assert (out.weights[:3] == 0).all()
     assert out.weights.sum().item() == pytest.approx(1.0)
     void = steelyard.aggregate(
-        "guard(fedadp)", base, dict.fromkeys(clients, base), metrics=reports(list(clients)), state={"kept": 1}
+        "guard(fedadp)",
+        base,
+        dict.fromkeys(clients, base),
+        metrics=reports(list(clients)),
+        state={"kept": 1},
     )
     assert "no progress" in void.report["void"]
     assert void.params is base
@@ -199,7 +226,9 @@ def test_a_step_longer_than_the_clip_is_shortened():
     base = torch.zeros(4, dtype=torch.float64)
     clients = base + torch.ones(4, 4, dtype=torch.float64)
     metrics = {"num_examples": [1, 1, 1, 1], "normalizer": [1.0, 1.0, 4.9, 4.9]}
-    out = steelyard.aggregate(steelyard.guard(steelyard.fednova(), clip=1.0), base, clients, metrics=metrics)
+    out = steelyard.aggregate(
+        steelyard.guard(steelyard.fednova(), clip=1.0), base, clients, metrics=metrics
+    )
     assert out.report["void"] is None
     assert 0 < out.report["shortened"] < 1
     assert out.params.norm().item() == pytest.approx(2.0)  # the median norm
@@ -215,7 +244,10 @@ def test_one_liar_cannot_void_a_round_of_fednova(count, work):
     base = torch.zeros(50, dtype=torch.float64)
     clients = base + 1 + 0.05 * torch.randn(count, 50, generator=noise, dtype=torch.float64)
     clients[0] = 2 * clients[1:].mean(dim=0)  # as long as it can be without being clipped
-    metrics = {"num_examples": [10**9] + [100] * (count - 1), "normalizer": [work] + [10.0] * (count - 1)}
+    metrics = {
+        "num_examples": [10**9] + [100] * (count - 1),
+        "normalizer": [work] + [10.0] * (count - 1),
+    }
     out = steelyard.aggregate("guard(fednova)", base, clients, metrics=metrics)
     assert out.report["void"] is None
     median = float(np.median(clients.norm(dim=1)))
@@ -244,7 +276,9 @@ def test_two_clients_cannot_poison_the_memory(first, idle):
         return 0.1 * torch.randn(50, generator=noise, dtype=torch.float64)
 
     for _ in range(first):
-        state = steelyard.aggregate("guard(uniform)", base, [honest() for _ in range(3)], state=state).state
+        state = steelyard.aggregate(
+            "guard(uniform)", base, [honest() for _ in range(3)], state=state
+        ).state
     remembered = [] if state is None else state["guard"]["norms"]
     for number in range(first + 1, first + 12):
         evil = torch.full((50,), 1e9 if number == first + 1 else 1e8, dtype=torch.float64)
@@ -266,8 +300,12 @@ def test_nan_weights_fall_back_to_sizes():
     assert "non-finite" in guarded.report["fallback"]
     torch.testing.assert_close(guarded.weights, plain.weights)
     assert "poisoned" not in str(guarded.state)
-    finite = steelyard.aggregate(steelyard.if_finite(Broken(np.nan)), base, clients, metrics=metrics)
-    torch.testing.assert_close(finite.weights, steelyard.aggregate("fedavg", base, clients, metrics=metrics).weights)
+    finite = steelyard.aggregate(
+        steelyard.if_finite(Broken(np.nan)), base, clients, metrics=metrics
+    )
+    torch.testing.assert_close(
+        finite.weights, steelyard.aggregate("fedavg", base, clients, metrics=metrics).weights
+    )
 
 
 def test_guard_goes_around_the_whole_chain():
@@ -290,7 +328,9 @@ def test_reports_on_the_received_model_are_guarded_like_those_on_the_trained_one
     metrics["accuracy" + suffix]["client-1"] = 50.0
     metrics["grad_norm"] = {client: 2 * value for client, value in metrics["grad_norm"].items()}
     out = steelyard.aggregate(scored, base, clients, metrics=metrics, state=first.state, round=2)
-    assert 1 < out.report["alpha"]["client-1"] <= math.exp(0.3)  # as if it were 1, the best there is
+    assert (
+        1 < out.report["alpha"]["client-1"] <= math.exp(0.3)
+    )  # as if it were 1, the best there is
 
 
 @pytest.mark.parametrize("rule", ["krum:f=6", "multikrum:f=6,keep=5"])
@@ -332,17 +372,28 @@ def test_rules_that_pick_clients_keep_the_bound_of_their_picks(seed, factors, in
     base = torch.randn(40, generator=g, dtype=torch.float64)
     directions = torch.randn(1, 40, generator=g, dtype=torch.float64)
     directions = directions + 0.3 * torch.randn(len(factors), 40, generator=g, dtype=torch.float64)
-    updates = torch.tensor([factor or 1.0 for factor in factors], dtype=torch.float64)[:, None] * directions
+    updates = (
+        torch.tensor([factor or 1.0 for factor in factors], dtype=torch.float64)[:, None]
+        * directions
+    )
     out = steelyard.aggregate(f"guard({inner})", base, base + updates)
     norms = updates.norm(dim=1).numpy()
     share = max(3 / len(norms), 1 / PICKS[inner](len(norms)))
     limit = 2 * float(np.median(norms))
     assert (out.weights.abs().numpy() * norms <= share * limit * (1 + 1e-6)).all()
-    # A coordinate-wise rule may be longer than what it is made of, by a factor that docs/guard.md states.
+    # A coordinate-wise rule may be longer than what it is made of, by a factor that docs/guard.md
+    # states.
     count = len(norms)
-    longer = {"median": 2.0, "trimmed_mean:f=2": 2.0, "nnm(median):f=2": 2.0, "bulyan:f=1": (count - 2) / (count - 4)}
+    longer = {
+        "median": 2.0,
+        "trimmed_mean:f=2": 2.0,
+        "nnm(median):f=2": 2.0,
+        "bulyan:f=1": (count - 2) / (count - 4),
+    }
     step = (out.params - base).norm().item()
-    assert step <= limit * math.sqrt(longer.get(inner, 1.0)) * (1 + 1e-6) + 1e-9 * base.norm().item()
+    assert (
+        step <= limit * math.sqrt(longer.get(inner, 1.0)) * (1 + 1e-6) + 1e-9 * base.norm().item()
+    )
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean:f=2"])
@@ -382,7 +433,8 @@ def test_one_client_cannot_rewrite_integers():
 
 
 @pytest.mark.parametrize(
-    ("counts", "clip", "agreed"), [([1010] * 3, 0.5, 1010), ([2**62] * 3, 2, 2**62), ([1, 2, 4], 2, 4)]
+    ("counts", "clip", "agreed"),
+    [([1010] * 3, 0.5, 1010), ([2**62] * 3, 2, 2**62), ([1, 2, 4], 2, 4)],
 )
 def test_counters_neither_shrink_nor_overflow(counts, clip, agreed):
     base, clients = cohort(3)

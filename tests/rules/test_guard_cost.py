@@ -11,7 +11,7 @@ import steelyard
 from steelyard.core.gram import Gram
 from steelyard.core.mixture import Mixture
 from steelyard.core.view import View
-from steelyard.rules.chain import with_default_source
+from steelyard.rules.combinators import with_default_source
 
 
 class Counted(np.ndarray):
@@ -59,7 +59,9 @@ def count_operations(rule, count):
 @pytest.mark.parametrize("rule", ["fedadp", "geometric_median", "krum:f=1"])
 def test_the_guard_grows_as_the_rule_does(rule):
     plain = [count_operations(steelyard.parse_rule(rule), count) for count in (50, 400)]
-    guarded = [count_operations(steelyard.parse_rule(f"guard({rule})"), count) for count in (50, 400)]
+    guarded = [
+        count_operations(steelyard.parse_rule(f"guard({rule})"), count) for count in (50, 400)
+    ]
     assert guarded[1] <= 3 * plain[1]
     exponents = [math.log(many / few) / math.log(8) for few, many in (plain, guarded)]
     assert exponents[1] <= exponents[0] + 0.2

@@ -41,7 +41,11 @@ def test_against_the_equations(name):
     steps = rng.standard_normal((6, 4))
     lr = 0.3
     conventions = ("hsu", "ema", "fedcos")
-    server = steelyard.momentum(lr=lr, convention=name) if name in conventions else getattr(steelyard, name)(lr=lr)
+    server = (
+        steelyard.momentum(lr=lr, convention=name)
+        if name in conventions
+        else getattr(steelyard, name)(lr=lr)
+    )
     base, state = torch.zeros(4, dtype=torch.float64), None
     for t, step in enumerate(steps, 1):
         clients = base + torch.from_numpy(np.stack([step, step]))
@@ -50,14 +54,23 @@ def test_against_the_equations(name):
     np.testing.assert_allclose(base.numpy(), written_out(name, steps, lr), rtol=1e-12)
 
 
-@pytest.mark.parametrize("server", ["sgd:lr=0.5", "momentum", "momentum:convention=ema", "adam", "yogi", "adagrad"])
+@pytest.mark.parametrize(
+    "server", ["sgd:lr=0.5", "momentum", "momentum:convention=ema", "adam", "yogi", "adagrad"]
+)
 def test_state_can_be_saved_and_is_not_shared(server, tmp_path):
     base, clients = cohort(3)
     first = steelyard.aggregate("uniform", base, clients, server=server)
     steelyard.save_state(tmp_path / "s", first.state)
-    once = steelyard.aggregate("uniform", first.params, clients, server=server, state=first.state, round=2)
+    once = steelyard.aggregate(
+        "uniform", first.params, clients, server=server, state=first.state, round=2
+    )
     again = steelyard.aggregate(
-        "uniform", first.params, clients, server=server, state=steelyard.load_state(tmp_path / "s"), round=2
+        "uniform",
+        first.params,
+        clients,
+        server=server,
+        state=steelyard.load_state(tmp_path / "s"),
+        round=2,
     )
     assert equal(once.params, again.params)
     assert not equal(once.params, first.params)
@@ -102,12 +115,22 @@ def run_rounds(server, size, count=4, rule="fedavg", first=1):
     """Rounds in which client 0 sends one update of this size in round `first`; returns what came of each."""
     theta, state, outcomes = torch.zeros(40), None, []
     for number in range(1, count + 1):
-        updates = theta + 1.0 + 0.01 * torch.randn(10, 40, generator=torch.Generator().manual_seed(number))
+        updates = (
+            theta
+            + 1.0
+            + 0.01 * torch.randn(10, 40, generator=torch.Generator().manual_seed(number))
+        )
         if number == first:
             updates[0] = theta + size
         outcomes.append(
             steelyard.aggregate(
-                rule, theta, updates, metrics={"num_examples": [10] * 10}, server=server, state=state, round=number
+                rule,
+                theta,
+                updates,
+                metrics={"num_examples": [10] * 10},
+                server=server,
+                state=state,
+                round=number,
             )
         )
         theta, state = outcomes[-1].params, outcomes[-1].state
@@ -120,7 +143,9 @@ def run_rounds(server, size, count=4, rule="fedavg", first=1):
 def test_what_an_optimizer_keeps_stays_finite_and_it_goes_on(server, rule, size):
     """With an infinite second moment, every step after it would be zero."""
     for outcome in run_rounds(server, size, rule=rule):
-        slots = [value for value in outcome.state["server"].values() if isinstance(value, torch.Tensor)]
+        slots = [
+            value for value in outcome.state["server"].values() if isinstance(value, torch.Tensor)
+        ]
         assert all(bool(torch.isfinite(slot).all()) for slot in slots)
         assert bool(torch.isfinite(outcome.params).all())
 
@@ -138,7 +163,9 @@ def test_a_round_that_overflows_by_nobody_s_fault_alone_is_refused_and_void_in_a
     state = {"server": {"name": "adagrad", "rounds": 3, "v": torch.full((4,), 3e38)}}
     before = state["server"]["v"].clone()
     args = (torch.zeros(4), torch.full((2, 4), 1e19))
-    with pytest.raises(RoundOverflow, match=r"state of the server optimizer adagrad overflows torch.float32"):
+    with pytest.raises(
+        RoundOverflow, match=r"state of the server optimizer adagrad overflows torch.float32"
+    ):
         steelyard.aggregate("uniform", *args, server="adagrad", state=state)
     assert torch.equal(state["server"]["v"], before)
     void = steelyard.aggregate("guard(uniform)", *args, server="adagrad", state=state)
@@ -153,7 +180,10 @@ def test_a_simulated_run_survives_a_client_with_huge_numbers():
     data["client-0"] = (data["client-0"][0] * 1e20, data["client-0"][1])
     for server in ("adam", "yogi", "adagrad"):
         history = simulate(
-            steelyard.Algorithm("uniform", server=server), data, nn.Linear(5, 3), local={"lr": 100.0, "batch_size": 64}
+            steelyard.Algorithm("uniform", server=server),
+            data,
+            nn.Linear(5, 3),
+            local={"lr": 100.0, "batch_size": 64},
         )
         assert [record["void"] for record in history if record.get("void")] == []
         assert "too large for the server optimizer" in history.records[0]["quarantined"]["client-0"]

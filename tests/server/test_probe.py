@@ -17,7 +17,9 @@ from steelyard.stores.memory import MemoryStore
 def net(*, norm=False, conv=False):
     if conv:
         return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3))
-    return nn.Sequential(nn.Linear(5, 6), *([nn.BatchNorm1d(6)] if norm else []), nn.ReLU(), nn.Linear(6, 3))
+    return nn.Sequential(
+        nn.Linear(5, 6), *([nn.BatchNorm1d(6)] if norm else []), nn.ReLU(), nn.Linear(6, 3)
+    )
 
 
 def samples(count=20, shape=(5,)):
@@ -68,7 +70,9 @@ def test_flat_vectors_follow_the_order_of_parameters():
     flat = steelyard.aggregate(
         "fedlaw:epochs=3",
         nn.utils.parameters_to_vector(mould.parameters()).detach(),
-        torch.stack([torch.cat([value.flatten() for value in state.values()]) for state in models(mould)]),
+        torch.stack(
+            [torch.cat([value.flatten() for value in state.values()]) for state in models(mould)]
+        ),
         metrics=SIZES,
         probe=proxy,
     )
@@ -97,12 +101,19 @@ def test_batches_follow_seed_and_round():
 def test_proxy_statistics_replace_the_clients():
     mould = net(norm=True)
     inputs, targets = samples()
-    out = {bn: fedlaw(mould, steelyard.Probe(mould, inputs, targets, bn=bn)) for bn in ("proxy", "average", "frozen")}
+    out = {
+        bn: fedlaw(mould, steelyard.Probe(mould, inputs, targets, bn=bn))
+        for bn in ("proxy", "average", "frozen")
+    }
     assert int(out["proxy"].params["1.num_batches_tracked"]) == 3
     share = out["average"].weights / out["average"].weights.sum()
     means = torch.stack([state["1.running_mean"] for state in models(mould)]).double()
-    torch.testing.assert_close(out["average"].params["1.running_mean"].double(), share @ means, rtol=1e-5, atol=1e-6)
-    assert not torch.equal(out["proxy"].params["1.running_mean"], out["average"].params["1.running_mean"])
+    torch.testing.assert_close(
+        out["average"].params["1.running_mean"].double(), share @ means, rtol=1e-5, atol=1e-6
+    )
+    assert not torch.equal(
+        out["proxy"].params["1.running_mean"], out["average"].params["1.running_mean"]
+    )
     assert torch.equal(out["proxy"].weights, out["average"].weights)  # the same passes
     assert not torch.equal(out["frozen"].weights, out["average"].weights)  # other ones
 
@@ -113,7 +124,11 @@ def test_flat_models_keep_their_statistics_in_the_state():
     base = nn.utils.parameters_to_vector(mould.parameters()).detach()
     noise = 0.1 * torch.randn(4, len(base), generator=torch.Generator().manual_seed(0))
     first = steelyard.aggregate(
-        "gws:epochs=2", base, base + noise, metrics=SIZES, probe=steelyard.Probe(mould, inputs, targets)
+        "gws:epochs=2",
+        base,
+        base + noise,
+        metrics=SIZES,
+        probe=steelyard.Probe(mould, inputs, targets),
     )
     assert int(first.state["probe"]["1.num_batches_tracked"]) == 2
     fresh = steelyard.Probe(net(norm=True), inputs, targets)
@@ -126,7 +141,9 @@ def test_flat_models_keep_their_statistics_in_the_state():
 def test_one_sample_has_no_variance():
     mould = net(norm=True)
     inputs, targets = samples(5)
-    out = fedlaw(mould, steelyard.Probe(mould, inputs, targets, batch_size=4))  # batches of 4 and of 1
+    out = fedlaw(
+        mould, steelyard.Probe(mould, inputs, targets, batch_size=4)
+    )  # batches of 4 and of 1
     assert torch.isfinite(out.params["0.weight"]).all()
 
 
@@ -150,7 +167,9 @@ def test_another_model_is_refused():
             metrics=SIZES,
             probe=steelyard.Probe(nn.Sequential(nn.Linear(5, 3)), inputs, targets),
         )
-    with pytest.raises(SteelyardError, match=r"probe.model has 57 parameters, but the clients' vectors have 9"):
+    with pytest.raises(
+        SteelyardError, match=r"probe.model has 57 parameters, but the clients' vectors have 9"
+    ):
         steelyard.aggregate(
             "fedlaw",
             torch.zeros(9),

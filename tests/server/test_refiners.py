@@ -23,7 +23,11 @@ GOLDEN = arrays("fedlaw_baselines")
 
 @pytest.mark.parametrize(
     ("name", "refine"),
-    [("feddf", "feddf:preset=official,epochs=2"), ("finetune", "server_ft:preset=official,epochs=2"), ("fedavg", None)],
+    [
+        ("feddf", "feddf:preset=official,epochs=2"),
+        ("finetune", "server_ft:preset=official,epochs=2"),
+        ("fedavg", None),
+    ],
 )
 def test_equals_the_authors_code_over_rounds(name, refine):
     """Momentum persists from round to round, as there."""
@@ -35,7 +39,14 @@ def test_equals_the_authors_code_over_rounds(name, refine):
         clients = theta + torch.from_numpy(GOLDEN["client_deltas"][number])
         metrics = {"num_examples": GOLDEN["sizes"].tolist()}
         out = steelyard.aggregate(
-            "fedavg", theta, clients, metrics=metrics, probe=probe, refine=refine, state=state, round=number + 1
+            "fedavg",
+            theta,
+            clients,
+            metrics=metrics,
+            probe=probe,
+            refine=refine,
+            state=state,
+            round=number + 1,
         )
         theta, state = out.params, out.state
         assert_near(theta, GOLDEN[f"{name}/global_after_round"][number], 1e-12)
@@ -44,10 +55,13 @@ def test_equals_the_authors_code_over_rounds(name, refine):
 def refined(mould, refine, **options):
     inputs, targets = samples()
     probe = steelyard.Probe(mould, inputs, targets, **options)
-    return steelyard.aggregate("fedavg", mould.state_dict(), models(mould), metrics=SIZES, probe=probe, refine=refine)
+    return steelyard.aggregate(
+        "fedavg", mould.state_dict(), models(mould), metrics=SIZES, probe=probe, refine=refine
+    )
 
 
-SGD = "optimizer=sgd,lr=0.1"  # Adam would amplify the rounding of gradients that are zero: biases before BatchNorm
+# Adam would amplify the rounding of gradients that are zero: biases before BatchNorm
+SGD = "optimizer=sgd,lr=0.1"
 
 
 def by_hand(state, epochs, objective):
@@ -88,18 +102,23 @@ def test_feddf_distils_the_clients(average):
         teacher.load_state_dict(state)
         logits.append(teacher.eval()(inputs).detach())
     each = torch.stack(logits)
-    mean = each.mean(dim=0).softmax(dim=1) if average == "logits" else each.softmax(dim=2).mean(dim=0)
+    mean = (
+        each.mean(dim=0).softmax(dim=1) if average == "logits" else each.softmax(dim=2).mean(dim=0)
+    )
 
     def objective(outputs):
         student = outputs.log_softmax(dim=1)
         if average == "losses":
-            return sum(functional.kl_div(student, one.softmax(dim=1), reduction="batchmean") for one in each) / len(
-                each
-            )
+            return sum(
+                functional.kl_div(student, one.softmax(dim=1), reduction="batchmean")
+                for one in each
+            ) / len(each)
         return functional.kl_div(student, mean, reduction="batchmean")
 
     expected = by_hand(refined(mould, None).params, 3, objective)
-    assert_same(refined(mould, f"feddf:epochs=3,average={average},{SGD}", shuffle=False).params, expected)
+    assert_same(
+        refined(mould, f"feddf:epochs=3,average={average},{SGD}", shuffle=False).params, expected
+    )
 
 
 def test_fedbe_without_samples_is_feddf_with_the_average_as_one_more_teacher():
@@ -112,7 +131,11 @@ def test_fedbe_without_samples_is_feddf_with_the_average_as_one_more_teacher():
         teacher.load_state_dict(state)
         logits.append(teacher.eval()(inputs).detach())
     wanted = torch.stack(logits).mean(dim=0).softmax(dim=1)
-    expected = by_hand(start, 3, lambda out: functional.kl_div(out.log_softmax(dim=1), wanted, reduction="batchmean"))
+    expected = by_hand(
+        start,
+        3,
+        lambda out: functional.kl_div(out.log_softmax(dim=1), wanted, reduction="batchmean"),
+    )
     assert_same(refined(mould, f"fedbe:epochs=3,samples=0,{SGD}", shuffle=False).params, expected)
 
 
@@ -128,15 +151,22 @@ def test_fedbe_samples_follow_the_seed(mode):
 
 def test_fedbe_averages_weights_over_the_last_steps():
     mould = net()
-    plain = [refined(mould, f"fedbe:epochs={n},samples=0", shuffle=False).params["0.weight"] for n in (2, 3, 4)]
-    averaged = refined(mould, "fedbe:epochs=4,samples=0,swa_start=2,swa_every=1", shuffle=False).params["0.weight"]
+    plain = [
+        refined(mould, f"fedbe:epochs={n},samples=0", shuffle=False).params["0.weight"]
+        for n in (2, 3, 4)
+    ]
+    averaged = refined(
+        mould, "fedbe:epochs=4,samples=0,swa_start=2,swa_every=1", shuffle=False
+    ).params["0.weight"]
     torch.testing.assert_close(averaged, torch.stack(plain).mean(dim=0))
 
 
 def test_sharper_teachers_have_less_entropy():
     logits = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
     batch, student = torch.arange(5), torch.zeros(5, 3)
-    soft, sharp = (distillation(logits, "probabilities", 1.0, value)(student, batch) for value in (1.0, 0.5))
+    soft, sharp = (
+        distillation(logits, "probabilities", 1.0, value)(student, batch) for value in (1.0, 0.5)
+    )
     assert sharp > soft  # KL to a uniform student grows
 
 
@@ -202,10 +232,16 @@ def test_weight_decay_leaves_frozen_parameters_alone(refine, optimizer):
     still = next(iter(mould.state_dict()))
     mould.get_parameter(still).requires_grad_(False)
     joint = ":" if ":" not in refine else ","
-    made = refined(mould, f"{refine}{joint}epochs=3,lr=0.1,optimizer={optimizer},weight_decay=0.1").params
+    made = refined(
+        mould, f"{refine}{joint}epochs=3,lr=0.1,optimizer={optimizer},weight_decay=0.1"
+    ).params
     plain = refined(mould, None).params
     assert torch.equal(made[still], plain[still])
-    assert not any(torch.equal(made[name], plain[name]) for name, _ in mould.named_parameters() if name != still)
+    assert not any(
+        torch.equal(made[name], plain[name])
+        for name, _ in mould.named_parameters()
+        if name != still
+    )
 
 
 @dataclass(frozen=True)
@@ -223,7 +259,9 @@ class Recorder(Refiner):
         before = at.session.params.clone()
         for row in range(len(at.store.ids)):
             at.client(row)
-            self.seen.setdefault("clients", []).append((at.session.params - theta).double().norm().item())
+            self.seen.setdefault("clients", []).append(
+                (at.session.params - theta).double().norm().item()
+            )
         at.session.params.copy_(before)
         return {}
 
@@ -234,7 +272,9 @@ def test_under_a_guard_refiners_see_clipped_updates(guarded):
     clients = models(mould)
     base = mould.state_dict()
     liar = next(iter(clients)) if isinstance(clients, dict) else 0
-    clients[liar] = {name: base[name] + 1e6 * (value - base[name]) for name, value in clients[liar].items()}
+    clients[liar] = {
+        name: base[name] + 1e6 * (value - base[name]) for name, value in clients[liar].items()
+    }
     seen = {}
     inputs, targets = samples()
     probe = steelyard.Probe(mould, inputs, targets)

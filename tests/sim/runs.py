@@ -12,7 +12,9 @@ ALGORITHMS = {
     "fedavg": steelyard.Algorithm("fedavg"),
     "fedadp": steelyard.Algorithm("fedadp"),
     "fedawa": steelyard.Algorithm("fedawa:steps=3", server="momentum"),
-    "fedcos": steelyard.Algorithm("uniform", client="fedcos:mu=0.005+fedprox:mu=0.01", server="adam"),
+    "fedcos": steelyard.Algorithm(
+        "uniform", client="fedcos:mu=0.005+fedprox:mu=0.01", server="adam"
+    ),
     "fedcos_move": steelyard.Algorithm("fedavg", client="fedcos:direction=move", server="momentum"),
     "pa3fed": steelyard.Algorithm("pa3fed:detector=criticalfl_window"),
     "scaffold": steelyard.Algorithm("fedavg", client="scaffold"),
@@ -31,7 +33,10 @@ def clients(count=6, seed=0, shape=(5,), classes=3, size=20):
     made = {}
     for k in range(count):
         targets = torch.randint(0, classes, (size + 3 * k,), generator=g)
-        made[f"client-{k}"] = (centres[targets] + 0.5 * torch.randn(len(targets), *shape, generator=g), targets)
+        made[f"client-{k}"] = (
+            centres[targets] + 0.5 * torch.randn(len(targets), *shape, generator=g),
+            targets,
+        )
     return made
 
 
@@ -44,7 +49,9 @@ def net(kind="mlp", seed=0, classes=3):
         if kind == "dropout":
             return nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, classes))
         if kind == "cnn":
-            return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, classes))
+            return nn.Sequential(
+                nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, classes)
+            )
         assert kind == "batch_norm"
         return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))
 
@@ -58,7 +65,9 @@ def simulate(algorithm="fedavg", data=None, model=None, **options):
 
 def same(a, b):
     """Whether two histories hold the same bits, timings apart."""
-    return a.comparable() == b.comparable() and all(torch.equal(a.params[name], b.params[name]) for name in a.params)
+    return a.comparable() == b.comparable() and all(
+        torch.equal(a.params[name], b.params[name]) for name in a.params
+    )
 
 
 OPTIONS = {

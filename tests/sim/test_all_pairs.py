@@ -18,7 +18,8 @@ from steelyard.data import load
 from steelyard.models import build
 from steelyard.rules.detectors import DETECTORS
 
-# What a part is made of where its defaults do not make it, or keep it from acting in the first two rounds.
+# What a part is made of where its defaults do not make it, or keep it from acting in the first two
+# rounds.
 ARGUMENTS = {
     "always": "gate(always,fedadp)",
     "angle_gap": "gate(angle_gap,fedadp)",
@@ -43,9 +44,17 @@ ARGUMENTS = {
 DRIFT = "cancel only if the new model is the clients' average"
 MOVERS = ("feddyn", *(entry.name for registry in (OPTIMIZERS, REFINERS) for entry in registry))
 START = "only correct if clients start from the global model"
-REFUSED = {frozenset({"vrlsgd", other}): DRIFT for other in MOVERS} | {frozenset({"feddyn", "fedmut"}): START}
+REFUSED = {frozenset({"vrlsgd", other}): DRIFT for other in MOVERS} | {
+    frozenset({"feddyn", "fedmut"}): START
+}
 
-KINDS = {"client": TERMS, "weighting": RULES, "server": OPTIMIZERS, "broadcast": BROADCASTS, "refine": REFINERS}
+KINDS = {
+    "client": TERMS,
+    "weighting": RULES,
+    "server": OPTIMIZERS,
+    "broadcast": BROADCASTS,
+    "refine": REFINERS,
+}
 PARTS = [(kind, entry.name) for kind, registry in KINDS.items() for entry in registry]
 PARTS += [("weighting", entry.name) for entry in DETECTORS]  # inside gate, see ARGUMENTS
 PAIRS = [
@@ -65,7 +74,9 @@ def text(kind, name):
 @cache
 def federation():
     train, test = load("digits")
-    return steelyard.Federation.partitioned(train.take(slice(0, 200)), test, "dirichlet:alpha=1", 4, 0)
+    return steelyard.Federation.partitioned(
+        train.take(slice(0, 200)), test, "dirichlet:alpha=1", 4, 0
+    )
 
 
 def run(one, two):

@@ -17,15 +17,24 @@ from tests.sim.runs import clients, same, simulate
         ({"workers": 0}, "workers=0"),
         ({"device": "quantum"}, "device='quantum': not available"),
         *(
-            ({"algorithm": steelyard.Algorithm(client=term), "local": local}, f"client={term} with {message}")
+            (
+                {"algorithm": steelyard.Algorithm(client=term), "local": local},
+                f"client={term} with {message}",
+            )
             for term in ("scaffold", "vrlsgd")
             for local, message in (
                 ({"optimizer": "adam"}, "optimizer=adam: .* use optimizer=sgd"),
-                ({"momentum": 0.9, "persistent": True}, "momentum that persists: .* use persistent=false"),
+                (
+                    {"momentum": 0.9, "persistent": True},
+                    "momentum that persists: .* use persistent=false",
+                ),
             )
         ),
         ({"participation": {"count": 7}}, "there are only 6 clients"),
-        ({"participation": {"shaer": 0.5}}, "participation: unknown option 'shaer': did you mean 'share'"),
+        (
+            {"participation": {"shaer": 0.5}},
+            "participation: unknown option 'shaer': did you mean 'share'",
+        ),
         ({"local": {"learning_rate": 0.5}}, "local: unknown option 'learning_rate': known: epochs"),
         ({"rounds": 1.5}, "rounds=1.5: use a whole number >= 1"),
         ({"rounds": "3"}, "rounds='3': use a whole number >= 1"),
@@ -38,10 +47,16 @@ from tests.sim.runs import clients, same, simulate
         ({"keep": 0}, "keep=0: use a whole number >= 1"),
         ({"keep": -1}, "keep=-1: use a whole number >= 1"),
         ({"local": 5}, "local=5: use a LocalTraining, or its options as a dict"),
-        ({"cohorts": [["a"], ["b"]] * 2}, r"round 1 has \['a'\]: use distinct whole numbers below 6"),
+        (
+            {"cohorts": [["a"], ["b"]] * 2},
+            r"round 1 has \['a'\]: use distinct whole numbers below 6",
+        ),
         ({"cohorts": [[1], [0.5]] * 2}, r"round 2 has \[0.5\]: use distinct whole numbers below 6"),
         ({"cohorts": [1, 2, 3, 4]}, "round 1 has 1: use distinct whole numbers below 6"),
-        ({"data": {(1, k): pair for k, pair in enumerate(clients().values())}}, "ids: .1, 0. is a tuple; use text or"),
+        (
+            {"data": {(1, k): pair for k, pair in enumerate(clients().values())}},
+            "ids: .1, 0. is a tuple; use text or",
+        ),
         ({"data": 3}, "data is a int"),
         ({"model": nn.Linear(5, 3).half()}, "train in one dtype|float16"),
     ],
@@ -55,14 +70,18 @@ def test_mistakes_are_named_before_anything_starts(options, message, tmp_path):
 def test_numbers_of_numpy_are_numbers(tmp_path):
     pairs = list(clients().values())
     plain, numpy = (
-        simulate(data=dict(zip(ids, pairs, strict=True)), cohorts=cohorts, out=tmp_path / name, rounds=2)
+        simulate(
+            data=dict(zip(ids, pairs, strict=True)), cohorts=cohorts, out=tmp_path / name, rounds=2
+        )
         for name, ids, cohorts in (
             ("plain", range(6), [[0, 1], [2, 3]]),
             ("numpy", np.arange(6), np.array([[0, 1], [2, 3]])),
         )
     )
     assert same(plain, numpy)
-    assert (tmp_path / "plain/cohorts.json").read_bytes() == (tmp_path / "numpy/cohorts.json").read_bytes()
+    assert (tmp_path / "plain/cohorts.json").read_bytes() == (
+        tmp_path / "numpy/cohorts.json"
+    ).read_bytes()
 
 
 def test_terms_that_want_a_fresh_velocity_take_momentum_that_has_one_and_sgd_that_has_none():

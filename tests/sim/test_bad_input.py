@@ -31,7 +31,9 @@ def test_nobody_in_a_round_makes_it_void_and_too_many_of_them_end_the_run():
     void = [r for r in history.records if r["void"]]
     assert void
     assert all(r["void"] == "no client took part" and r["weights"] == {} for r in void)
-    with pytest.raises(RunStopped, match="5 rounds in a row were void, the last because: no client took part"):
+    with pytest.raises(
+        RunStopped, match="5 rounds in a row were void, the last because: no client took part"
+    ):
         simulate(participation={"dropout": 1.0}, rounds=9)
     with pytest.raises(RunStopped, match="2 rounds in a row were void"):
         simulate(participation={"dropout": 1.0}, rounds=2)
@@ -43,7 +45,9 @@ def test_void_rounds_that_are_not_in_a_row_do_not_end_a_run():
     voids = "".join("x" if r["void"] else " " for r in history.records)
     longest = max(map(len, voids.split()))
     assert voids.count("x") > longest + 1
-    assert same(history, simulate(participation=rare | {"patience": longest + 1}, rounds=25, seed=3))
+    assert same(
+        history, simulate(participation=rare | {"patience": longest + 1}, rounds=25, seed=3)
+    )
 
 
 def test_a_quorum():
@@ -51,15 +55,23 @@ def test_a_quorum():
     assert {bool(r["void"]) for r in history.records} == {True, False}
     assert all(len(r["weights"]) >= 4 for r in history.records if not r["void"])
     assert all(
-        r["void"].endswith(" clients were valid, fewer than the quorum of 4") for r in history.records if r["void"]
+        r["void"].endswith(" clients were valid, fewer than the quorum of 4")
+        for r in history.records
+        if r["void"]
     )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quorum": 8}, "participation.quorum=8: only 6 of 6 clients are asked in a round: use at most 6"),
-        ({"quorum": 3, "share": 0.4}, "participation.quorum=3: only 2 of 6 clients are asked in a round"),
+        (
+            {"quorum": 8},
+            "participation.quorum=8: only 6 of 6 clients are asked in a round: use at most 6",
+        ),
+        (
+            {"quorum": 3, "share": 0.4},
+            "participation.quorum=3: only 2 of 6 clients are asked in a round",
+        ),
         ({"quorum": 3, "count": 2}, "participation.quorum=3: only 2 of 6 clients"),
         ({"count": 7}, "participation.count=7: there are only 6 clients"),
     ],
@@ -87,7 +99,9 @@ def test_one_sample_one_class_and_a_batch_larger_than_the_data(kind, executor):
         "nine": (inputs[:9], targets[:9]),  # a batch of 8 and one of 1
         "few": (inputs[:3], targets[:3]),
     }
-    history = simulate("fedadp", data, net(kind, classes=int(targets.max()) + 1), executor=executor, workers=2)
+    history = simulate(
+        "fedadp", data, net(kind, classes=int(targets.max()) + 1), executor=executor, workers=2
+    )
     assert all(r["quarantined"] == {} and len(r["weights"]) == 4 for r in history.records)
     assert all(torch.isfinite(value).all() for value in history.params.values())
 
@@ -153,5 +167,16 @@ def test_an_error_in_failed_does_not_hide_the_runs_own():
         def failed(self, simulation, error):
             raise KeyError("another")
 
-    with pytest.warns(RuntimeWarning, match="Angry.failed: KeyError"), pytest.raises(ValueError, match="mine"):
-        steelyard.simulate("fedavg", "digits", "logistic", rounds=1, clients=3, callbacks=[Angry()], executor="serial")
+    with (
+        pytest.warns(RuntimeWarning, match="Angry.failed: KeyError"),
+        pytest.raises(ValueError, match="mine"),
+    ):
+        steelyard.simulate(
+            "fedavg",
+            "digits",
+            "logistic",
+            rounds=1,
+            clients=3,
+            callbacks=[Angry()],
+            executor="serial",
+        )

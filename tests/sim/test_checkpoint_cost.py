@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from steelyard.runs import checkpoint_writer
-from steelyard.runs import snapshot as snapshots
-from steelyard.runs.checkpoint import Checkpoints
-from steelyard.runs.checkpoint_writer import Writer
-from steelyard.runs.snapshot import Snapshot
+from steelyard.runs import checkpoint
+from steelyard.runs.checkpoint import Checkpoints, Snapshot, Writer
 
 
 def test_a_resume_reads_the_newest_checkpoint_and_no_other(tmp_path, monkeypatch):
@@ -16,8 +13,12 @@ def test_a_resume_reads_the_newest_checkpoint_and_no_other(tmp_path, monkeypatch
     for number in range(1, 6):
         store.save(Snapshot(number, {"w": torch.ones(1_000_000)}, {"x": number}, "id"))
     reads = []
-    real = snapshots.read_bytes
-    monkeypatch.setattr(snapshots, "read_bytes", lambda path: reads.append(path.relative_to(tmp_path)) or real(path))
+    real = checkpoint.read_bytes
+    monkeypatch.setattr(
+        checkpoint,
+        "read_bytes",
+        lambda path: reads.append(path.relative_to(tmp_path)) or real(path),
+    )
     assert store.newest("id")[0].round == 5
     files = ("manifest.json", "model.safetensors", "state.safetensors")
     assert sorted(map(str, reads)) == [f"round-000005/{name}" for name in files]
@@ -33,7 +34,7 @@ def test_writing_takes_no_more_than_its_share_of_the_time(pace, tmp_path, monkey
             nonlocal now
             now += 1.0
 
-    monkeypatch.setattr(checkpoint_writer.time, "monotonic", lambda: now)
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
     writer = Writer(Slow(tmp_path), 0, pace)
     saved = 0
     try:

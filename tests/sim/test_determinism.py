@@ -18,18 +18,45 @@ def test_threads_and_hash_seeds_of_the_environment_do_not_matter(tmp_path):
     """Whole runs of the real command under other environments."""
     environments = [
         {},
-        {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
-        {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "4", "PYTHONHASHSEED": "1"},
+        {
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",
+        },
+        {
+            "OMP_NUM_THREADS": "4",
+            "OPENBLAS_NUM_THREADS": "2",
+            "MKL_NUM_THREADS": "4",
+            "PYTHONHASHSEED": "1",
+        },
     ]
     found = set()
-    settings = ["weighting=fedawa_l:steps=5", "client=fedcos:mu=0.01", "server=yogi", "rounds=4", "seed=5"]
+    settings = [
+        "weighting=fedawa_l:steps=5",
+        "client=fedcos:mu=0.01",
+        "server=yogi",
+        "rounds=4",
+        "seed=5",
+    ]
     for number, extra in enumerate(environments):
         out = tmp_path / str(number)
         arguments = [part for setting in settings for part in ("--set", setting)]
-        command = [*STEELYARD, "run", *arguments, "--set", f"workers={number + 1}", "--out", str(out), "-q"]
+        command = [
+            *STEELYARD,
+            "run",
+            *arguments,
+            "--set",
+            f"workers={number + 1}",
+            "--out",
+            str(out),
+            "-q",
+        ]
         subprocess.run(command, check=True, env={**os.environ, **extra})
         last = out / "checkpoints" / "last"
-        found.add((last / "model.safetensors").read_bytes() + (last / "state.safetensors").read_bytes())
+        found.add(
+            (last / "model.safetensors").read_bytes() + (last / "state.safetensors").read_bytes()
+        )
     assert len(found) == 1
 
 

@@ -58,7 +58,10 @@ def test_networks_by_name_are_float32(name):
         pytest.skip("wants data of its own")
     with default_dtype(torch.float64):
         found = build(name, shape, 5, 0).state_dict()
-    assert all(torch.equal(found[key], expected[key]) and found[key].dtype == expected[key].dtype for key in expected)
+    assert all(
+        torch.equal(found[key], expected[key]) and found[key].dtype == expected[key].dtype
+        for key in expected
+    )
 
 
 @pytest.mark.parametrize("server", [None, "adam", "yogi", "adagrad", "momentum"])
@@ -75,7 +78,10 @@ def test_aggregation_does_not_depend_on_the_default(rule, server):
 
 def test_refiners_and_probes_do_not_depend_on_the_default():
     model, proxy = net(), {"data": clients(1, seed=5)["client-0"]}
-    for algorithm in (steelyard.Algorithm("fedlaw:epochs=2"), steelyard.Algorithm("fedavg", refine="feddf:epochs=2")):
+    for algorithm in (
+        steelyard.Algorithm("fedlaw:epochs=2"),
+        steelyard.Algorithm("fedavg", refine="feddf:epochs=2"),
+    ):
         expected = simulate(algorithm, VECTORS, model, proxy=proxy)
         with default_dtype(torch.float64):
             assert same(simulate(algorithm, VECTORS, model, proxy=proxy), expected)
@@ -95,7 +101,10 @@ def test_float64_models_go_through_every_algorithm(name):
 def test_float64_networks_have_the_same_bits_on_every_executor_and_resumed(kind, tmp_path):
     model = net(kind).double()
     whole = simulate("fedadp", model=model, **given(kind))
-    assert same(simulate("fedadp", model=model, **(given(kind) | {"executor": "process", "workers": 2})), whole)
+    assert same(
+        simulate("fedadp", model=model, **(given(kind) | {"executor": "process", "workers": 2})),
+        whole,
+    )
     with pytest.raises(KeyboardInterrupt):
         simulate("fedadp", model=model, out=tmp_path, callbacks=[Stop(3)], **given(kind))
     assert same(simulate("fedadp", model=model, out=tmp_path, resume=True, **given(kind)), whole)
@@ -103,12 +112,23 @@ def test_float64_networks_have_the_same_bits_on_every_executor_and_resumed(kind,
 
 
 def test_float64_models_take_float_targets_and_proxy_data():
-    data = {name: (inputs, inputs.sum(dim=1, keepdim=True)) for name, (inputs, _) in clients().items()}
+    data = {
+        name: (inputs, inputs.sum(dim=1, keepdim=True)) for name, (inputs, _) in clients().items()
+    }
     model = nn.Linear(5, 1).double()
-    assert simulate(model=model, data=data, loss=nn.functional.mse_loss).params["weight"].dtype == torch.float64
+    assert (
+        simulate(model=model, data=data, loss=nn.functional.mse_loss).params["weight"].dtype
+        == torch.float64
+    )
     proxy = {"data": clients(1, seed=5)["client-0"]}
-    for algorithm in (steelyard.Algorithm("fedlaw:epochs=2"), steelyard.Algorithm("fedavg", refine="feddf:epochs=2")):
-        assert simulate(algorithm, model=net().double(), proxy=proxy).params["0.weight"].dtype == torch.float64
+    for algorithm in (
+        steelyard.Algorithm("fedlaw:epochs=2"),
+        steelyard.Algorithm("fedavg", refine="feddf:epochs=2"),
+    ):
+        assert (
+            simulate(algorithm, model=net().double(), proxy=proxy).params["0.weight"].dtype
+            == torch.float64
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from steelyard.core.errors import SteelyardError
-from steelyard.runs.checkpoint import CheckpointError, Checkpoints
+from steelyard.runs.checkpoint import CheckpointError, Checkpoints, Snapshot
 from steelyard.runs.directory import FILES, RunDirectory
 from steelyard.runs.lock import lock
-from steelyard.runs.snapshot import Snapshot
 from tests.sim.runs import OPTIONS, Stop, simulate
 
 FOREIGN = {
@@ -32,7 +31,9 @@ FOREIGN = {
 def contents(directory):
     """What is in a directory: bytes of files, targets of links."""
     return {
-        str(path.relative_to(directory)): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        str(path.relative_to(directory)): os.readlink(path)
+        if path.is_symlink()
+        else path.read_bytes()
         for path in directory.rglob("*")
         if path.is_symlink() or path.is_file()
     }
@@ -137,8 +138,21 @@ def snapshot(number, identity="id", best=False):
     return Snapshot(number, {"w": torch.ones(3)}, None if best else {"x": number}, identity)
 
 
-BESIDE = (".env", ".git/HEAD", ".round-robin/a", "best-resnet50/w.bin", "round-2024-baseline/w.csv", "round-7/a")
-BESIDE += ("damaged-goods/list", "latest", ".last.news", "round-000001.bak/model.safetensors", "notes/round-000001")
+BESIDE = (
+    ".env",
+    ".git/HEAD",
+    ".round-robin/a",
+    "best-resnet50/w.bin",
+    "round-2024-baseline/w.csv",
+    "round-7/a",
+)
+BESIDE += (
+    "damaged-goods/list",
+    "latest",
+    ".last.news",
+    "round-000001.bak/model.safetensors",
+    "notes/round-000001",
+)
 
 
 def test_checkpoints_touch_only_names_of_their_own(tmp_path):

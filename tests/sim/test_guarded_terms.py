@@ -14,8 +14,12 @@ def run(client, scale, out=None, weighting="guard(uniform)"):
     data["client-5"] = (inputs * scale, targets)
     algorithm = steelyard.Algorithm(weighting, client=client)
     local = {"lr": 0.05, "batch_size": 8}
-    history = simulate(algorithm, data, net(), rounds=10, local=local, participation={"patience": 99}, out=out)
-    return sum(value.double().square().sum().item() for value in history.params.values()) ** 0.5, history
+    history = simulate(
+        algorithm, data, net(), rounds=10, local=local, participation={"patience": 99}, out=out
+    )
+    return sum(
+        value.double().square().sum().item() for value in history.params.values()
+    ) ** 0.5, history
 
 
 @pytest.mark.parametrize("client", ["feddyn", "feddyn:form=fedlaw", "scaffold", "vrlsgd"])
@@ -38,5 +42,7 @@ def test_usual_lengths_survive_a_resume(tmp_path):
     algorithm = steelyard.Algorithm("guard(uniform)", client="scaffold")
     straight = steelyard.simulate(algorithm, data, net(), rounds=4, **options)
     steelyard.simulate(algorithm, data, net(), rounds=2, out=tmp_path / "run", **options)
-    resumed = steelyard.simulate(algorithm, data, net(), rounds=4, out=tmp_path / "run", resume=True, **options)
+    resumed = steelyard.simulate(
+        algorithm, data, net(), rounds=4, out=tmp_path / "run", resume=True, **options
+    )
     assert all(torch.equal(straight.params[name], value) for name, value in resumed.params.items())

@@ -1,6 +1,7 @@
 """SIGKILL at random moments, then resume: the same bytes as if nothing had happened.
 
-Processes are forked from this one, which has torch loaded: a hundred starts would take longer than the runs.
+Processes are forked from this one, which has torch loaded: a hundred starts would take longer than
+the runs.
 """
 
 import os
@@ -46,7 +47,9 @@ def forked(*arguments):
         try:
             torch.set_num_threads(1)  # torch's own threads do not survive a fork
             # One that was killed before its first checkpoint starts over, and says so.
-            warnings.filterwarnings("ignore", message=".*although rounds are on record: the run starts over")
+            warnings.filterwarnings(
+                "ignore", message=".*although rounds are on record: the run starts over"
+            )
             run(*arguments)
             code = 0
         except BaseException:
@@ -80,7 +83,11 @@ def kill_and_resume(rule, seed, whole, tmp_path):
         time.sleep(rng.uniform(0.0, seconds))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    died = len((path / "rounds.jsonl").read_bytes().splitlines()) if (path / "rounds.jsonl").exists() else 0
+    died = (
+        len((path / "rounds.jsonl").read_bytes().splitlines())
+        if (path / "rounds.jsonl").exists()
+        else 0
+    )
     _, status = os.waitpid(forked(rule, path, True), 0)
     assert status == 0
     assert files(path) == expected

@@ -12,7 +12,15 @@ from tests.sim.runs import clients, same, simulate
 
 OPTIONS = {"test": clients(1, seed=9)["client-0"], "rounds": 4}
 RULE = "fedavg|shrink:0.99"
-EXPECTED = {"accuracy", "loss", "effective_clients", "gamma", "coherence", "timings/train", "timings/total"}
+EXPECTED = {
+    "accuracy",
+    "loss",
+    "effective_clients",
+    "gamma",
+    "coherence",
+    "timings/train",
+    "timings/total",
+}
 
 
 def run(logger, **options):
@@ -92,7 +100,9 @@ def test_mlflow_has_every_round_and_the_configuration(store):
     assert set(found.data.metrics) >= EXPECTED
     for name in ("accuracy", "loss", "gamma"):
         points = store.history(found.info.run_id, name)
-        assert [(point.step, point.value) for point in points] == list(enumerate(history.column(name), 1))
+        assert [(point.step, point.value) for point in points] == list(
+            enumerate(history.column(name), 1)
+        )
     assert found.data.params["weighting"] == "fedavg|shrink:gamma=0.99"
     assert found.data.params["local.schedule"] == "constant"
     assert found.info.status == "FINISHED"
@@ -104,7 +114,9 @@ def test_mlflow_goes_on_after_a_resume(store, tmp_path):
     history = interrupted(lambda: MLflow(store.uri), tmp_path / "run")
     (found,) = store.runs()
     points = store.history(found.info.run_id, "loss")
-    assert [(point.step, point.value) for point in points] == list(enumerate(history.column("loss"), 1))
+    assert [(point.step, point.value) for point in points] == list(
+        enumerate(history.column("loss"), 1)
+    )
     assert found.info.status == "FINISHED"
     simulate(RULE, **OPTIONS, callbacks=[MLflow(store.uri)], out=tmp_path / "other")
     assert len(store.runs()) == 2  # another directory is another run
@@ -144,7 +156,9 @@ def test_wandb_is_called_as_it_should_be(wandb):
     assert options["config"]["seed"] == 0
     assert options["config"]["clients"] == 6
     assert "id" not in options  # without a run directory there is nothing to go on with
-    assert [(call[1], call[2]["loss"]) for call in wandb[1:5]] == list(enumerate(history.column("loss"), 1))
+    assert [(call[1], call[2]["loss"]) for call in wandb[1:5]] == list(
+        enumerate(history.column("loss"), 1)
+    )
 
 
 def test_wandb_goes_on_after_a_resume(wandb, tmp_path):
@@ -185,7 +199,8 @@ class Failing(Logger):
 def test_a_failing_logger_warns_once_and_goes_quiet(at, calls):
     logger = Failing(at)
     with pytest.warns(
-        RuntimeWarning, match=r"Failing failed \(ConnectionError: no route to host\): the run goes on"
+        RuntimeWarning,
+        match=r"Failing failed \(ConnectionError: no route to host\): the run goes on",
     ) as said:
         history = run(logger)
     assert len(said) == 1
@@ -250,7 +265,10 @@ def test_mlflow_writes_every_round_of_a_run_after_a_resumed_one(store, tmp_path)
 
 def test_mlflow_without_a_server_says_what_it_takes(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(SteelyardError, match=r"in a database here \(sqlite:.*tracking server.*pip install sqlalchemy"):
+    with pytest.raises(
+        SteelyardError,
+        match=r"in a database here \(sqlite:.*tracking server.*pip install sqlalchemy",
+    ):
         MLflow("sqlite:///mlflow.db")
 
 
@@ -264,7 +282,9 @@ def test_mlflow_without_a_server_says_what_it_takes(store, monkeypatch):
 )
 def test_a_missing_package_is_named_with_its_cure(module, make, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(SteelyardError, match=rf"needs {module}, .* pip install 'steelyard\[{extra}\]'"):
+    with pytest.raises(
+        SteelyardError, match=rf"needs {module}, .* pip install 'steelyard\[{extra}\]'"
+    ):
         make()
 
 
@@ -279,6 +299,13 @@ def test_the_configuration_is_plain():
         def start(self, simulation):
             seen.update(flatten_config(simulation))
 
-    simulate(steelyard.Algorithm("fedawa", client="fedprox", server="momentum"), rounds=1, callbacks=[Look()])
+    simulate(
+        steelyard.Algorithm("fedawa", client="fedprox", server="momentum"),
+        rounds=1,
+        callbacks=[Look()],
+    )
     assert (seen["weighting"], seen["client"], seen["server"]) == ("fedawa", "fedprox", "momentum")
-    assert all(value is None or isinstance(value, (str, int, float, bool, tuple)) for value in seen.values()), seen
+    assert all(
+        value is None or isinstance(value, (str, int, float, bool, tuple))
+        for value in seen.values()
+    ), seen

@@ -1,6 +1,7 @@
 """Run directories that an older version wrote can be read, reported, compared and resumed.
 
-`tests/data/old_runs.tar.xz` holds runs of three rounds on the embedded digits, made before the packages were renamed.
+`tests/data/old_runs.tar.xz` holds runs of three rounds on the embedded digits, made before the
+packages were renamed.
 """
 
 import tarfile
@@ -53,7 +54,9 @@ def assert_same_run(one, other):
     """Compare cohorts and last models; the machine that wrote the first rounds may round otherwise."""
     logs = [read_log(run) for run in (one, other)]
     assert len(logs[0]) == len(logs[1]) == 5
-    assert [record["weights"].keys() for record in logs[0]] == [record["weights"].keys() for record in logs[1]]
+    assert [record["weights"].keys() for record in logs[0]] == [
+        record["weights"].keys() for record in logs[1]
+    ]
     models = [load_file(run / "checkpoints" / "last" / "model.safetensors") for run in (one, other)]
     assert models[0].keys() == models[1].keys()
     for name, value in models[0].items():
@@ -77,7 +80,9 @@ def test_a_run_started_from_python_goes_on(old_runs, tmp_path):
 
 def test_a_run_of_another_configuration_is_refused(old_runs):
     with pytest.raises(steelyard.SteelyardError, match="seed"):
-        steelyard.simulate(**PYTHON_RUN | {"seed": 6}, rounds=5, out=old_runs / "from-python", resume=True)
+        steelyard.simulate(
+            **PYTHON_RUN | {"seed": 6}, rounds=5, out=old_runs / "from-python", resume=True
+        )
 
 
 def test_old_runs_are_reported_and_compared(old_runs, tmp_path):

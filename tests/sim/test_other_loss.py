@@ -43,10 +43,19 @@ GLOBAL = "def loss(a, b): return F.cross_entropy(a, b, weight=torch.tensor(WEIGH
 INNER = "def loss(a, b):\n    def f(x): return {} * x\n    return f(F.cross_entropy(a, b))"
 MODULE = "class Own(nn.Module):\n    def forward(self, a, b): return {} * F.cross_entropy(a, b)\nloss = Own()"
 PAIRS = {
-    "smoothing of a module": [lambda: nn.CrossEntropyLoss(), lambda: nn.CrossEntropyLoss(label_smoothing=0.9)],
-    "weights of a module": [lambda: nn.CrossEntropyLoss(), lambda: nn.CrossEntropyLoss(weight=WEIGHTS[0])],
+    "smoothing of a module": [
+        lambda: nn.CrossEntropyLoss(),
+        lambda: nn.CrossEntropyLoss(label_smoothing=0.9),
+    ],
+    "weights of a module": [
+        lambda: nn.CrossEntropyLoss(),
+        lambda: nn.CrossEntropyLoss(weight=WEIGHTS[0]),
+    ],
     "other weights": [lambda i=i: nn.CrossEntropyLoss(weight=WEIGHTS[i].clone()) for i in (0, 1)],
-    "partial": [lambda s=s: functools.partial(functional.cross_entropy, label_smoothing=s) for s in (0.0, 0.9)],
+    "partial": [
+        lambda s=s: functools.partial(functional.cross_entropy, label_smoothing=s)
+        for s in (0.0, 0.9)
+    ],
     "weights of a partial": [
         lambda i=i: functools.partial(functional.cross_entropy, weight=WEIGHTS[i]) for i in (0, 1)
     ],
@@ -55,12 +64,19 @@ PAIRS = {
         lambda: lambda outputs, targets: 2 * functional.cross_entropy(outputs, targets),
     ],
     "closure": [lambda i=i: closing_over(WEIGHTS[i]) for i in (0, 1)],
-    "constant": [lambda c=c: compiled(f"def loss(a, b): return {c} * F.cross_entropy(a, b)") for c in (1, 2)],
-    "default": [lambda c=c: compiled(f"def loss(a, b, c={c}): return c * F.cross_entropy(a, b)") for c in (1, 2)],
+    "constant": [
+        lambda c=c: compiled(f"def loss(a, b): return {c} * F.cross_entropy(a, b)") for c in (1, 2)
+    ],
+    "default": [
+        lambda c=c: compiled(f"def loss(a, b, c={c}): return c * F.cross_entropy(a, b)")
+        for c in (1, 2)
+    ],
     "global": [lambda w=w: compiled(GLOBAL, WEIGHTS=w) for w in ([1.0, 1.0, 9.0], [9.0, 1.0, 1.0])],
     "function within": [lambda c=c: compiled(INNER.format(c)) for c in (1, 2)],
     "function called": [
-        lambda c=c: compiled(f"def f(x): return {c} * x\ndef loss(a, b): return f(F.cross_entropy(a, b))")
+        lambda c=c: compiled(
+            f"def f(x): return {c} * x\ndef loss(a, b): return f(F.cross_entropy(a, b))"
+        )
         for c in (1, 2)
     ],
     "object": [lambda s=s: Scaled(s) for s in (1.0, 2.0)],
@@ -99,7 +115,9 @@ loss = Net
     options = OPTIONS | {"rounds": 4}
     simulate(model=compiled(text.format("torch.tanh"))(), out=tmp_path, **options)
     with pytest.raises(SteelyardError, match="model: other code in its classes"):
-        simulate(model=compiled(text.format("torch.sigmoid"))(), out=tmp_path, resume=True, **options)
+        simulate(
+            model=compiled(text.format("torch.sigmoid"))(), out=tmp_path, resume=True, **options
+        )
     simulate(model=compiled(text.format("torch.tanh"))(), out=tmp_path, resume=True, **options)
 
 
@@ -135,7 +153,10 @@ for one in (loss, nn.CrossEntropyLoss(weight=torch.ones(3)), functools.partial(l
 """
     said = {
         subprocess.run(
-            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
         ).stdout
         for seed in ("0", "1", "2")
     }

@@ -41,7 +41,9 @@ def test_without_a_test_set():
 
 def test_the_partition_is_obeyed():
     data = Dataset(X, Y, 3, groups=torch.arange(60) // 20)
-    one, other = (simulate(data=data, **OPTIONS | {"partition": name}) for name in ("by_group", "iid"))
+    one, other = (
+        simulate(data=data, **OPTIONS | {"partition": name}) for name in ("by_group", "iid")
+    )
     assert not same(one, other)
 
 
@@ -59,7 +61,11 @@ def test_a_dict_of_any_forms():
         (((X, Y), (X, Y), (X, Y)), None, r"data is a tuple of 3: give a pair \(train, test\)"),
         ((X, (X, Y)), None, "data is a Tensor"),
         (3, None, "data is a int: use"),
-        (datasets.DatasetDict({"train": datasets.Dataset.from_dict({"x": [1], "y": [1]})}), None, r"\['train'\]"),
+        (
+            datasets.DatasetDict({"train": datasets.Dataset.from_dict({"x": [1], "y": [1]})}),
+            None,
+            r"\['train'\]",
+        ),
         ((np.zeros(3),), None, "data is a tuple: use"),
     ],
 )
@@ -72,7 +78,12 @@ def tried(identity, targets, inputs, hook):
     """The model after two rounds, or what was raised; with an identity the same network trains by autograd."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        layers = [nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4), *([nn.Identity()] if identity else [])]
+        layers = [
+            nn.Linear(4, 6),
+            nn.ReLU(),
+            nn.Linear(6, 4),
+            *([nn.Identity()] if identity else []),
+        ]
     module = nn.Sequential(*layers)
     if hook is not None:
         hook(layers)
@@ -85,14 +96,26 @@ def tried(identity, targets, inputs, hook):
 
 LABELS = torch.arange(24) % 4
 ODD = {
-    "soft labels": (torch.rand(24, 4, generator=torch.Generator().manual_seed(1)).softmax(dim=1), X[:24], None),
+    "soft labels": (
+        torch.rand(24, 4, generator=torch.Generator().manual_seed(1)).softmax(dim=1),
+        X[:24],
+        None,
+    ),
     "more labels than outputs": (LABELS + 1, X[:24], None),
     "a negative label": (LABELS - 1, X[:24], None),
     "ignored labels": (torch.where(LABELS == 3, -100, LABELS), X[:24], None),
     "labels in rows": (LABELS[:, None].repeat(1, 3), X[:24], None),
     "whole numbers as inputs": (LABELS, torch.arange(96).reshape(24, 4), None),
-    "a hook before": (LABELS, X[:24], lambda net: net[2].register_forward_pre_hook(lambda _, given: 2 * given[0])),
-    "a hook after": (LABELS, X[:24], lambda net: net[0].register_forward_hook(lambda _, given, out: out + 1)),
+    "a hook before": (
+        LABELS,
+        X[:24],
+        lambda net: net[2].register_forward_pre_hook(lambda _, given: 2 * given[0]),
+    ),
+    "a hook after": (
+        LABELS,
+        X[:24],
+        lambda net: net[0].register_forward_hook(lambda _, given, out: out + 1),
+    ),
     "a hook on the way back": (
         LABELS,
         X[:24],
@@ -185,7 +208,10 @@ class Stream(torch.utils.data.IterableDataset):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (Broken(KeyError("scan-17.png")), "client 'bob': item 1 of the torch data set: KeyError: 'scan-17.png'"),
+        (
+            Broken(KeyError("scan-17.png")),
+            "client 'bob': item 1 of the torch data set: KeyError: 'scan-17.png'",
+        ),
         (Broken((X[0], "cat")), "client 'bob': targets of item 0: str"),
         (Broken(X[0]), "client 'bob': item 0 of the torch data set is a Tensor"),
         (Stream(), "client 'bob': the torch data set has no length"),
@@ -206,7 +232,9 @@ def test_what_is_wrong_with_a_clients_data_names_the_client(data, message):
 def test_a_list_of_two_data_sets_is_ambiguous(form):
     make = FORMS[form]
     parts = [make(X[:20], Y[:20]), make(X[20:40], Y[20:40])]
-    with pytest.raises(SteelyardError, match=r"list of two data sets.*\(train, test\).*\{0: first, 1: second\}"):
+    with pytest.raises(
+        SteelyardError, match=r"list of two data sets.*\(train, test\).*\{0: first, 1: second\}"
+    ):
         simulate(data=parts, **OPTIONS)
     with pytest.raises(SteelyardError, match="list of two data sets"):
         simulate(data=[parts[0], None], **OPTIONS)

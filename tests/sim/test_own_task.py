@@ -22,7 +22,9 @@ from tests.sim.runs import same
 DRAW = torch.Generator().manual_seed(0)
 X = torch.randn(1400, 4, generator=DRAW)
 PRICES = X @ torch.tensor([1.0, -2.0, 0.5, 3.0]) + 0.1 * torch.randn(1400, generator=DRAW)
-LABELS = (X[:, :3] + 0.1 * torch.randn(1400, 3, generator=DRAW) > 0).float()  # [n, 3], yes or no each
+LABELS = (
+    X[:, :3] + 0.1 * torch.randn(1400, 3, generator=DRAW) > 0
+).float()  # [n, 3], yes or no each
 CLASSES = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
 TEST = slice(200, 1400)  # 1,200 samples: three shards
 
@@ -42,7 +44,13 @@ def worst(outputs, targets):
 
 def run(targets=PRICES, model=None, **options):
     data = ((X[:200], targets[:200]), (X[TEST], targets[TEST]))
-    options = {"rounds": 3, "clients": 4, "partition": "iid", "executor": "serial", "local": {"lr": 0.05}} | options
+    options = {
+        "rounds": 3,
+        "clients": 4,
+        "partition": "iid",
+        "executor": "serial",
+        "local": {"lr": 0.05},
+    } | options
     return simulate(data=data, model=net(1) if model is None else model, **options)
 
 
@@ -71,7 +79,9 @@ def weighted(weights):
 )
 def test_float_targets_under_cross_entropy_are_refused_with_the_cure(targets, shape, loss):
     model = net(1 if targets.ndim < 2 else targets.shape[1])
-    with pytest.raises(SteelyardError, match=rf'targets are {shape}.*loss="mse".*loss="bce".*int64'):
+    with pytest.raises(
+        SteelyardError, match=rf'targets are {shape}.*loss="mse".*loss="bce".*int64'
+    ):
         run(targets, model, loss=loss)
 
 
@@ -130,7 +140,11 @@ def test_multi_label(targets):
 def test_numbers_that_are_whole_have_no_accuracy():
     """One output is always the largest of one: that is no accuracy."""
     counts = (PRICES.abs() * 2).long()
-    for history in (run(counts, loss="mse"), run(counts, "mlp:hidden=[8]", loss="mse"), run(CLASSES % 2, loss="bce")):
+    for history in (
+        run(counts, loss="mse"),
+        run(counts, "mlp:hidden=[8]", loss="mse"),
+        run(CLASSES % 2, loss="bce"),
+    ):
         assert history.accuracy == []
         assert history.column("loss")[-1] < history.column("loss")[0]
 
@@ -175,23 +189,33 @@ def test_class_weights_count():
 
 def test_a_loss_is_a_key_of_a_configuration():
     config = read(None, ["loss=mse", "monitor=loss", "mode=min", "target=1.5"])
-    history = simulate(**config.arguments() | {"rounds": 1, "executor": "serial", "local": {"lr": 0.01}})
+    history = simulate(
+        **config.arguments() | {"rounds": 1, "executor": "serial", "local": {"lr": 0.01}}
+    )
     assert history.accuracy == []
     assert history.monitor == Monitor("loss", "min", 1.5)
-    assert {"loss", "monitor", "mode"} & set(read(None).to_stored()) == set()  # older runs have no such keys
+    assert {"loss", "monitor", "mode"} & set(
+        read(None).to_stored()
+    ) == set()  # older runs have no such keys
     assert read(None, ["loss=bce"]).to_stored()["loss"] == "bce"
     with pytest.raises(SteelyardError, match=r"loss = 'mae'.*'cross_entropy', 'mse' or 'bce'"):
         read(None, ["loss=mae"])
-    with pytest.raises(SteelyardError, match=r"target = 1\.5: target=1\.5: use an accuracy in \(0, 1\]"):
+    with pytest.raises(
+        SteelyardError, match=r"target = 1\.5: target=1\.5: use an accuracy in \(0, 1\]"
+    ):
         read(None, ["target=1.5"])
 
 
 def test_rules_that_need_what_the_task_does_not_have_are_refused_first():
-    with pytest.raises(SteelyardError, match="cannot report 'accuracy': the targets are not classes"):
+    with pytest.raises(
+        SteelyardError, match="cannot report 'accuracy': the targets are not classes"
+    ):
         run(loss="mse", metrics=["accuracy"])
     with pytest.raises(SteelyardError, match="label_hist"):
         run(algorithm="feddisco", loss="mse")
-    with pytest.raises(SteelyardError, match=r"partition=dirichlet needs int64 labels.*partition=iid"):
+    with pytest.raises(
+        SteelyardError, match=r"partition=dirichlet needs int64 labels.*partition=iid"
+    ):
         run(loss="mse", partition="dirichlet:0.1")
 
 
@@ -209,9 +233,13 @@ def test_own_metrics_are_of_the_whole_test_set():
     outputs = simulate_by_hand(history.params, None)
     gaps = (outputs - PRICES[TEST]).abs()
     assert history.column("mae")[-1] == pytest.approx(float(gaps.mean()), rel=1e-5)
-    assert history.column("worst")[-1] == pytest.approx(float(gaps.max()), rel=1e-5)  # no mean over shards
+    assert history.column("worst")[-1] == pytest.approx(
+        float(gaps.max()), rel=1e-5
+    )  # no mean over shards
     assert len(history.column("mae")) == 3
-    parallel = run(loss="mse", test_metrics={"mae": mae, "worst": worst}, executor="process", workers=2)
+    parallel = run(
+        loss="mse", test_metrics={"mae": mae, "worst": worst}, executor="process", workers=2
+    )
     assert same(history, parallel)
     plain = run(loss="mse")
     assert all(torch.equal(history.params[name], value) for name, value in plain.params.items())
@@ -237,7 +265,11 @@ def test_own_metrics_of_classes_and_images():
     assert [record["accuracy"] for record in history] == plain.accuracy
     assert all(torch.equal(history.params[name], value) for name, value in plain.params.items())
     convolution = simulate(
-        data="digits", model="resnet:depth=8", rounds=1, executor="serial", test_metrics={"correct": correct}
+        data="digits",
+        model="resnet:depth=8",
+        rounds=1,
+        executor="serial",
+        test_metrics={"correct": correct},
     )
     assert convolution.column("correct") == pytest.approx(convolution.accuracy, abs=1e-6)
 
@@ -317,7 +349,9 @@ def test_a_run_is_not_resumed_with_another_monitor(tmp_path):
         run(**options, rounds=3, resume=True)
     assert len(run(**options, monitor="mae", rounds=3, resume=True)) == 3
     run(CLASSES, net(3), rounds=2, out=tmp_path / "classes")
-    with pytest.raises(SteelyardError, match=r"keeps its best model by monitor='accuracy', mode='max'"):
+    with pytest.raises(
+        SteelyardError, match=r"keeps its best model by monitor='accuracy', mode='max'"
+    ):
         run(CLASSES, net(3), rounds=3, out=tmp_path / "classes", resume=True, monitor="loss")
 
 
@@ -342,7 +376,9 @@ def test_bad_monitors_are_refused(options, message):
 def test_names_say_whether_less_is_better():
     lower = ["loss", "mae", "val_loss", "RMSE", "top-1 error", "logloss", "perplexity"]
     assert all(is_lower_better(name) for name in lower)
-    assert not any(is_lower_better(name) for name in ["accuracy", "f1", "auc", "recall@5", "r2", "closseness"])
+    assert not any(
+        is_lower_better(name) for name in ["accuracy", "f1", "auc", "recall@5", "r2", "closseness"]
+    )
 
 
 # callbacks
@@ -361,13 +397,23 @@ class Adds(Callback):
 
 
 def test_what_a_callback_adds_is_written_and_survives_a_resume(tmp_path):
-    with pytest.warns(RuntimeWarning, match=r"record\['network'\] is not written to disk.*JSON has no FlatModel"):
+    with pytest.warns(
+        RuntimeWarning, match=r"record\['network'\] is not written to disk.*JSON has no FlatModel"
+    ):
         run(CLASSES, net(3), rounds=2, out=tmp_path / "run", callbacks=[Adds()])
     with pytest.warns(RuntimeWarning, match="network"):
-        whole = run(CLASSES, net(3), rounds=4, out=tmp_path / "run", callbacks=[Adds()], resume=True)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+        whole = run(
+            CLASSES, net(3), rounds=4, out=tmp_path / "run", callbacks=[Adds()], resume=True
+        )
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    ]
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
-    expected = {"curve": [0.5, None], "note": {"1": "a/b", "flags": [True, None], "few": [2]}, "share": 0.25}
+    expected = {
+        "curve": [0.5, None],
+        "note": {"1": "a/b", "flags": [True, None], "few": [2]},
+        "share": 0.25,
+    }
     for number, line in enumerate(lines, 1):
         assert {name: line[name] for name in expected} == expected
         assert line["rank"] == number
@@ -411,7 +457,9 @@ def test_losses_match_shapes_without_broadcasting():
     assert mse(column, torch.tensor([1.0, 1.0])).item() == 2.0
     assert mse(column.squeeze(1), torch.tensor([[1.0], [1.0]])).item() == 2.0
     assert bce(column, torch.tensor([1, 0])).item() == pytest.approx(
-        nn.functional.binary_cross_entropy_with_logits(column.squeeze(1), torch.tensor([1.0, 0.0])).item()
+        nn.functional.binary_cross_entropy_with_logits(
+            column.squeeze(1), torch.tensor([1.0, 0.0])
+        ).item()
     )
     with pytest.raises(SteelyardError, match="as many outputs as a sample has targets"):
         mse(column, torch.ones(2, 2))

@@ -61,7 +61,9 @@ def test_a_disk_that_fails_within_safetensors_is_one_sentence(place, tmp_path):
     store = Checkpoints(tmp_path / "c")
     store.save(Snapshot(1, {"w": few}, {"x": few}, "id"))
     model, state = (many, few) if place == "model" else (few, many)
-    with pytest.raises(CheckpointError, match=r"checkpoint of round 2 .* too large .* make room, then resume"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint of round 2 .* too large .* make room, then resume"
+    ):
         store.save(Snapshot(2, {"w": model}, {"x": state}, "id"))
     assert store.newest("id")[0].round == 1
     assert not list((tmp_path / "c").glob(".round*"))
@@ -74,7 +76,10 @@ def test_a_line_that_is_taken_in_part_is_written_to_its_end(tmp_path, monkeypatc
         monkeypatch.setattr(os, "write", lambda handle, data: real(handle, data[:7]))
         directory.append({"round": 1, "accuracy": 0.5})
     monkeypatch.undo()
-    assert json.loads((tmp_path / "run" / "rounds.jsonl").read_text()) == {"round": 1, "accuracy": 0.5}
+    assert json.loads((tmp_path / "run" / "rounds.jsonl").read_text()) == {
+        "round": 1,
+        "accuracy": 0.5,
+    }
 
 
 def test_a_directory_locked_for_nothing_is_gone(tmp_path):
@@ -89,7 +94,10 @@ def test_a_directory_locked_for_nothing_is_gone(tmp_path):
         lock(tmp_path / "mine", "sweep")
     assert (tmp_path / "mine").exists()
     (tmp_path / "file").touch()
-    with pytest.raises(SteelyardError, match="cannot be a sweep directory: Not a directory: choose another directory"):
+    with pytest.raises(
+        SteelyardError,
+        match="cannot be a sweep directory: Not a directory: choose another directory",
+    ):
         lock(tmp_path / "file" / "out", "sweep")
 
 
@@ -101,7 +109,9 @@ def test_a_second_process_is_refused_before_anything_is_loaded(tmp_path, monkeyp
             patch.setattr("steelyard.sim.simulate.federated", None)  # a call would be a TypeError
             with pytest.raises(SteelyardError, match=rf"in use by pid {os.getpid()} on "):
                 simulate(out=tmp_path / "run")
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        other = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
         assert other.returncode != 0
         assert f"in use by pid {os.getpid()}" in other.stderr
     finally:
@@ -128,8 +138,12 @@ def test_workers_do_not_hold_the_lock(tmp_path):
         def round(self, simulation, record):
             if record["round"] < 8:
                 return  # workers may still be at their first lines
-            for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
-                found.append([os.readlink(handle) for handle in Path(f"/proc/{child}/fd").iterdir()])
+            for child in (
+                Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+            ):
+                found.append(
+                    [os.readlink(handle) for handle in Path(f"/proc/{child}/fd").iterdir()]
+                )
 
     simulate(rounds=8, out=tmp_path / "run", executor="process", workers=2, callbacks=[Look()])
     assert len(found) == 2
@@ -149,7 +163,9 @@ def test_a_directory_with_a_run_is_not_overwritten_by_accident(tmp_path):
 
 def test_another_run_is_not_resumed(tmp_path):
     simulate("fedavg", out=tmp_path / "run", rounds=2)
-    with pytest.raises(SteelyardError, match=r"the run in it is another one.*algorithm.*fedavg.*then.*fedadp.*now"):
+    with pytest.raises(
+        SteelyardError, match=r"the run in it is another one.*algorithm.*fedavg.*then.*fedadp.*now"
+    ):
         simulate("fedadp", out=tmp_path / "run", rounds=2, resume=True)
     with pytest.raises(SteelyardError, match=r"another one.*seed"):
         simulate("fedavg", out=tmp_path / "run", rounds=2, resume=True, seed=5)
@@ -161,7 +177,9 @@ def test_a_finished_run_can_be_prolonged(tmp_path):
     whole = simulate("fedadp", out=tmp_path / "whole", rounds=5)
     simulate("fedadp", out=tmp_path / "run", rounds=3)
     assert same(whole, simulate("fedadp", out=tmp_path / "run", rounds=5, resume=True))
-    assert same(whole, simulate("fedadp", out=tmp_path / "run", rounds=5, resume=True))  # nothing left to do
+    assert same(
+        whole, simulate("fedadp", out=tmp_path / "run", rounds=5, resume=True)
+    )  # nothing left to do
     local = {"lr": 0.1, "schedule": "cosine"}
     simulate("fedadp", out=tmp_path / "cosine", rounds=3, local=local)
     with pytest.raises(SteelyardError, match=r"another one.*rounds"):
@@ -175,7 +193,9 @@ def test_a_worker_that_dies_is_replaced_and_its_clients_redone(model):
     class Assassin(steelyard.Callback):
         def progress(self, simulation, round, done, total):
             if done == 1 and round in (2, 3, 4):
-                children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+                children = (
+                    Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+                )
                 for child in children if round == 4 else children[round % 2 :][:1]:
                     os.kill(int(child), signal.SIGKILL)
                     killed.append(child)
@@ -199,7 +219,9 @@ def test_a_task_that_kills_every_worker_is_named():
 
     data = clients()
     data["client-3"] = (data["client-3"][0] + 100, data["client-3"][1])
-    with pytest.raises(SteelyardError, match=r"client 'client-3': 3 workers died here.*use fewer workers"):
+    with pytest.raises(
+        SteelyardError, match=r"client 'client-3': 3 workers died here.*use fewer workers"
+    ):
         simulate("fedavg", data, Deadly(), executor="process", workers=2)
 
 

@@ -16,7 +16,11 @@ def test_streams_are_functions_of_their_key_and_nothing_else():
     keys = [(1, "batches", 3, c) for c in ("ann", 7, "7", -7, None)]
     keys += [(2, "batches", 3, "ann"), (1, "cohort", 3, "ann"), (1, "batches", 4, "ann")]
     assert len({tuple(stream(*key).random(4)) for key in keys} | {tuple(first)}) == len(keys)
-    assert number(1, "module", 2, "ann") == number(1, "module", 2, "ann") != number(1, "module", 2, "bob")
+    assert (
+        number(1, "module", 2, "ann")
+        == number(1, "module", 2, "ann")
+        != number(1, "module", 2, "bob")
+    )
     assert 0 <= number(1, "module", 2, "ann") < 2**63
 
 
@@ -55,4 +59,8 @@ def test_a_deadline_cuts_off_the_slow():
     again = set(asked.draw_absent(0, 2, range(200), ids, work)[1])
     assert len(again & set(late)) > len(late) / 2  # the slow stay slow
     assert Participation().draw_absent(0, 1, range(3), ids, work[:3]) == ([], [], 10.0)
-    assert Participation(dropout=1.0).draw_absent(0, 1, range(3), ids, work[:3]) == ([0, 1, 2], [], 0.0)
+    assert Participation(dropout=1.0).draw_absent(0, 1, range(3), ids, work[:3]) == (
+        [0, 1, 2],
+        [],
+        0.0,
+    )

@@ -36,7 +36,9 @@ def test_fedawa_official_starts_from_shares_of_all_clients_examples(rule, share)
         weights = {client: weight / clipped.get(client, 1.0) for client, weight in weights.items()}
     assert len(weights) == 8 * share
     logits = np.array([sizes[client] for client in weights]) / sum(sizes.values())
-    np.testing.assert_allclose(list(weights.values()), np.exp(logits) / np.exp(logits).sum(), rtol=1e-9)
+    np.testing.assert_allclose(
+        list(weights.values()), np.exp(logits) / np.exp(logits).sum(), rtol=1e-9
+    )
 
 
 def test_a_client_enters_with_the_same_logit_whoever_comes_with_it():

@@ -26,7 +26,9 @@ ALGORITHMS = {
     "server_ft": steelyard.Algorithm("fedavg", refine="server_ft:preset=official,epochs=2"),
     "feddf": steelyard.Algorithm("fedavg", refine="feddf:epochs=2"),
     "fedbe": steelyard.Algorithm("fedavg", refine="fedbe:epochs=2,samples=2"),
-    "all": steelyard.Algorithm("fedlaw:epochs=2", client="fedprox", server="momentum", refine="server_ft"),
+    "all": steelyard.Algorithm(
+        "fedlaw:epochs=2", client="fedprox", server="momentum", refine="server_ft"
+    ),
 }
 
 
@@ -44,10 +46,22 @@ def test_the_same_bits_on_any_executor_and_after_a_pause(name, tmp_path):
 
 @pytest.mark.parametrize("model", ["resnet:depth=8", "mnist_cnn"])
 def test_networks_with_convolutions_and_batchnorm(model):
-    data = torch.rand(60, 1, 28, 28, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 10
-    options = {"rounds": 2, "clients": 3, "partition": "iid", "proxy": {"per_class": 2}, "test": data, "seed": 0}
+    data = (
+        torch.rand(60, 1, 28, 28, generator=torch.Generator().manual_seed(0)),
+        torch.arange(60) % 10,
+    )
+    options = {
+        "rounds": 2,
+        "clients": 3,
+        "partition": "iid",
+        "proxy": {"per_class": 2},
+        "test": data,
+        "seed": 0,
+    }
     serial = steelyard.simulate("fedlaw:epochs=2", data, model, executor="serial", **options)
-    forked = steelyard.simulate("fedlaw:epochs=2", data, model, executor="process", workers=2, **options)
+    forked = steelyard.simulate(
+        "fedlaw:epochs=2", data, model, executor="process", workers=2, **options
+    )
     assert serial.comparable() == forked.comparable()
     assert serial.records[-1]["gamma"] != 1.0
 
@@ -81,12 +95,16 @@ def test_every_algorithm_is_tested_on_the_same_rest():
 
 def test_without_proxy_data_the_run_does_not_start():
     for algorithm, name in (("guard(fedlaw)", "fedlaw"), (ALGORITHMS["feddf"], "feddf")):
-        with pytest.raises(SteelyardError, match=rf"{name} looks at proxy data.*--set proxy.per_class=10"):
+        with pytest.raises(
+            SteelyardError, match=rf"{name} looks at proxy data.*--set proxy.per_class=10"
+        ):
             run(algorithm, proxy=None)
 
 
 def test_configuration():
-    config = read(None, ["weighting=fedlaw:epochs=2", "proxy.per_class=2", "refine=server_ft", "rounds=1"])
+    config = read(
+        None, ["weighting=fedlaw:epochs=2", "proxy.per_class=2", "refine=server_ft", "rounds=1"]
+    )
     history = steelyard.simulate(**config.arguments())
     assert history.name == "fedlaw:epochs=2 refine=server_ft"
     with pytest.raises(SteelyardError, match=r"did you mean 'proxy.per_class'"):
@@ -163,14 +181,26 @@ def test_corrupted_clients_lose_weight():
 
     half = corrupt(federation, 0.5, "swap", seed=0)
     changed = [
-        bool((half.train.targets[torch.from_numpy(a)] != federation.train.targets[torch.from_numpy(b)]).any())
+        bool(
+            (
+                half.train.targets[torch.from_numpy(a)]
+                != federation.train.targets[torch.from_numpy(b)]
+            ).any()
+        )
         for a, b in zip(half.index, federation.index, strict=True)
     ]
     history = steelyard.simulate(
-        "law:epochs=40", half, "logistic", rounds=4, proxy={"per_class": 10}, local={"lr": 0.5, "epochs": 3}
+        "law:epochs=40",
+        half,
+        "logistic",
+        rounds=4,
+        proxy={"per_class": 10},
+        local={"lr": 0.5, "epochs": 3},
     )
     weights = history.records[-1]["weights"]
     bad = [weights[str(k)] if str(k) in weights else weights[k] for k in range(6) if changed[k]]
-    good = [weights[str(k)] if str(k) in weights else weights[k] for k in range(6) if not changed[k]]
+    good = [
+        weights[str(k)] if str(k) in weights else weights[k] for k in range(6) if not changed[k]
+    ]
     assert sum(changed) == 3
     assert max(bad) < min(good)

@@ -15,7 +15,10 @@ def test_official_feddyn_is_evaluated_without_the_correction():
 
     class Spy(steelyard.Callback):
         def end(self, simulation):
-            got["theta"], got["h"] = simulation.buffers.theta.clone(), simulation.buffers.sent["feddyn.h"].clone()
+            got["theta"], got["h"] = (
+                simulation.buffers.theta.clone(),
+                simulation.buffers.sent["feddyn.h"].clone(),
+            )
             got["shown"] = simulation.server.params_to_evaluate().clone()
 
     simulate(steelyard.Algorithm("uniform", client="feddyn"), callbacks=[Spy()])
@@ -51,12 +54,25 @@ def test_reports_hold_what_they_say():
     class Spy(steelyard.Callback):
         def round(self, simulation, record):
             names = simulation.work.metrics
-            reported.update({n: simulation.buffers.reports[:, i].tolist() for i, n in enumerate(names)})
+            reported.update(
+                {n: simulation.buffers.reports[:, i].tolist() for i, n in enumerate(names)}
+            )
             reported["label_hist"] = simulation.buffers.histograms.clone()
 
     data = clients(2)
-    names = ["loss", "loss_before", "accuracy", "accuracy_before", "num_steps", "normalizer", "label_hist", "grad_norm"]
-    history = simulate("fedavg", data, rounds=1, metrics=names, callbacks=[Spy()], local={"lr": 0.1, "epochs": 3})
+    names = [
+        "loss",
+        "loss_before",
+        "accuracy",
+        "accuracy_before",
+        "num_steps",
+        "normalizer",
+        "label_hist",
+        "grad_norm",
+    ]
+    history = simulate(
+        "fedavg", data, rounds=1, metrics=names, callbacks=[Spy()], local={"lr": 0.1, "epochs": 3}
+    )
     assert reported["num_examples"] == [20, 23]
     assert reported["num_steps"] == reported["normalizer"] == [3, 3]
     for k, (inputs, targets) in enumerate(data.values()):
@@ -77,7 +93,9 @@ def test_authors_way_all_train_then_a_cohort_is_drawn():
             trained.append((len(record["weights"]), len(simulation.server.known)))
 
     local = {"lr": 0.1, "momentum": 0.9, "persistent": True}
-    simulate(local=local, participation={"share": 0.5, "train_all": True}, rounds=2, callbacks=[Spy()])
+    simulate(
+        local=local, participation={"share": 0.5, "train_all": True}, rounds=2, callbacks=[Spy()]
+    )
     assert trained == [(3, 6), (3, 6)]
     trained.clear()
     simulate(local=local, participation={"share": 0.5}, rounds=1, callbacks=[Spy()])
@@ -96,12 +114,16 @@ def test_where_all_train_the_servers_vector_stays_the_mean_of_the_clients(term, 
         def round(self, simulation, record):
             name = f"{term.split(':')[0]}.{slot}"
             tables = simulation.buffers.tables
-            gaps.append(float((simulation.buffers.sent[name] - tables[name].mean(dim=0)).abs().max()))
+            gaps.append(
+                float((simulation.buffers.sent[name] - tables[name].mean(dim=0)).abs().max())
+            )
             moved.append({n: int(rows.any(dim=1).sum()) for n, rows in tables.items()})
 
     local = {"lr": 0.1, "batch_size": 8, "momentum": 0.9, "persistent": term != "scaffold"}
     algorithm = steelyard.Algorithm("uniform", client=term)
-    simulate(algorithm, local=local, participation={"count": 2, "train_all": True}, callbacks=[Spy()])
+    simulate(
+        algorithm, local=local, participation={"count": 2, "train_all": True}, callbacks=[Spy()]
+    )
     assert (max(gaps) < 1e-6) == mean
     of_term, *of_optimizer = moved[0].values()
     assert of_term == (2 if mean else 6)
@@ -129,7 +151,9 @@ def test_seventy_thirty_split_weighs_by_all_data_and_trains_on_seventy_percent()
     history = simulate(local={"train_share": 0.7}, rounds=1, evaluate_clients=1, callbacks=[Spy()])
     assert got["parts"] == [(n - int(0.3 * n), int(0.3 * n)) for n in got["sizes"]]
     total = sum(got["sizes"])
-    assert list(history.records[0]["weights"].values()) == pytest.approx([n / total for n in got["sizes"]])
+    assert list(history.records[0]["weights"].values()) == pytest.approx(
+        [n / total for n in got["sizes"]]
+    )
     assert len(history.records[0]["client_accuracy"]) == 6
 
 
@@ -141,8 +165,12 @@ def test_evaluation_is_that_of_the_final_model():
     module.load_state_dict(history.params)
     with torch.no_grad():
         outputs = module(test[0])
-    assert history.final_accuracy == pytest.approx((outputs.argmax(1) == test[1]).double().mean().item(), abs=1e-12)
-    assert history.records[-1]["loss"] == pytest.approx(nn.functional.cross_entropy(outputs, test[1]).item(), abs=1e-5)
+    assert history.final_accuracy == pytest.approx(
+        (outputs.argmax(1) == test[1]).double().mean().item(), abs=1e-12
+    )
+    assert history.records[-1]["loss"] == pytest.approx(
+        nn.functional.cross_entropy(outputs, test[1]).item(), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedadp", "fedawa", "pa3fed", "robust"])
@@ -159,7 +187,8 @@ def test_all_aggregation_is_the_cores(name):
             buffers, names = simulation.buffers, simulation.work.metrics
             ids = list(record["weights"])
             reports = {
-                n: dict(zip(ids, buffers.reports[: len(ids), i].tolist(), strict=True)) for i, n in enumerate(names)
+                n: dict(zip(ids, buffers.reports[: len(ids), i].tolist(), strict=True))
+                for i, n in enumerate(names)
             }
             out = steelyard.aggregate(
                 algorithm.weighting,
@@ -172,7 +201,9 @@ def test_all_aggregation_is_the_cores(name):
                 server=algorithm.server,
             )
             torch.testing.assert_close(out.params, buffers.theta, rtol=0, atol=1e-6)
-            torch.testing.assert_close(out.weights.tolist(), list(record["weights"].values()), rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                out.weights.tolist(), list(record["weights"].values()), rtol=1e-4, atol=1e-6
+            )
             self.theta, self.state = buffers.theta.clone(), out.state
             compared.append(record["round"])
 
@@ -187,7 +218,9 @@ def test_users_own_loss_on_regression_data():
     for k in range(3):
         x = torch.randn(30, 5, generator=g)
         data[k] = (x, x @ true)
-    history = simulate("fedavg", data, nn.Linear(5, 1), loss=nn.functional.mse_loss, test=data[0], rounds=30)
+    history = simulate(
+        "fedavg", data, nn.Linear(5, 1), loss=nn.functional.mse_loss, test=data[0], rounds=30
+    )
     assert history.records[-1]["accuracy"] is None
     assert history.records[-1]["loss"] < 0.05 * history.records[0]["loss"]
 
@@ -272,7 +305,9 @@ def test_history_is_pleasant():
     history = simulate(test=clients(1, seed=9)["client-0"], rounds=15)
     frame = history.to_pandas()
     assert list(frame.index) == list(range(1, 16))
-    assert {"accuracy", "loss", "coherence", "weight.client-0", "seconds.train"} <= set(frame.columns)
+    assert {"accuracy", "loss", "coherence", "weight.client-0", "seconds.train"} <= set(
+        frame.columns
+    )
     assert history.accuracy == history.column("accuracy")
     assert len(history.accuracy) == 15
     assert history.final_accuracy == history.records[-1]["accuracy"]
@@ -294,7 +329,8 @@ def test_accuracy_is_the_curve_of_the_evaluated_rounds():
 def test_cohorts_are_the_same_for_every_algorithm_and_can_be_given():
     share = {"share": 0.5}
     cohorts = [
-        [list(r["weights"]) for r in simulate(rule, participation=share).records] for rule in ("fedavg", "fedadp")
+        [list(r["weights"]) for r in simulate(rule, participation=share).records]
+        for rule in ("fedavg", "fedadp")
     ]
     assert cohorts[0] == cohorts[1]
     assert len({tuple(cohort) for cohort in cohorts[0]}) > 1

@@ -59,7 +59,9 @@ def test_networks_with_statistics_and_randomness_resume_too(kind, tmp_path):
 def test_a_resumed_run_remembers_void_rounds_and_the_best_one(tmp_path):
     nobody = {"rounds": 9, "participation": {"dropout": 1.0}}
     with pytest.raises(KeyboardInterrupt):
-        simulate("fedavg", out=tmp_path / "void", callbacks=[Stop(3)], checkpoint_pace=1.0, **nobody)
+        simulate(
+            "fedavg", out=tmp_path / "void", callbacks=[Stop(3)], checkpoint_pace=1.0, **nobody
+        )
     with pytest.raises(SteelyardError, match="round 5: 5 rounds in a row were void"):
         simulate("fedavg", out=tmp_path / "void", resume=True, **nobody)
     wild = {**OPTIONS, "local": {"lr": 3.0, "batch_size": 4}, "rounds": 12, "seed": 2}
@@ -73,7 +75,9 @@ def test_a_resumed_run_remembers_void_rounds_and_the_best_one(tmp_path):
 
 def test_a_run_from_before_clients_were_written_down_goes_on_and_writes_them(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        simulate("fedavg", out=tmp_path / "run", callbacks=[Stop(3)], checkpoint_pace=1.0, **OPTIONS)
+        simulate(
+            "fedavg", out=tmp_path / "run", callbacks=[Stop(3)], checkpoint_pace=1.0, **OPTIONS
+        )
     written = (tmp_path / "run" / "clients.json").read_bytes()
     (tmp_path / "run" / "clients.json").unlink()
     assert read_clients(tmp_path / "run") is None
@@ -83,7 +87,9 @@ def test_a_run_from_before_clients_were_written_down_goes_on_and_writes_them(tmp
 
 def test_a_run_from_before_layers_were_written_down_goes_on_and_writes_them(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        simulate("fedavg", out=tmp_path / "run", callbacks=[Stop(3)], checkpoint_pace=1.0, **OPTIONS)
+        simulate(
+            "fedavg", out=tmp_path / "run", callbacks=[Stop(3)], checkpoint_pace=1.0, **OPTIONS
+        )
     path = tmp_path / "run" / "config.json"
     config = json.loads(path.read_text())
     written = config["resolved"]["model"].pop("layers")
@@ -103,12 +109,32 @@ def rate(p):
 SAME = {
     "the same": ({}, {}, None),
     "more cohorts": ({"cohorts": [[0, 1]] * 6}, {"cohorts": [[0, 1]] * 6 + [[2]]}, None),
-    "other cohorts later": ({"cohorts": [[0, 1]] * 6}, {"cohorts": [[0, 1]] * 6 + [[2]], "rounds": 7}, None),
-    "other cohorts": ({"cohorts": [[0, 1]] * 6}, {"cohorts": [[0, 1], [0, 2]] * 3}, "another cohort in round 2: give"),
-    "forgotten cohorts": ({"cohorts": [[0, 1]] * 6}, {}, "another cohort in round 1: give the same cohorts=, or"),
-    "fewer rounds": ({}, {"rounds": 5}, "6 rounds are done, rounds=5 asks for fewer: give rounds=6 or more"),
+    "other cohorts later": (
+        {"cohorts": [[0, 1]] * 6},
+        {"cohorts": [[0, 1]] * 6 + [[2]], "rounds": 7},
+        None,
+    ),
+    "other cohorts": (
+        {"cohorts": [[0, 1]] * 6},
+        {"cohorts": [[0, 1], [0, 2]] * 3},
+        "another cohort in round 2: give",
+    ),
+    "forgotten cohorts": (
+        {"cohorts": [[0, 1]] * 6},
+        {},
+        "another cohort in round 1: give the same cohorts=, or",
+    ),
+    "fewer rounds": (
+        {},
+        {"rounds": 5},
+        "6 rounds are done, rounds=5 asks for fewer: give rounds=6 or more",
+    ),
     "the same layers": ({"model": rate(0.2)}, {"model": rate(0.2)}, None),
-    "other layers": ({"model": rate(0.2)}, {"model": rate(0.9)}, "the run in it is another one .model: "),
+    "other layers": (
+        {"model": rate(0.2)},
+        {"model": rate(0.9)},
+        "the run in it is another one .model: ",
+    ),
 }
 
 
@@ -126,9 +152,14 @@ def test_a_run_is_resumed_only_as_what_it_was(name, tmp_path):
 
 
 def test_groups_of_samples_are_written_down(tmp_path):
-    inputs, targets = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
+    inputs, targets = (
+        torch.randn(12, 5, generator=torch.Generator().manual_seed(0)),
+        torch.arange(12) % 3,
+    )
     data = Dataset(inputs, targets, 3, "grouped", torch.arange(12) % 4)
-    simulate("fedavg", Federation.partitioned(data, None, "iid", 2, 0), out=tmp_path / "run", rounds=1)
+    simulate(
+        "fedavg", Federation.partitioned(data, None, "iid", 2, 0), out=tmp_path / "run", rounds=1
+    )
     groups = read_clients(tmp_path / "run")["groups"]
     assert [sum(column) for column in zip(*groups, strict=True)] == [3, 3, 3, 3]
 
@@ -140,18 +171,31 @@ def test_a_run_directory_holds_what_it_should(tmp_path):
     assert found == named | {"checkpoints", "lock"}
     held = json.loads((tmp_path / "run" / "clients.json").read_text())
     assert held["ids"] == [f"client-{k}" for k in range(6)]
-    assert held["sizes"] == [20 + 3 * k for k in range(6)] == [sum(counts) for counts in held["counts"]]
+    assert (
+        held["sizes"]
+        == [20 + 3 * k for k in range(6)]
+        == [sum(counts) for counts in held["counts"]]
+    )
     config = json.loads((tmp_path / "run" / "config.json").read_text())["resolved"]
     assert config["algorithm"] == {"weighting": "fedawa"}
     assert config["local"]["momentum"] == 0.9
     cohorts = json.loads((tmp_path / "run" / "cohorts.json").read_text())
     records = read_log(tmp_path / "run")
     assert [sorted(r["weights"]) for r in records] == [sorted(cohort) for cohort in cohorts]
-    assert {"accuracy", "loss", "weights", "coherence", "timings", "quarantined", "effective_clients"} <= set(
-        records[0]
-    )
+    assert {
+        "accuracy",
+        "loss",
+        "weights",
+        "coherence",
+        "timings",
+        "quarantined",
+        "effective_clients",
+    } <= set(records[0])
     assert {"train", "sgd", "aggregate", "evaluate", "total"} == set(records[0]["timings"])
-    assert json.loads((tmp_path / "run" / "environment.json").read_text())["torch"] == torch.__version__
+    assert (
+        json.loads((tmp_path / "run" / "environment.json").read_text())["torch"]
+        == torch.__version__
+    )
     last, best = (verified(tmp_path / "run" / "checkpoints" / name) for name in ("last", "best"))
     assert last.round == 6
     top = max(r["accuracy"] for r in records)
@@ -165,16 +209,26 @@ def test_checkpoints_are_pruned_and_the_best_stays(tmp_path):
         if number == 2:
             store.save(Snapshot(number, model, None, "id"))
         store.save(Snapshot(number, model, {"round": number}, "id"))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["best", "best-000002", "last", "round-000004", "round-000005"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "best",
+        "best-000002",
+        "last",
+        "round-000004",
+        "round-000005",
+    ]
     assert os.readlink(tmp_path / "last") == "round-000005"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "manifest.json"])
-@pytest.mark.parametrize("damage", ["empty", "one", "half", "short", "missing", *[f"bit{i}" for i in range(64)]])
+@pytest.mark.parametrize(
+    "damage", ["empty", "one", "half", "short", "missing", *[f"bit{i}" for i in range(64)]]
+)
 def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(name, damage, tmp_path):
     store = Checkpoints(tmp_path)
     for number in (1, 2):
-        store.save(Snapshot(number, {"w": torch.full((50,), float(number))}, {"x": [number] * 20}, "id"))
+        store.save(
+            Snapshot(number, {"w": torch.full((50,), float(number))}, {"x": [number] * 20}, "id")
+        )
     victim = tmp_path / "round-000002" / name
     data = bytearray(victim.read_bytes())
     if damage == "missing":
@@ -184,7 +238,9 @@ def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(name, dama
         data[at // 8] ^= 1 << at % 8
         victim.write_bytes(data)
     else:
-        victim.write_bytes(data[: {"empty": 0, "one": 1, "half": len(data) // 2, "short": len(data) - 1}[damage]])
+        victim.write_bytes(
+            data[: {"empty": 0, "one": 1, "half": len(data) // 2, "short": len(data) - 1}[damage]]
+        )
     snapshot, refused = store.newest("id")
     assert snapshot.round == 1
     assert torch.equal(snapshot.model["w"], torch.ones(50))
@@ -223,7 +279,9 @@ def test_what_a_run_goes_on_from_is_said_even_if_nobody_listens(count, tmp_path)
     for path in sorted((tmp_path / "run" / "checkpoints").glob("round-*"))[-count:]:
         (path / "state.safetensors").write_bytes(b"x")
     with pytest.warns(RuntimeWarning, match="checkpoint passed over " + DAMAGED[count]) as caught:
-        again = simulate("fedadp", out=tmp_path / "run", resume=True, callbacks=[steelyard.Callback()], **OPTIONS)
+        again = simulate(
+            "fedadp", out=tmp_path / "run", resume=True, callbacks=[steelyard.Callback()], **OPTIONS
+        )
     assert len(caught) == 1
     assert same(whole, again)
 
@@ -231,7 +289,9 @@ def test_what_a_run_goes_on_from_is_said_even_if_nobody_listens(count, tmp_path)
 def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_over(tmp_path):
     whole = simulate("fedadp", out=tmp_path / "run", **OPTIONS)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.warns(RuntimeWarning, match="holds no checkpoint .*: the run starts over at round 1$") as caught:
+    with pytest.warns(
+        RuntimeWarning, match="holds no checkpoint .*: the run starts over at round 1$"
+    ) as caught:
         again = simulate("fedadp", out=tmp_path / "run", resume=True, **OPTIONS)
     assert len(caught) == 1
     assert same(whole, again)

@@ -9,9 +9,8 @@ import torch
 from steelyard.core import state as states
 from steelyard.core.errors import SteelyardError
 from steelyard.core.state import save_state
-from steelyard.runs.checkpoint import Checkpoints
+from steelyard.runs.checkpoint import Checkpoints, Snapshot, verified
 from steelyard.runs.directory import read_log
-from steelyard.runs.snapshot import Snapshot, verified
 from tests.sim.runs import OPTIONS, Stop, simulate
 
 DIVERGING = OPTIONS | {"rounds": 8, "local": {"lr": 3.0, "batch_size": 4}, "checkpoint_pace": 1.0}
@@ -41,7 +40,9 @@ def test_a_damaged_best_model_is_named_and_set_aside(damage, cut):
         (best / "manifest.json").write_text("[]")
     else:
         (best / "model.safetensors").unlink()
-    with pytest.warns(RuntimeWarning, match=rf"{best.name}: .*(damaged|missing|No such file)") as caught:
+    with pytest.warns(
+        RuntimeWarning, match=rf"{best.name}: .*(damaged|missing|No such file)"
+    ) as caught:
         simulate(out=cut, resume=True, **DIVERGING)
     assert len(caught) == 1
     if os.path.lexists(link):  # a model that verifies, or none
@@ -57,7 +58,9 @@ def test_a_best_model_is_written_anew_from_the_checkpoint_of_its_round(tmp_path)
     before = (tmp_path / "best" / "model.safetensors").read_bytes()
     flip(tmp_path / "best" / "model.safetensors")
     snapshot, _ = store.newest("id")
-    assert "best-000001: model.safetensors is damaged: written anew" in store.verify_best(snapshot, 1)
+    assert "best-000001: model.safetensors is damaged: written anew" in store.verify_best(
+        snapshot, 1
+    )
     assert (tmp_path / "best" / "model.safetensors").read_bytes() == before
     assert store.verify_best(snapshot, 1) is None
 
@@ -71,7 +74,9 @@ def test_a_best_model_from_after_the_checkpoint_is_no_damage(tmp_path):
     for path in (tmp_path / "checkpoints").glob("best-*"):
         best = verified(path)
     store.save(type(best)(snapshot.round + 1, best.model, None, best.identity))
-    assert [path.name for path in (tmp_path / "checkpoints").glob("best-*")] == [f"best-{snapshot.round + 1:06d}"]
+    assert [path.name for path in (tmp_path / "checkpoints").glob("best-*")] == [
+        f"best-{snapshot.round + 1:06d}"
+    ]
     simulate(out=tmp_path, resume=True, **OPTIONS)
 
 
@@ -83,12 +88,16 @@ def test_a_changed_line_of_the_log_is_refused(change, cut):
         at = lines[0].index('"accuracy":0.') + len('"accuracy":0.')
         lines[0] = lines[0][:at] + ("9" if lines[0][at] != "9" else "1") + lines[0][at + 1 :]
     elif change == "added":
-        lines[0] = lines[0].replace("{", '{"extra":1,', 1)  # the last checkpoint may be of any later round
+        lines[0] = lines[0].replace(
+            "{", '{"extra":1,', 1
+        )  # the last checkpoint may be of any later round
     else:
         first, second = (line.split(",", 1) for line in lines[:2])
         lines[:2] = [f"{first[0]},{second[1]}", f"{second[0]},{first[1]}"]
     path.write_text("".join(lines))
-    with pytest.raises(SteelyardError, match=r"rounds.jsonl: the lines of rounds 1 to \d are not those"):
+    with pytest.raises(
+        SteelyardError, match=r"rounds.jsonl: the lines of rounds 1 to \d are not those"
+    ):
         simulate(out=cut, resume=True, **DIVERGING)
     assert path.read_text() == "".join(lines)
 
@@ -125,9 +134,14 @@ def test_a_state_is_on_disk_before_it_has_its_name_and_its_name_after(tmp_path, 
 def test_a_checkpoint_is_hidden_before_it_is_removed(tmp_path, monkeypatch):
     """A process that is killed while it removes an old checkpoint leaves no half of one."""
     removed = []
-    monkeypatch.setattr("steelyard.runs.checkpoint.shutil.rmtree", lambda path, **_: removed.append(Path(path).name))
+    monkeypatch.setattr(
+        "steelyard.runs.checkpoint.shutil.rmtree", lambda path, **_: removed.append(Path(path).name)
+    )
     store = Checkpoints(tmp_path, keep=1)
     for number in (1, 2, 2):
         store.save(Snapshot(number, {"w": torch.zeros(2)}, {}, "run"))
-    assert [name[:13] for name in removed if (tmp_path / name).exists()] == [".round-000001", ".round-000002"]
+    assert [name[:13] for name in removed if (tmp_path / name).exists()] == [
+        ".round-000001",
+        ".round-000002",
+    ]
     assert sorted(path.name for path in tmp_path.glob("round-*")) == ["round-000002"]

@@ -29,7 +29,9 @@ def test_1_2_and_4_workers_give_the_same_bits(name):
     options = {"rounds": 5, "test": clients(1, seed=9)["client-0"], "participation": {"share": 0.7}}
     serial = simulate(ALGORITHMS[name], **options)
     for workers in (1, 2, 4):
-        assert same(serial, simulate(ALGORITHMS[name], executor="process", workers=workers, **options))
+        assert same(
+            serial, simulate(ALGORITHMS[name], executor="process", workers=workers, **options)
+        )
 
 
 @pytest.mark.parametrize("kind", ["cnn", "batch_norm", "dropout"])
@@ -37,13 +39,19 @@ def test_other_networks_too(kind):
     data = clients(shape=(2, 6, 6)) if kind == "cnn" else clients()
     local = {"lr": 0.1, "batch_size": 8, "momentum": 0.9, "persistent": True}
     serial = simulate("fedadp", data, net(kind), local=local)
-    assert same(serial, simulate("fedadp", data, net(kind), local=local, executor="process", workers=3))
+    assert same(
+        serial, simulate("fedadp", data, net(kind), local=local, executor="process", workers=3)
+    )
     if kind == "batch_norm":
         assert serial.params["1.running_var"].min() > 0
-        assert serial.params["1.num_batches_tracked"] == 4 * 5  # the most of any client, and still a whole number
+        assert (
+            serial.params["1.num_batches_tracked"] == 4 * 5
+        )  # the most of any client, and still a whole number
 
 
-@pytest.mark.parametrize("local", [{"steps": 3}, {"steps": 7, "momentum": 0.5}, {"epochs": 2, "drop_last": True}])
+@pytest.mark.parametrize(
+    "local", [{"steps": 3}, {"steps": 7, "momentum": 0.5}, {"epochs": 2, "drop_last": True}]
+)
 def test_clients_of_different_sizes_side_by_side_train_as_they_would_alone(local):
     data = clients()
     together = simulate("uniform", data, rounds=1, local={"lr": 0.1, "batch_size": 8, **local})
@@ -58,7 +66,13 @@ def test_clients_of_different_sizes_side_by_side_train_as_they_would_alone(local
 
 @pytest.mark.parametrize("kind", ["mlp", "batch_norm"])
 @pytest.mark.parametrize(
-    "local", [{"epochs": 2}, {"epochs": 2, "drop_last": True}, {"train_share": 0.7, "drop_last": True}, {"steps": 3}]
+    "local",
+    [
+        {"epochs": 2},
+        {"epochs": 2, "drop_last": True},
+        {"train_share": 0.7, "drop_last": True},
+        {"steps": 3},
+    ],
 )
 def test_steps_are_known_before_batches_are_drawn(kind, local):
     """Deadlines judge clients by them: 20 to 35 samples in batches of 11, so that some have one left over."""
@@ -69,7 +83,14 @@ def test_steps_are_known_before_batches_are_drawn(kind, local):
             work = simulation.work
             found.extend((work.num_steps(k), work.batches(k, 1).steps) for k in range(6))
 
-    simulate("fedavg", clients(), net(kind), rounds=1, local={"batch_size": 11, **local}, callbacks=[Spy()])
+    simulate(
+        "fedavg",
+        clients(),
+        net(kind),
+        rounds=1,
+        local={"batch_size": 11, **local},
+        callbacks=[Spy()],
+    )
     assert [known for known, _ in found] == [taken for _, taken in found]
 
 
@@ -96,7 +117,9 @@ def test_a_client_does_not_change_another_ones_randomness():
             work = simulation.work
             ids = work.federation.ids
             here = {name: work.batches(i, 3) for i, name in enumerate(ids)}
-            drawn[self.key] = {n: here[n].order - int(work.federation.index[ids.index(n)][0]) for n in ids}
+            drawn[self.key] = {
+                n: here[n].order - int(work.federation.index[ids.index(n)][0]) for n in ids
+            }
 
     data = clients()
     simulate(data=data, rounds=1, callbacks=[Spy("all")])
@@ -179,7 +202,9 @@ LONG = {
 def test_persistent_optimizer_state_makes_one_long_run_of_a_single_client(name):
     data = {"only": clients(1)["client-0"]}
     local, make = LONG[name]
-    history = simulate("fedavg", data, rounds=6, local={"batch_size": 1000, "persistent": True, **local})
+    history = simulate(
+        "fedavg", data, rounds=6, local={"batch_size": 1000, "persistent": True, **local}
+    )
     module = net()
     optimizer = make(module.parameters())
     for _ in range(6):
@@ -198,7 +223,9 @@ def test_fedcos_takes_the_step_before_the_server_optimizer():
             self.theta = simulation.buffers.theta.clone()
 
         def round(self, simulation, record):
-            seen.append((simulation.buffers.sent["step"].clone(), simulation.buffers.theta - self.theta))
+            seen.append(
+                (simulation.buffers.sent["step"].clone(), simulation.buffers.theta - self.theta)
+            )
             self.theta = simulation.buffers.theta.clone()
 
     algorithm = steelyard.Algorithm("uniform", client="fedcos", server="sgd:lr=0.25")
@@ -209,7 +236,12 @@ def test_fedcos_takes_the_step_before_the_server_optimizer():
 
 @pytest.mark.parametrize(
     ("direction", "server", "expected"),
-    [("step", "sgd:lr=0.25", 4.0), ("move", "sgd:lr=0.25", 1.0), ("move", "momentum", 1.0), ("move", None, 1.0)],
+    [
+        ("step", "sgd:lr=0.25", 4.0),
+        ("move", "sgd:lr=0.25", 1.0),
+        ("move", "momentum", 1.0),
+        ("move", None, 1.0),
+    ],
 )
 def test_fedcos_pulls_along_the_step_or_along_the_move_of_the_model(direction, server, expected):
     seen = []
@@ -232,7 +264,10 @@ def test_fedcos_pulls_along_the_step_or_along_the_move_of_the_model(direction, s
 
 
 def test_without_a_server_optimizer_step_and_move_are_the_same():
-    runs = [simulate(steelyard.Algorithm("fedavg", client=f"fedcos:direction={name}")) for name in ("step", "move")]
+    runs = [
+        simulate(steelyard.Algorithm("fedavg", client=f"fedcos:direction={name}"))
+        for name in ("step", "move")
+    ]
     for name, value in runs[0].params.items():
         torch.testing.assert_close(value, runs[1].params[name], rtol=1e-5, atol=1e-7)
     assert steelyard.parse_terms("fedcos:direction=step") == steelyard.parse_terms("fedcos")
@@ -250,11 +285,15 @@ def test_the_record_has_each_clients_cosine_to_the_direction_it_was_sent(directi
 
         def round(self, simulation, record):
             updates = simulation.buffers.matrix[: len(record["weights"])]
-            cosines = torch.nn.functional.cosine_similarity(updates.double(), self.sent.double()[None])
+            cosines = torch.nn.functional.cosine_similarity(
+                updates.double(), self.sent.double()[None]
+            )
             expected.append(dict(zip(record["weights"], cosines.tolist(), strict=True)))
             self.sent = simulation.buffers.sent[direction].clone()
 
-    algorithm = steelyard.Algorithm("fedavg", client=f"fedcos:direction={direction}", server="momentum")
+    algorithm = steelyard.Algorithm(
+        "fedavg", client=f"fedcos:direction={direction}", server="momentum"
+    )
     history = simulate(algorithm, rounds=3, callbacks=[Spy()])
     assert "direction_cosines" not in history.records[0]  # there is no direction yet
     for record, cosines in zip(history.records[1:], expected[1:], strict=True):
@@ -281,7 +320,13 @@ def test_fedmut_clients_start_from_mutated_models():
                 seen["move"] = buffers.sent["move"].clone()
                 return
             seen["updates"] = buffers.matrix[:6].clone()
-            spread = torch.cat([buffers.starts[:6, i : i + 1].expand(6, leaf.size) for i, leaf in enumerate(leaves)], 1)
+            spread = torch.cat(
+                [
+                    buffers.starts[:6, i : i + 1].expand(6, leaf.size)
+                    for i, leaf in enumerate(leaves)
+                ],
+                1,
+            )
             seen["expected"] = spread * seen["move"].double()
 
     algorithm = steelyard.Algorithm("uniform", broadcast="fedmut:radius=0.5")

@@ -9,7 +9,13 @@ from steelyard.sim.config import read
 def test_a_run_ends_at_its_target_and_stays_there(tmp_path):
     whole = steelyard.simulate(rounds=8, executor="serial")
     target = sorted(whole.column("accuracy"))[4]
-    arguments = {"rounds": 8, "executor": "serial", "out": tmp_path / "run", "target": target, "resume": True}
+    arguments = {
+        "rounds": 8,
+        "executor": "serial",
+        "out": tmp_path / "run",
+        "target": target,
+        "resume": True,
+    }
     short = steelyard.simulate(**arguments)
     assert len(short) == whole.rounds_to(target) < 8
     assert short.comparable() == whole.comparable()[: len(short)]

@@ -59,10 +59,17 @@ def test_a_finished_run_is_free_while_another_run_s_workers_live(tmp_path):
                 assert self.go.wait(60)
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(simulate, out=tmp_path / "a", rounds=2, callbacks=[Wait(opened, forked)])
+        first = pool.submit(
+            simulate, out=tmp_path / "a", rounds=2, callbacks=[Wait(opened, forked)]
+        )
         assert opened.wait(60)
         second = pool.submit(
-            simulate, out=tmp_path / "b", rounds=2, callbacks=[Wait(forked, done)], executor="process", workers=2
+            simulate,
+            out=tmp_path / "b",
+            rounds=2,
+            callbacks=[Wait(forked, done)],
+            executor="process",
+            workers=2,
         )
         try:
             first.result(60)
@@ -93,7 +100,9 @@ def test_the_limit_of_blas_ends_with_its_last_user():
     from threadpoolctl import threadpool_info, threadpool_limits
 
     def limit():
-        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+        return [
+            library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+        ]
 
     with threadpool_limits(2, user_api="blas"):
         before = limit()

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 import steelyard
-from steelyard.sim.told import report_metrics
+from steelyard.sim.evaluation import report_metrics
 from tests.sim.runs import clients, simulate
 
 
 def test_fgn_of_both_kinds():
-    table = {"grad_norm": {"a": 1.0, "b": 4.0, "gone": 9.0}, "num_examples": {"a": 3, "b": 1, "gone": 9}}
+    table = {
+        "grad_norm": {"a": 1.0, "b": 4.0, "gone": 9.0},
+        "num_examples": {"a": 3, "b": 1, "gone": 9},
+    }
     record = report_metrics(table, ["a", "b"])
     assert record == {"reported": {"grad_norm": {"a": 1.0, "b": 4.0}}, "fgn": 1.75, "fgn_mean": 2.5}
     assert "fgn" not in report_metrics({"grad_norm": table["grad_norm"]}, ["a", "b"])
@@ -40,7 +43,9 @@ def test_a_line_of_a_hundred_clients_stays_small():
     data = dict(enumerate(clients(100, size=3).values()))
     plain = simulate("fedavg", data, rounds=1).records[0]
     bulky = ("weights", "norms", "cosines")
-    assert len(json.dumps({name: value for name, value in plain.items() if name not in bulky})) < 1000
+    assert (
+        len(json.dumps({name: value for name, value in plain.items() if name not in bulky})) < 1000
+    )
     asked = simulate(steelyard.Algorithm("pa3fed"), data, rounds=1).records[0]
     assert len(json.dumps(asked["reported"])) < 4000
     assert len(json.dumps(asked)) < 15_000

@@ -33,21 +33,31 @@ BYTE = b'"%d":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
 HEADERS = {
     "objects in a list": lambda: repeat(b'{"a":[', b'{"":0},', b"0]}"),
     "lists in a list": lambda: repeat(b'{"a":[', b"[],", b"0]}"),
-    "lists in an entry": lambda: repeat(b'{"a":{"dtype":"F32","shape":[', b"[],", b'0],"data_offsets":[0,0]}}'),
+    "lists in an entry": lambda: repeat(
+        b'{"a":{"dtype":"F32","shape":[', b"[],", b'0],"data_offsets":[0,0]}}'
+    ),
     "a deep list": lambda: repeat(b'{"a":', b"[", b"}"),
     "a deep object": lambda: repeat(b"", b'{"a":', b"}"),
-    "a deep shape": lambda: repeat(b'{"a":{"dtype":"F32","shape":', b"[", b'"data_offsets":[0,0]}}', 100_000),
+    "a deep shape": lambda: repeat(
+        b'{"a":{"dtype":"F32","shape":', b"[", b'"data_offsets":[0,0]}}', 100_000
+    ),
     "a long shape": lambda: repeat(
         b'{"a":{"dtype":"F32","shape":[', b"4611686018427387903,", b'1],"data_offsets":[0,0]}}'
     ),
     "a shape of many dimensions": lambda: json.dumps({"a": entry(0, 4, [1] * 100_000)}).encode(),
-    "a huge number": lambda: repeat(b'{"a":{"dtype":"F32","shape":[', b"9", b'],"data_offsets":[0,0]}}', 500_000),
-    "a long name": lambda: repeat(b'{"', b"a", b'":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'),
+    "a huge number": lambda: repeat(
+        b'{"a":{"dtype":"F32","shape":[', b"9", b'],"data_offsets":[0,0]}}', 500_000
+    ),
+    "a long name": lambda: repeat(
+        b'{"', b"a", b'":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+    ),
     "nothing but space": lambda: repeat(b"{", b" ", b"}"),
     "space behind the end": lambda: repeat(b"{}", b" ", b""),
     "a string without end": lambda: repeat(b'{"', b"\\\\", b""),
     "many empty tensors": lambda: numbered(b"{", EMPTY, b"}", 100_000),
-    "tensors beyond the end": lambda: numbered(b"{", BYTE, b"}", 100_000).replace(b"[0,1]", b"[5,6]"),
+    "tensors beyond the end": lambda: numbered(b"{", BYTE, b"}", 100_000).replace(
+        b"[0,1]", b"[5,6]"
+    ),
     "much metadata": lambda: numbered(b'{"__metadata__":{', b'"%d":""', b"}}", 500_000),
     "metadata of lists": lambda: repeat(b'{"__metadata__":{"a":[', b"[],", b"0]}}"),
     "a longer header than any": lambda: repeat(b"{", b" ", b"}", 40 * MB),
@@ -114,7 +124,9 @@ def test_a_client_with_far_more_tensors_than_the_base_is_refused_early(kind, tmp
         header = b"{" + b",".join(unit % (i, i, i + 1) for i in range(count)) + b"}"
         write(client / "model.safetensors", header, bytes(count))
     else:
-        (client / INDEX).write_bytes(numbered(b'{"weight_map":{', b'"%d":"a.safetensors"', b"}}", count))
+        (client / INDEX).write_bytes(
+            numbered(b'{"weight_map":{', b'"%d":"a.safetensors"', b"}}", count)
+        )
     tracemalloc.start()
     store = SafetensorsStore.open(tmp_path / "base.safetensors", {"client": client})
     assert "client" in store.quarantined
@@ -130,13 +142,19 @@ def make_socket(path):
         os.chdir(here)
 
 
-ODD_FILES = {"pipe": os.mkfifo, "socket": make_socket, "device": lambda path: path.symlink_to("/dev/zero")}
+ODD_FILES = {
+    "pipe": os.mkfifo,
+    "socket": make_socket,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
 
 
 @pytest.mark.parametrize("kind", ODD_FILES)
 @pytest.mark.parametrize("place", ["file", "in a directory", "shard", "index"])
 def test_what_is_not_a_file_is_not_opened(kind, place, tmp_path, monkeypatch):
-    name = {"file": "x.safetensors", "shard": "s.safetensors", "index": INDEX}.get(place, "model.safetensors")
+    name = {"file": "x.safetensors", "shard": "s.safetensors", "index": INDEX}.get(
+        place, "model.safetensors"
+    )
     ODD_FILES[kind](tmp_path / name)
     if place == "shard":
         (tmp_path / INDEX).write_text('{"weight_map": {"a": "s.safetensors"}}')
@@ -170,7 +188,9 @@ def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path, monke
 
 @pytest.mark.parametrize("shape", [[2**61, 2**61, 0], [2**61, 0], [0] * 64])
 def test_sizes_that_no_tensor_has_are_refused_or_can_be_made(shape, tmp_path):
-    path = write(tmp_path / "x.safetensors", {"w": entry(0, 4, [1]), "v": entry(4, 4, shape)}, bytes(4))
+    path = write(
+        tmp_path / "x.safetensors", {"w": entry(0, 4, [1]), "v": entry(4, 4, shape)}, bytes(4)
+    )
     try:
         shapes = Checkpoint(path).shapes
     except steelyard.SteelyardError:
@@ -181,7 +201,11 @@ def test_sizes_that_no_tensor_has_are_refused_or_can_be_made(shape, tmp_path):
 def test_headers_as_others_write_them_are_read(tmp_path):
     header = {
         "b": {"data_offsets": [4, 6], "shape": [1, 1, 1], "dtype": "F16"},
-        "__metadata__": {"num_examples": "9", "note": 'a "quoted" } \\ text \u00e9', "picture": "x" * 200_000},
+        "__metadata__": {
+            "num_examples": "9",
+            "note": 'a "quoted" } \\ text \u00e9',
+            "picture": "x" * 200_000,
+        },
         '\u00e9 \\ "{[': {"dtype": "F32", "shape": [], "data_offsets": [0, 4]},
     }
     text = json.dumps(header, indent=3, ensure_ascii=False).encode() + b"   \n"
@@ -189,19 +213,28 @@ def test_headers_as_others_write_them_are_read(tmp_path):
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(6))
     checkpoint = Checkpoint(path)
     assert checkpoint.metadata == header["__metadata__"]
-    assert checkpoint.shapes == {"b": ((1, 1, 1), torch.float16), '\u00e9 \\ "{[': ((), torch.float32)}
+    assert checkpoint.shapes == {
+        "b": ((1, 1, 1), torch.float16),
+        '\u00e9 \\ "{[': ((), torch.float32),
+    }
 
 
 def test_an_index_may_hold_more_than_it_needs(tmp_path):
     save_file({"w": torch.zeros(3)}, tmp_path / "a.safetensors")
-    index = {"metadata": {"made": {"by": [[1, "x"], {}], "n": 1.5e3}}, "weight_map": {"w": "a.safetensors"}, "z": None}
+    index = {
+        "metadata": {"made": {"by": [[1, "x"], {}], "n": 1.5e3}},
+        "weight_map": {"w": "a.safetensors"},
+        "z": None,
+    }
     (tmp_path / INDEX).write_text(json.dumps(index, indent=1))
     assert list(Checkpoint(tmp_path).entries) == ["w"]
 
 
 def test_the_header_of_a_large_model_is_read(tmp_path):
     tensors = {
-        f"layers.{i}.experts.{j}.weight": torch.full((1,), i, dtype=torch.uint8) for i in range(60) for j in range(60)
+        f"layers.{i}.experts.{j}.weight": torch.full((1,), i, dtype=torch.uint8)
+        for i in range(60)
+        for j in range(60)
     }
     save_file(tensors, tmp_path / "x.safetensors")
     assert Checkpoint(tmp_path / "x.safetensors").entries.keys() == tensors.keys()

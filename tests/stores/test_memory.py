@@ -32,7 +32,10 @@ def broken_models(good):
         "vector for a scalar": ({**good, "scale": torch.ones(1)}, "shape"),
         "missing key": ({k: v for k, v in good.items() if k != "scale"}, "missing key 'scale'"),
         "extra key": ({**good, "extra": torch.ones(2)}, "unexpected key 'extra'"),
-        "renamed key": ({("scales" if k == "scale" else k): v for k, v in good.items()}, "missing key 'scale'"),
+        "renamed key": (
+            {("scales" if k == "scale" else k): v for k, v in good.items()},
+            "missing key 'scale'",
+        ),
         "float64": ({**good, "fc.weight": fc.double()}, "float64"),
         "half": ({**good, "fc.weight": fc.half()}, "float16"),
         "integers": ({**good, "fc.weight": fc.int()}, "int32"),
@@ -181,7 +184,9 @@ def test_a_result_too_large_for_its_dtype_is_an_error_not_infinity():
     base = torch.zeros(10, dtype=torch.float16)
     clients = torch.full((2, 10), 60000.0, dtype=torch.float16)
     with pytest.raises(steelyard.SteelyardError, match="overflows"):
-        steelyard.aggregate("fednova", base, clients, metrics={"num_examples": [1, 1], "normalizer": [1, 9]})
+        steelyard.aggregate(
+            "fednova", base, clients, metrics={"num_examples": [1, 1], "normalizer": [1, 9]}
+        )
 
 
 def test_gradients_and_other_devices_do_not_matter():
@@ -190,7 +195,9 @@ def test_gradients_and_other_devices_do_not_matter():
     out = steelyard.aggregate("uniform", dict(layer.named_parameters()), clients)
     assert not out.params["weight"].requires_grad
     layer.load_state_dict(out.params)
-    torch.testing.assert_close(layer.weight.detach(), torch.stack([c["weight"] for c in clients]).mean(0))
+    torch.testing.assert_close(
+        layer.weight.detach(), torch.stack([c["weight"] for c in clients]).mean(0)
+    )
 
 
 def test_recycled_memory_is_never_shared_with_anything_alive():

@@ -35,7 +35,9 @@ BAD_FILES = {
     "not JSON": lambda p: write(p, b"{]}"),
     "a list": lambda p: write(p, []),
     "deep JSON": lambda p: write(p, b"[" * 100_000),
-    "duplicate keys": lambda p: write(p, b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":1}', b"\0" * 4),
+    "duplicate keys": lambda p: write(
+        p, b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":1}', b"\0" * 4
+    ),
     "overlap": lambda p: write(p, {"a": entry(0, 8, [2]), "b": entry(4, 12, [2])}, b"\0" * 12),
     "hole": lambda p: write(p, {"a": entry(0, 4, [1]), "b": entry(8, 12, [1])}, b"\0" * 12),
     "trailing bytes": lambda p: write(p, {"a": entry(0, 4, [1])}, b"\0" * 9),
@@ -72,8 +74,19 @@ def test_fuzzed_files_give_typed_errors_only(tmp_path_factory, noise, position):
 
 
 def test_reads_what_safetensors_writes(tmp_path):
-    dtypes = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
-    tensors = {str(d): torch.arange(7).to(d) for d in dtypes} | {"scalar": torch.tensor(3.5), "none": torch.zeros(0, 3)}
+    dtypes = [
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    ]
+    tensors = {str(d): torch.arange(7).to(d) for d in dtypes} | {
+        "scalar": torch.tensor(3.5),
+        "none": torch.zeros(0, 3),
+    }
     save_file(tensors, tmp_path / "x.safetensors", metadata={"num_examples": "9"})
     checkpoint = Checkpoint(tmp_path / "x.safetensors")
     assert equal({name: checkpoint.load(name) for name in tensors}, tensors)
@@ -92,7 +105,15 @@ def files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "rule", ["fedavg", "fedadp", "trimmed_mean", "guard(fedawa)", "law:epochs=2", "if_finite(law:epochs=2)"]
+    "rule",
+    [
+        "fedavg",
+        "fedadp",
+        "trimmed_mean",
+        "guard(fedawa)",
+        "law:epochs=2",
+        "if_finite(law:epochs=2)",
+    ],
 )
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_nan_in_a_file_is_found_on_the_way(files, rule, value):
@@ -102,7 +123,9 @@ def test_nan_in_a_file_is_found_on_the_way(files, rule, value):
     save_file(bad, paths["client-2"])
     given = {"metrics": reports(list(clients)), "probe": Quadratic()}
     out = steelyard.aggregate(rule, None, SafetensorsStore.open(base_file, paths), **given)
-    clean = steelyard.aggregate(rule, base, {c: m for c, m in clients.items() if c != "client-2"}, **given)
+    clean = steelyard.aggregate(
+        rule, base, {c: m for c, m in clients.items() if c != "client-2"}, **given
+    )
     assert "NaN" in out.report["quarantined"]["client-2"]
     assert equal(out.params, clean.params)
 
@@ -125,7 +148,10 @@ def test_bad_files_are_quarantined(files, tmp_path):
     paths["client-0"].write_bytes(b"nonsense")
     save_file({**clients["client-1"], "scale": torch.ones(1)}, paths["client-1"])
     paths["gone"] = tmp_path / "gone.safetensors"
-    nan = {**clients["client-3"], "bn.running_mean": clients["client-3"]["bn.running_mean"] * math.nan}
+    nan = {
+        **clients["client-3"],
+        "bn.running_mean": clients["client-3"]["bn.running_mean"] * math.nan,
+    }
     save_file(nan, paths["client-3"])
     store = SafetensorsStore.open(base_file, paths)
     assert store.ids == ("client-2",)
@@ -152,8 +178,12 @@ def test_shards_give_the_same_bits_as_single_files(files, tmp_path):
     metrics = reports(list(clients))
     sharded = {c: shard(tmp_path / f"{c}-shards", m, 3) for c, m in clients.items()}
     base_folder = shard(tmp_path / "base-shards", base, 2)
-    single = steelyard.aggregate("fedawa", None, SafetensorsStore.open(base_file, paths), metrics=metrics)
-    split = steelyard.aggregate("fedawa", None, SafetensorsStore.open(base_folder, sharded), metrics=metrics)
+    single = steelyard.aggregate(
+        "fedawa", None, SafetensorsStore.open(base_file, paths), metrics=metrics
+    )
+    split = steelyard.aggregate(
+        "fedawa", None, SafetensorsStore.open(base_folder, sharded), metrics=metrics
+    )
     assert equal(split.params, {n: single.params[n] for n in split.params})
 
 
@@ -193,7 +223,9 @@ def test_a_shard_that_no_file_can_be_is_quarantined(name, files, tmp_path):
     hostile = tmp_path / "hostile"
     hostile.mkdir()
     (hostile / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{name}"}}}}')
-    assert list(SafetensorsStore.open(base, {**paths, "hostile": hostile}).quarantined) == ["hostile"]
+    assert list(SafetensorsStore.open(base, {**paths, "hostile": hostile}).quarantined) == [
+        "hostile"
+    ]
 
 
 def test_an_index_that_lists_more_than_there_is_is_refused(files, tmp_path):
@@ -202,7 +234,9 @@ def test_an_index_that_lists_more_than_there_is_is_refused(files, tmp_path):
     index = folder / "model.safetensors.index.json"
     listed = json.loads(index.read_text())["weight_map"]
     index.write_text(json.dumps({"weight_map": listed | {"lost.weight": "model-0.safetensors"}}))
-    with pytest.raises(steelyard.SteelyardError, match=r"the index lists 'lost\.weight' in 'model-0\.safetensors'"):
+    with pytest.raises(
+        steelyard.SteelyardError, match=r"the index lists 'lost\.weight' in 'model-0\.safetensors'"
+    ):
         Checkpoint(folder)
 
 
@@ -222,7 +256,11 @@ def test_too_many_open_files_is_nobodys_fault(files, monkeypatch):
 
 def test_nan_in_a_float_counter_is_quarantined(tmp_path):
     base = {"w": torch.zeros(4), "bn.num_batches_tracked": torch.tensor(1.0)}
-    models = {"base": base, "a": base | {"bn.num_batches_tracked": torch.tensor(math.nan)}, "b": base}
+    models = {
+        "base": base,
+        "a": base | {"bn.num_batches_tracked": torch.tensor(math.nan)},
+        "b": base,
+    }
     for name, params in models.items():
         save_file(params, tmp_path / f"{name}.safetensors")
     paths = {name: tmp_path / f"{name}.safetensors" for name in ("a", "b")}

@@ -18,7 +18,10 @@ from steelyard.stores import staging, writer
 from tests.stores.test_safetensors import shard
 
 BASE = {"a": torch.arange(6.0), "b": torch.ones(4), "c": torch.zeros(2, 2)}
-CLIENTS = {name: {key: value + shift for key, value in BASE.items()} for name, shift in (("x", 1.0), ("y", 3.0))}
+CLIENTS = {
+    name: {key: value + shift for key, value in BASE.items()}
+    for name, shift in (("x", 1.0), ("y", 3.0))
+}
 MERGED = {key: value + 2.0 for key, value in BASE.items()}
 
 
@@ -29,7 +32,9 @@ def job(tmp_path):
     for name, model in CLIENTS.items():
         save_file(model, tmp_path / f"{name}.safetensors")
     return steelyard.Merge(
-        tmp_path / "base.safetensors", {name: tmp_path / f"{name}.safetensors" for name in CLIENTS}, "uniform"
+        tmp_path / "base.safetensors",
+        {name: tmp_path / f"{name}.safetensors" for name in CLIENTS},
+        "uniform",
     )
 
 
@@ -50,10 +55,13 @@ def is_merged(folder):
     tensors = {}
     for file in folder.glob("*.safetensors"):
         tensors |= load_file(file)
-    return tensors.keys() == MERGED.keys() and all(torch.equal(tensors[key], MERGED[key]) for key in MERGED)
+    return tensors.keys() == MERGED.keys() and all(
+        torch.equal(tensors[key], MERGED[key]) for key in MERGED
+    )
 
 
-# Merges again and again, killed before the first, second, third ... call that changes the file system.
+# Merges again and again, killed before the first, second, third ... call that changes the file
+# system.
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
@@ -116,19 +124,29 @@ def kill_everywhere(folder, out, base):
     paths = os.pathsep.join(sys.path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONPATH": paths}
     command = [sys.executable, "-c", KILLED, str(folder), str(out), base]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=500, check=False
+    )
     assert done.returncode == 0, done.stderr
     first, *steps, last = [line.split() for line in done.stdout.splitlines()]
     assert first[0] == "old"
-    assert all(step[0] == "killed" and int(step[2]) <= 1 for step in steps)  # each removes what the last one left
+    assert all(
+        step[0] == "killed" and int(step[2]) <= 1 for step in steps
+    )  # each removes what the last one left
     assert last[0] == "finished"
     assert last[2] == "0"
     return first[1], [step[1] for step in steps], last[1]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_directory_is_the_old_or_the_new_one_wherever_a_forced_merge_is_killed(tmp_path, sharded_job):
-    out = shard(tmp_path / "out", {"old": torch.zeros(3), "other": torch.zeros(2), "third": torch.ones(1)}, 3)
+def test_a_directory_is_the_old_or_the_new_one_wherever_a_forced_merge_is_killed(
+    tmp_path, sharded_job
+):
+    out = shard(
+        tmp_path / "out",
+        {"old": torch.zeros(3), "other": torch.zeros(2), "third": torch.ones(1)},
+        3,
+    )
     (out / "README.md").write_text("mine")
     (out / "notes").mkdir()
     (out / "notes" / "a.txt").write_text("mine, too")
@@ -248,7 +266,11 @@ def test_two_merges_at_once_do_not_disturb_each_other(tmp_path, job):
 
 
 def test_only_leftovers_of_ours_are_removed(tmp_path, job):
-    for name in (".out.safetensors.steelyard-abcdefgh", ".out.safetensors.steelyard-mine", ".out.safetensors.backup"):
+    for name in (
+        ".out.safetensors.steelyard-abcdefgh",
+        ".out.safetensors.steelyard-mine",
+        ".out.safetensors.backup",
+    ):
         (tmp_path / name).mkdir()
     (tmp_path / ".out.safetensors.steelyard-abcdefgi").mkdir()
     (tmp_path / ".out.safetensors.steelyard-abcdefgi" / "thesis.tex").touch()
@@ -260,7 +282,9 @@ def test_only_leftovers_of_ours_are_removed(tmp_path, job):
     ]
 
 
-def test_a_file_changed_just_before_the_exchange_is_kept_as_it_is_now(tmp_path, sharded_job, monkeypatch):
+def test_a_file_changed_just_before_the_exchange_is_kept_as_it_is_now(
+    tmp_path, sharded_job, monkeypatch
+):
     out = tmp_path / "out"
     sharded_job.run(out)
     (out / "a.txt").write_text("old")
@@ -285,7 +309,9 @@ def test_a_system_without_exchange_refuses_before_it_works(tmp_path, sharded_job
     sharded_job.run(tmp_path / "out")
     monkeypatch.setattr(staging.ctypes, "CDLL", lambda *arguments, **options: object())
     with pytest.raises(steelyard.SteelyardError, match="remove it first"):
-        sharded_job.run(tmp_path / "out", force=True, on_read=lambda count: pytest.fail("it worked in vain"))
+        sharded_job.run(
+            tmp_path / "out", force=True, on_read=lambda count: pytest.fail("it worked in vain")
+        )
     assert is_merged(tmp_path / "out")
     assert not hidden(tmp_path)
 
@@ -334,7 +360,9 @@ def test_files_have_the_modes_that_the_user_asked_for(umask, tmp_path, job, shar
 def test_hidden_names_cannot_be_guessed(tmp_path, job):
     names = set()
     for _ in range(3):
-        with writer.FileSink(tmp_path / "out.safetensors", job.store.source, job.store.layout, {}, True) as sink:
+        with writer.FileSink(
+            tmp_path / "out.safetensors", job.store.source, job.store.layout, {}, True
+        ) as sink:
             names.add(sink.staging.directory.name)
             assert stat.S_IMODE(sink.staging.directory.stat().st_mode) == 0o700
     assert len(names) == 3
@@ -342,7 +370,14 @@ def test_hidden_names_cannot_be_guessed(tmp_path, job):
 
 def test_small_files_of_the_base_are_copied(tmp_path, sharded_job):
     base = tmp_path / "base"
-    for name in ("tokenizer.json", "README.md", ".hidden", "optimizer.pt", "pytorch_model.bin", "other.index.json"):
+    for name in (
+        "tokenizer.json",
+        "README.md",
+        ".hidden",
+        "optimizer.pt",
+        "pytorch_model.bin",
+        "other.index.json",
+    ):
         (base / name).write_text(name)
     (base / "runs").mkdir()
     (base / "blob").write_text("from a cache")
