@@ -45,6 +45,12 @@ def parse_refiner(spec: str | Refiner | None) -> Refiner | None:
     return refiner
 
 
+def parse_broadcast(spec: str | Broadcast | None) -> Broadcast | None:
+    """Return the broadcast of a spec string, or the broadcast itself; None for `"none"`."""
+    broadcast: Broadcast | None = _build_part(spec, BROADCASTS, Broadcast, "a broadcast")
+    return broadcast
+
+
 def parse_terms(spec: Any) -> Terms:
     """Return the client terms of a spec string (`"fedprox:mu=0.01+fedcos"`), a term, terms or None.
 
@@ -129,9 +135,7 @@ class Algorithm:
         object.__setattr__(self, "weighting", parse_rule(weighting))
         object.__setattr__(self, "client", parse_terms(client))
         object.__setattr__(self, "server", parse_optimizer(server))
-        object.__setattr__(
-            self, "broadcast", _build_part(broadcast, BROADCASTS, Broadcast, "a broadcast")
-        )
+        object.__setattr__(self, "broadcast", parse_broadcast(broadcast))
         object.__setattr__(self, "refine", parse_refiner(refine))
         self._check()
 

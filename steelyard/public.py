@@ -59,6 +59,7 @@ from steelyard.server.refiners import FedBE as fedbe
 from steelyard.server.refiners import FedDF as feddf
 from steelyard.server.refiners import ServerFT as server_ft
 from steelyard.sim.callbacks import Callback
+from steelyard.sim.experiment import Data, Execution, Experiment
 from steelyard.sim.participation import Participation
 from steelyard.sim.simulate import simulate
 from steelyard.stores.memory import MemoryStore
@@ -68,7 +69,10 @@ __all__ = [
     "Aggregate",
     "Algorithm",
     "Callback",
+    "Data",
     "Dataset",
+    "Execution",
+    "Experiment",
     "Federation",
     "History",
     "LocalTraining",

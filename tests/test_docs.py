@@ -14,6 +14,7 @@ from steelyard.data import PARTITIONS, SOURCES
 from steelyard.models import MODELS
 from steelyard.rules.detectors import DETECTORS
 from steelyard.testing import check_rule
+from tests import options_page
 from tests.test_plugins import install
 
 ROOT = Path(__file__).parent.parent
@@ -140,9 +141,8 @@ def test_contributing_names_only_files_that_exist():
         ("valid_number", "steelyard/metrics.py"),
         ("_report", "steelyard/sim/group.py"),
         ("CHANGING", "steelyard/sim/evaluation.py"),
-        ("LocalSection", "steelyard/sim/config.py"),
-        ("to_stored", "steelyard/sim/config.py"),
-        ("describe_run", "steelyard/sim/identity.py"),
+        ("LocalTraining", "steelyard/client/local.py"),
+        ("Execution", "steelyard/sim/experiment.py"),
         ("SOME", "tests/experiments/test_paper_tables.py"),
     ):
         assert f"`{name}`" in text
@@ -185,3 +185,7 @@ def test_every_page_is_in_the_navigation():
     pages = {page.name for page in (ROOT / "docs").glob("*.md")}
     assert pages - listed == set()
     assert [page for page in listed if not (ROOT / "docs" / page).is_file()] == []
+
+
+def test_the_page_of_options_is_current():
+    assert (ROOT / "docs" / "reference" / "options.md").read_text() == options_page.write_page()

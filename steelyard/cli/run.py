@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from steelyard.cli._console import Console, escape, fail, show
 from steelyard.core.errors import SteelyardError
+from steelyard.core.options import list_keys
 from steelyard.runs.directory import CONFIG, read_config
 from steelyard.runs.history import History
 from steelyard.sim.callbacks import Callback
+from steelyard.sim.experiment import Experiment, read_experiment
 from steelyard.sim.simulate import simulate
-
-if TYPE_CHECKING:  # pydantic is slow to import: only commands that need it do
-    from steelyard.sim.config import Config
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
 Json = Annotated[
@@ -85,8 +84,6 @@ def run(
     [bold]steelyard rules[/] lists the values of weighting, client, server and broadcast;
     [bold]--options[/] lists all keys.
     """
-    from steelyard.sim.config import read
-
     console = Console()
     if options:
         _print_options(console)
@@ -95,9 +92,9 @@ def run(
     if weighting:
         changes.append(f"weighting={weighting}")
     try:
-        config = read(experiment, changes)
-        directory = out or _new_directory(config)
-        _simulate(config, directory, console, quiet, as_json, overwrite=overwrite)
+        chosen = read_experiment(experiment, changes)
+        directory = out or _new_directory(chosen)
+        _simulate(chosen, directory, console, quiet, as_json, overwrite=overwrite)
     except (SteelyardError, OSError) as error:
         fail(error)
 
@@ -117,34 +114,37 @@ def resume(
     The results are bit for bit those of an uninterrupted run. If the last checkpoint is damaged, a
     message names it and the one before it is used. --rounds extends a finished run.
     """
-    from steelyard.sim.config import validate_config
-
     console = Console()
     try:
         stored_config = read_config(directory)
         if "config" not in stored_config:
             raise SteelyardError(
-                f"{directory}: was started from Python: call simulate(..., out=..., resume=True) "
-                f"again"
+                f"{directory}: was started from Python with objects of its own (data, a model or "
+                "functions): call simulate(..., out=..., resume=True) again"
             )
         values = {**stored_config["config"]}
         if rounds is not None:
             values["rounds"] = rounds
         if workers is not None:
             values["workers"] = workers
-        config = validate_config(values, str(directory / CONFIG))
-        _simulate(config, directory, console, quiet, as_json, resume=True)
+        experiment = Experiment.from_dict(values, str(directory / CONFIG))
+        _simulate(experiment, directory, console, quiet, as_json, resume=True)
     except (SteelyardError, OSError) as error:
         fail(error)
 
 
 def _simulate(
-    config: Config, directory: Path, console: Console, quiet: bool, as_json: bool, **options: Any
+    experiment: Experiment,
+    directory: Path,
+    console: Console,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Run a simulation, show its progress and print its result.
 
     Args:
-        config: the settings of the run.
+        experiment: what to run.
         directory: the run directory.
         console: where to print.
         quiet: print nothing.
@@ -165,18 +165,17 @@ def _simulate(
         progress = Lines(console)
 
     # Print the algorithm and the data.
-    arguments = config.arguments()
     if not quiet and not as_json:
-        data = f"{config.data.clients} clients of {config.data.name}, {config.data.partition}"
-        algorithm = escape(str(arguments["algorithm"]))
+        section = experiment.data
+        data = f"{section.clients} clients of {section.name}, {section.partition}"
+        algorithm = escape(str(experiment.algorithm))
         console.print(f"[bold]{algorithm}[/] on {escape(data)}", highlight=False)
 
     # Simulate; the bar is removed before a message is printed.
     try:
         history = simulate(
-            **arguments,
+            experiment,
             out=directory,
-            config={"config": config.to_stored()},
             callbacks=[] if progress is None else [progress],
             **options,
         )
@@ -219,11 +218,11 @@ def _print_result(history: History, console: Console) -> None:
     console.print(escape(f"run: {history.path}"), highlight=False, soft_wrap=True)
 
 
-def _new_directory(config: Config) -> Path:
+def _new_directory(experiment: Experiment) -> Path:
     """Return `runs/<rule>-<data>-s<seed>`, with a number appended if it exists."""
-    rule = _to_file_name(config.weighting)
-    data = _to_file_name(config.data.name)
-    stem = f"{rule}-{data}-s{config.seed}"
+    rule = _to_file_name(str(experiment.weighting))
+    data = _to_file_name(str(experiment.data.name))
+    stem = f"{rule}-{data}-s{experiment.seed}"
     path = Path("runs") / stem
     number = 1
     while path.exists():
@@ -240,19 +239,10 @@ def _to_file_name(text: str) -> str:
 
 def _print_options(console: Console) -> None:
     """Print every key of a configuration with its default and meaning."""
-    from steelyard.sim.config import Config
-
     table = Table(title="Keys of a run", title_justify="left")
     for column in ("key", "default", "meaning"):
         table.add_column(column, overflow="fold")
 
-    def add_rows(model: Any, prefix: str) -> None:
-        for name, field in model.model_fields.items():
-            if hasattr(field.annotation, "model_fields"):
-                add_rows(field.annotation, f"{prefix}{name}.")
-            else:
-                default = "none" if field.default is None else str(field.default)
-                table.add_row(f"{prefix}{name}", escape(default), escape(field.description or ""))
-
-    add_rows(Config, "")
+    for key in list_keys(Experiment):
+        table.add_row(key.path, escape(key.default), escape(key.option.help))
     show(table, console)

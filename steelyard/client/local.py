@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,8 @@ import torch
 
 from steelyard.client.augment import Augmentation, parse_augmentation
 from steelyard.core import checks
-from steelyard.core.errors import SteelyardError
+from steelyard.core.errors import SteelyardError, locate_errors
+from steelyard.core.options import check_options, option
 from steelyard.core.registry import Registry
 from steelyard.core.spec import parse
 from steelyard.core.term import ClientTerm
@@ -120,80 +122,69 @@ def parse_schedule(spec: Any) -> Schedule:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Options of local training, the same for every algorithm.
+    """How clients train; the same for every algorithm.
 
-    Attributes:
-        epochs: passes over the local data per round; use either `epochs` or `steps`.
-        steps: optimizer steps per round, instead of epochs; a new pass starts when the data ends.
-        batch_size: samples per step; the last batch of a pass may be smaller.
-        lr: learning rate of round 1.
-        schedule: spec string of the learning rate's factor by round: `exponential:0.995`,
-            `step:every=10,gamma=0.1`, `cosine`.
-        optimizer: `sgd` or `adam`.
-        momentum: momentum of SGD.
-        nesterov: whether to use Nesterov's momentum.
-        weight_decay: added to the gradient as `weight_decay * x`.
-        betas: decay rates of Adam.
-        eps: epsilon of Adam.
-        clip: largest norm of a step's gradient, including client terms; None for no limit.
-        persistent: whether clients keep momentum (or Adam's moments) between their rounds, as in
-            FedLAW's code.
-        train_share: share of each client's data for training; the rest is its validation set (the
-            authors use 0.7).
-        norm_decay: whether the gradient norm that clients report includes weight decay, as in
-            CriticalFL's FedProx and FedNova.
-        drop_last: whether to leave out the last batch of a pass if it is not full (and not the only
-            one).
-        augment: spec string of random changes to training images: `crop_flip:padding=4`; None for
-            none.
-        batch_seed: another number gives another order of batches with the same data, initial model
-            and cohorts, to measure the effect of noise.
+    Examples:
+        >>> import steelyard
+        >>> steelyard.LocalTraining(epochs=2, lr=0.05, momentum=0.9).rate(1, rounds=10)
+        0.05
     """
 
-    epochs: int | None = None
-    steps: int | None = None
-    batch_size: int = 32
-    lr: float = 0.1
-    schedule: str | Schedule = "constant"
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    clip: float | None = None
-    persistent: bool = False
-    train_share: float = 1.0
-    norm_decay: bool = False
-    drop_last: bool = False
-    augment: str | Augmentation | None = None
-    batch_seed: int = 0
+    epochs: int | None = option(
+        None, "passes over the local data per round (1 if steps is not given)", low=1
+    )
+    steps: int | None = option(None, "optimizer steps per round, instead of epochs", low=1)
+    batch_size: int = option(32, "samples per step; the last batch of a pass may be smaller", low=1)
+    lr: float = option(0.1, "learning rate of round 1", low=0.0, open_low=True)
+    schedule: str | Schedule = option(
+        "constant",
+        "factor of the learning rate by round: constant, exponential:0.995, "
+        "step:every=10,gamma=0.1, cosine",
+    )
+    optimizer: str = option("sgd", "sgd or adam", choices=("sgd", "adam"))
+    momentum: float = option(0.0, "momentum of sgd", low=0.0, high=1.0)
+    nesterov: bool = option(False, "use Nesterov's momentum")
+    weight_decay: float = option(0.0, "added to the gradient as weight_decay * x", low=0.0)
+    betas: tuple[float, float] = option((0.9, 0.999), "decay rates of adam")
+    eps: float = option(1e-8, "epsilon of adam", low=0.0, open_low=True)
+    clip: float | None = option(
+        None, "largest norm of a step's gradient, with client terms", low=0.0, open_low=True
+    )
+    persistent: bool = option(
+        False, "clients keep their momentum or moments between rounds, as in FedLAW's code"
+    )
+    train_share: float = option(
+        1.0,
+        "share of each client's data for training, the rest is for validation (the authors' 0.7)",
+        low=0.0,
+        high=1.0,
+        open_low=True,
+    )
+    norm_decay: bool = option(
+        False, "the reported gradient norm includes weight decay, as in CriticalFL's code"
+    )
+    drop_last: bool = option(False, "leave out the last batch of a pass if it is not full")
+    augment: str | Augmentation | None = option(
+        None,
+        "random changes to training images: crop_flip, crop_flip:padding=4,flip=0",
+        is_late=True,
+    )
+    batch_seed: int = option(
+        0,
+        "another number gives other batches with all else the same, to measure noise",
+        is_late=True,
+    )
 
     def __post_init__(self) -> None:
-        # Epochs or steps.
+        # Each option by itself.
+        check_options(self)
+        checks.betas(self.betas)
+
+        # Options together.
         if self.epochs is not None and self.steps is not None:
             raise SteelyardError(
                 f"epochs={self.epochs} and steps={self.steps}: use only one of them"
             )
-        if self.epochs is None and self.steps is None:
-            object.__setattr__(self, "epochs", 1)
-
-        # Each option by itself.
-        checks.integer("epochs", self.epochs if self.epochs is not None else 1, 1)
-        checks.integer("steps", self.steps if self.steps is not None else 1, 1)
-        checks.integer("batch_size", self.batch_size, 1)
-        checks.integer("batch_seed", self.batch_seed)
-        checks.number("lr", self.lr, 0.0, open_low=True)
-        checks.one_of("optimizer", self.optimizer, "sgd", "adam")
-        checks.number("momentum", self.momentum, 0.0, 1.0)
-        checks.number("weight_decay", self.weight_decay, 0.0)
-        checks.number("train_share", self.train_share, 0.0, 1.0, open_low=True)
-        if self.clip is not None:
-            checks.number("clip", self.clip, 0.0, open_low=True)
-        checks.betas(self.betas)
-        checks.number("eps", self.eps, 0.0, open_low=True)
-
-        # Options together.
         if self.nesterov and not self.momentum:
             raise SteelyardError("nesterov=True with momentum=0: set momentum")
         if self.momentum and self.optimizer == "adam":
@@ -201,14 +192,30 @@ class LocalTraining:
                 f"momentum={self.momentum} with optimizer=adam: only sgd has momentum: use betas"
             )
 
-        # Parse spec strings.
-        object.__setattr__(self, "schedule", parse_schedule(self.schedule))
-        object.__setattr__(self, "augment", parse_augmentation(self.augment))
+        # Spec strings that cannot be parsed raise an error now.
+        with locate_errors(f"schedule={self.schedule!r}"):
+            _ = self.rate_schedule
+        with locate_errors(f"augment={self.augment!r}"):
+            _ = self.augmentation
+
+    @functools.cached_property
+    def rate_schedule(self) -> Schedule:
+        """The schedule of the learning rate, as an object."""
+        return parse_schedule(self.schedule)
+
+    @functools.cached_property
+    def augmentation(self) -> Augmentation | None:
+        """The augmentation of training images, as an object."""
+        return parse_augmentation(self.augment)
+
+    @property
+    def num_epochs(self) -> int | None:
+        """Passes over the local data per round; None where `steps` is given instead."""
+        return 1 if self.epochs is None and self.steps is None else self.epochs
 
     def rate(self, round: int, rounds: int) -> float:
         """Return the learning rate of a round."""
-        assert isinstance(self.schedule, Schedule)
-        return self.lr * self.schedule.factor(round, rounds)
+        return self.lr * self.rate_schedule.factor(round, rounds)
 
     def check_terms(self, terms: Iterable[ClientTerm]) -> None:
         """Raise an error for terms whose correction is wrong with this optimizer."""

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.client.augment import Augmentation
 from steelyard.client.dense import DenseModels
 from steelyard.client.flat import FlatModel
 from steelyard.client.local import LocalTraining
@@ -86,7 +85,7 @@ def batches(
     count = len(index)
     starts, pass_length = cuts(count, local, at_least_two)
     per_pass = len(starts)
-    steps = local.steps if local.steps is not None else per_pass * (local.epochs or 1)
+    steps = local.steps if local.steps is not None else per_pass * (local.num_epochs or 1)
 
     # As many shuffled passes as the steps need.
     orders = []
@@ -129,9 +128,9 @@ class Training:
 
     def augment(self, images: torch.Tensor, changes: torch.Tensor) -> torch.Tensor:
         """Return a batch of images with these random changes."""
-        assert isinstance(self.local.augment, Augmentation)
+        assert self.local.augmentation is not None
         assert self.background is not None
-        return self.local.augment(images, changes, self.background)
+        return self.local.augmentation(images, changes, self.background)
 
 
 def train(

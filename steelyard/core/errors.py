@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 NOT_FINITE = "NaN or infinity in its parameters"
 BAD_BASE = "the base model itself holds NaN or infinity: pass a finite base model"
@@ -137,3 +138,12 @@ def describe_error(error: BaseException) -> str:
     if not isinstance(error, SteelyardError):
         message = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return escape_text(message, MOST_CHARACTERS)
+
+
+@contextmanager
+def locate_errors(place: str) -> Iterator[None]:
+    """Put the place of a mistake, such as `local.lr=2`, before the message of an error."""
+    try:
+        yield
+    except SteelyardError as error:
+        raise SteelyardError(f"{place}: {error}") from None

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
+from steelyard.core.options import check_options, option
 from steelyard.data.dataset import Dataset
 from steelyard.data.partitions import Index
 
@@ -20,37 +20,41 @@ _STREAM = int.from_bytes(b"prox", "big")  # separates these draws from others of
 class Proxy:
     """Which proxy data the server has, and how it uses them.
 
-    Attributes:
-        per_class: samples of each class; None for all of `data`.
-        rho: makes a long tail: class c of C has `int(per_class rho^(-c / (C - 1)))` samples.
-        data: your own samples (anything `Dataset.of` accepts); by default they are taken from the
-            test set, and the rest of it is for testing, as FedLAW's authors do.
-        batch_size: samples per step.
-        shuffle: whether every epoch has a new order.
-        balanced: draw the same number of samples of every class, with repetition if necessary.
-        bn: BatchNorm on the proxy: `proxy`, `average` or `frozen` (see `steelyard.Probe`).
+    By default they are taken from the test set, and the rest of it is for testing, as FedLAW's
+    authors do.
+
+    Examples:
+        >>> import steelyard
+        >>> steelyard.Proxy(per_class=100, rho=10).quotas(classes=3)
+        [100, 31, 10]
     """
 
-    per_class: int | None = None
-    rho: float | None = None
-    data: Any = None
-    batch_size: int = 128
-    shuffle: bool = True
-    balanced: bool = False
-    bn: str = "proxy"
+    per_class: int | None = option(
+        None, "samples of each class, taken from the test set; no proxy data without", low=1
+    )
+    rho: float | None = option(
+        None, "a long tail: the last class has per_class / rho samples", low=1.0
+    )
+    data: Any = option(
+        None, "your own samples, anything that `Dataset.of` accepts", is_python_only=True
+    )
+    batch_size: int = option(128, "samples per step", low=1)
+    shuffle: bool = option(True, "a new order in every epoch")
+    balanced: bool = option(
+        False, "draw the same number of samples of every class, with repetition if necessary"
+    )
+    bn: str = option(
+        "proxy",
+        "BatchNorm statistics on the proxy data: proxy, average or frozen (see `steelyard.Probe`)",
+        choices=("proxy", "average", "frozen"),
+    )
 
     def __post_init__(self) -> None:
-        if self.per_class is not None:
-            checks.integer("per_class", self.per_class, 1)
-        if self.rho is not None:
-            checks.number("rho", self.rho, 1.0)
-            if self.per_class is None:
-                raise SteelyardError(
-                    f"rho={self.rho}: a long tail needs per_class, its largest class: give "
-                    f"per_class"
-                )
-        checks.integer("batch_size", self.batch_size, 1)
-        checks.one_of("bn", self.bn, "proxy", "average", "frozen")
+        check_options(self)
+        if self.rho is not None and self.per_class is None:
+            raise SteelyardError(
+                f"rho={self.rho}: a long tail needs per_class, its largest class: give per_class"
+            )
 
     @property
     def given(self) -> bool:

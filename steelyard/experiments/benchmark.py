@@ -26,7 +26,7 @@ from steelyard.core.errors import SteelyardError, describe_unknown_name
 from steelyard.experiments.jobs import Job, Outcome
 from steelyard.experiments.scores import METRICS
 from steelyard.experiments.tables import csv_lines
-from steelyard.sim.config import check_values, merge_sections, read_toml, set_key, validate_config
+from steelyard.sim.experiment import Experiment, check_values, merge_sections, read_toml, set_key
 
 DEFINITION = Path(__file__).with_name("benchmark.toml")
 PUBLISHED = Path(__file__).with_name("benchmark.csv")
@@ -156,7 +156,9 @@ class Benchmark:
 
     def _job(self, rule: Rule, setting: Setting, seed: int) -> Job:
         name = f"{setting.name}/{rule.name}"
-        config = validate_config({**self.config(rule, setting), "seed": seed}, f"benchmark {name}")
+        config = Experiment.from_dict(
+            {**self.config(rule, setting), "seed": seed}, f"benchmark {name}"
+        )
         labels = {"rule": rule.name, "setting": setting.name, "seed": str(seed)}
         return Job(f"{name}/seed-{seed}", config, labels)
 

@@ -22,7 +22,7 @@ from steelyard.data.sources import SOURCES, Size
 from steelyard.models import build
 from steelyard.models.registry import Shape
 from steelyard.rules.combinators import parse_rule
-from steelyard.sim.config import Config
+from steelyard.sim.experiment import Experiment
 
 SIZES: dict[str, Size] = {
     entry.name: size
@@ -32,7 +32,7 @@ SIZES: dict[str, Size] = {
 EFFICIENCY = 0.6  # speed of convolutions and small products, relative to one large product
 
 
-def estimate_seconds(config: Config) -> float | None:
+def estimate_seconds(config: Experiment) -> float | None:
     """Return the estimated seconds of a run on all cores; None for a data set of unknown size."""
     sizes = SIZES.get(config.data.name.partition(":")[0])
     if sizes is None:
@@ -52,12 +52,12 @@ def estimate_seconds(config: Config) -> float | None:
     else:
         partition = parse(config.data.partition, PARTITIONS)
         size = getattr(partition, "samples", train / config.data.clients)
-        passes = local.train_share * (local.epochs or 1)
+        passes = local.train_share * (local.num_epochs or 1)
         client_samples = size * passes
 
     # Samples per round: training, evaluation, and the server's proxy data (on one core only).
     trained = clients * client_samples
-    evaluated = test / config.evaluate_every if config.evaluate_every else 0.0
+    evaluated = test / config.execution.evaluate_every if config.execution.evaluate_every else 0.0
     cores = threads.cores()
     proxy = cores * _proxy_epochs(config) * (config.proxy.per_class or 0) * classes
 
@@ -67,7 +67,7 @@ def estimate_seconds(config: Config) -> float | None:
     return operations / (measure_speed() * EFFICIENCY * cores)
 
 
-def _proxy_epochs(config: Config) -> int:
+def _proxy_epochs(config: Experiment) -> int:
     """Return the number of passes over the server's proxy data in one round."""
 
     def count_epochs(rule: Weighting) -> int:

@@ -27,7 +27,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.runs.directory import CONFIG, read_config, read_log
 from steelyard.runs.history import History
 from steelyard.runs.monitor import Monitor
-from steelyard.sim.config import Config, validate_config
+from steelyard.sim.experiment import Experiment
 
 # Starts and stops the processes of jobs.
 
@@ -135,7 +135,7 @@ class Job:
     """
 
     name: str
-    config: Config
+    config: Experiment
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -299,7 +299,7 @@ def _holds_other_run(job: Job, path: Path, overwrite: bool) -> bool:
         differences = ["it was started from Python, without a configuration"]
     else:
         values = {**stored_config["config"], "rounds": job.config.rounds}
-        old = flatten_keys(validate_config(values, str(path / CONFIG)).to_stored())
+        old = flatten_keys(Experiment.from_dict(values, str(path / CONFIG)).to_stored())
         new = flatten_keys(job.config.to_stored())
         differences = []
         for key in dict.fromkeys([*old, *new]):
@@ -341,8 +341,8 @@ def _make_order(job: Job, out: Path, workers: int, overwrite: bool) -> dict[str,
     return {
         "name": job.name,
         "path": str(out / job.name),
-        "config": job.config.model_dump(mode="json"),
-        "workers": job.config.workers or workers,
+        "config": job.config.to_dict(),
+        "workers": job.config.execution.workers or workers,
         "overwrite": overwrite,
     }
 

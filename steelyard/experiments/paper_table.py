@@ -24,7 +24,7 @@ from typing import Any
 from steelyard.core.errors import SteelyardError, describe_unknown_name
 from steelyard.core.spec import parse
 from steelyard.models import MODELS
-from steelyard.sim.config import Config, merge_sections, set_key, validate_config
+from steelyard.sim.experiment import Experiment, merge_sections, set_key
 
 FOLDER = Path(__file__).with_name("papers")
 METRICS = {
@@ -98,9 +98,9 @@ class Cell:
             return f"another data set: {data} (paper: {self.paper_data})"
         return None
 
-    def config(self, seed: int) -> Config:
+    def config(self, seed: int) -> Experiment:
         """Return the configuration with this seed."""
-        return validate_config({**self.raw, "seed": seed}, f"cell {self.name}")
+        return Experiment.from_dict({**self.raw, "seed": seed}, f"cell {self.name}")
 
 
 @dataclass(frozen=True)

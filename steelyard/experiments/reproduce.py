@@ -17,7 +17,7 @@ from steelyard.experiments.paper_table import METRICS, Cell, Number, Table
 from steelyard.experiments.scores import Metric, metric
 from steelyard.experiments.tables import csv_lines, markdown_text
 from steelyard.runs.directory import read_clients
-from steelyard.sim.config import Config
+from steelyard.sim.experiment import Experiment
 
 # Gaps larger than these need an explanation: points of accuracy, share of rounds.
 POINTS = 2.0
@@ -121,7 +121,7 @@ def compute_results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
     return cell_results
 
 
-def describe_subset(config: Config, path: Path) -> str | None:
+def describe_subset(config: Experiment, path: Path) -> str | None:
     """Return what part of a data set a run used; None if it used all, or if it is not known.
 
     The number of samples is checked only if the partition uses all samples.

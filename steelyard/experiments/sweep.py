@@ -19,6 +19,7 @@ from typing import Any
 
 from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError, nearest_name
+from steelyard.core.options import list_keys
 from steelyard.experiments.comparisons import Comparison, compare
 from steelyard.experiments.jobs import Job, Outcome, Silent, Watch, flatten_keys, run_jobs
 from steelyard.experiments.run_groups import (
@@ -42,7 +43,7 @@ from steelyard.experiments.tables import (
 from steelyard.runs.directory import write_text
 from steelyard.runs.lock import lock_directory
 from steelyard.runs.monitor import check_target
-from steelyard.sim.config import Config, check_values, read_toml, validate_config
+from steelyard.sim.experiment import Experiment, check_values, read_toml
 
 _KEYS = ("name", "out", "target", "base", "grid", "case")
 _MAX_RUNS = 10_000  # more are probably a mistake in the file
@@ -154,7 +155,7 @@ def _check_keys(raw: Mapping[str, Any], source: str) -> None:
     """Raise an error for an unknown key, or for a value of the wrong type."""
     for key in raw:
         if key not in _KEYS:
-            if key in Config.model_fields:
+            if key in {each.path.partition(".")[0] for each in list_keys(Experiment)}:
                 raise SteelyardError(
                     f"{source}: unknown key {key!r}: keys of a run go below [base]"
                 )
@@ -177,7 +178,7 @@ def _check_keys(raw: Mapping[str, Any], source: str) -> None:
             raise SteelyardError(f"{source}: {key} = {value!r}: use {description}")
 
 
-def _check_target(target: Any, configs: Sequence[Config], source: str) -> None:
+def _check_target(target: Any, configs: Sequence[Experiment], source: str) -> None:
     """Raise an error for a target that is impossible for the metric that the runs monitor."""
     metrics = {config.monitor if config.loss == "cross_entropy" else "loss" for config in configs}
     try:
@@ -218,7 +219,7 @@ def _parse_cases(raw: Sequence[Any], source: str) -> dict[str, dict[str, Any]]:
     return cases
 
 
-def _make_config(base: Mapping[str, Any], settings: Mapping[str, Any], source: str) -> Config:
+def _make_config(base: Mapping[str, Any], settings: Mapping[str, Any], source: str) -> Experiment:
     """Return the base configuration with settings such as `data.partition` changed."""
     raw = copy.deepcopy(dict(base))
     for key, value in settings.items():
@@ -231,7 +232,7 @@ def _make_config(base: Mapping[str, Any], settings: Mapping[str, Any], source: s
                     f"{source}: {key!r}: {section_name!r} is a value, not a section"
                 )
         section[name] = value
-    return validate_config(raw, source)
+    return Experiment.from_dict(raw, source)
 
 
 def _make_names(all_labels: Sequence[Mapping[str, str]]) -> list[str]:

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ import torch
 
 from steelyard.core.errors import SteelyardError
 from steelyard.sim.callbacks import Callback
-from steelyard.sim.config import Config, validate_config
 from steelyard.sim.executors import can_fork
+from steelyard.sim.experiment import Execution, Experiment
 from steelyard.sim.simulate import simulate
 
 if TYPE_CHECKING:
@@ -72,14 +73,14 @@ def perform(order: Mapping[str, Any], channel: IO[str]) -> int:
         channel: where to report rounds and errors.
     """
     try:
-        config = validate_config(order["config"], order["name"])
-        resources = {"executor": _choose_executor(config), "workers": order["workers"]}
+        experiment = Experiment.from_dict(order["config"], order["name"])
+        executor = _choose_executor(experiment.execution)
+        execution = replace(experiment.execution, executor=executor, workers=order["workers"])
         simulate(
-            **config.arguments() | resources,
+            replace(experiment, execution=execution),
             out=Path(order["path"]),
             resume=not order["overwrite"],
             overwrite=order["overwrite"],
-            config={"config": config.to_stored()},
             callbacks=[_Reporter(channel)],
         )
     except (SteelyardError, OSError) as error:
@@ -91,15 +92,17 @@ def perform(order: Mapping[str, Any], channel: IO[str]) -> int:
     return 0
 
 
-def _choose_executor(config: Config) -> str:
+def _choose_executor(execution: Execution) -> str:
     """Return `process` for `auto` where possible.
 
     Even a single forked worker is faster for CNNs, because it keeps its memory.
     """
-    on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
-    if config.executor == "auto" and on_cpu and can_fork():
+    on_cpu = execution.device == "cpu" or (
+        execution.device == "auto" and not torch.cuda.is_available()
+    )
+    if execution.executor == "auto" and on_cpu and can_fork():
         return "process"
-    return config.executor
+    return execution.executor
 
 
 def _exit_with_parent() -> None:

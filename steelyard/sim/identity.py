@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -12,8 +11,10 @@ from typing import Any
 
 from torch import nn
 
+from steelyard.client.local import LocalTraining
 from steelyard.client.losses import name_of_loss
 from steelyard.core.errors import SteelyardError
+from steelyard.core.options import drop_unstored, to_plain
 from steelyard.core.spec import to_text
 from steelyard.core.state import ClientId
 from steelyard.data.proxy import Proxy
@@ -34,13 +35,14 @@ def describe_run(
     work: SimulationContext, participation: Participation, proxy: Proxy
 ) -> dict[str, Any]:
     """What a run is, as plain data: two runs with the same description have the same bits."""
-    local = dataclasses.asdict(work.local) | {"schedule": to_text(work.local.schedule)}
-    # Options that old runs lack are written only where they are used, so that old runs can be
-    # resumed.
-    if local.pop("augment") is not None:
-        local["augment"] = to_text(work.local.augment)
-    if not work.local.batch_seed:
-        del local["batch_seed"]
+    local = to_plain(work.local)
+    local["epochs"] = work.local.num_epochs
+    local["schedule"] = to_text(work.local.rate_schedule)
+    if work.local.augmentation is None:
+        local["augment"] = None
+    else:
+        local["augment"] = to_text(work.local.augmentation)
+    local = drop_unstored(LocalTraining, local)
     loss = work.model.loss
     leaves = [
         [leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype)]
@@ -53,8 +55,8 @@ def describe_run(
     digest.update(stats.numpy().tobytes())
     description = {
         "algorithm": {name: text for name, text in work.algorithm.texts.items() if text},
-        "local": json.loads(json.dumps(local)),
-        "participation": dataclasses.asdict(participation),
+        "local": local,
+        "participation": to_plain(participation),
         "seed": work.seed,
         "rounds": work.rounds,
         "loss": name_of_loss(loss)
@@ -75,13 +77,8 @@ def describe_run(
         "device": work.model.device.type,
     }
     if work.probe is not None:
-        options = {
-            name: value
-            for name, value in dataclasses.asdict(dataclasses.replace(proxy, data=None)).items()
-            if name != "data"
-        }
         description["proxy"] = {
-            **options,
+            **to_plain(proxy),
             "samples": len(work.probe.inputs),
             "fingerprint": work.probe.fingerprint(),
         }

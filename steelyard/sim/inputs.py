@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +22,13 @@ from steelyard.data import Dataset, Federation, load
 from steelyard.data.proxy import Proxy
 from steelyard.data.sources import SOURCES, Source
 from steelyard.models import build
+from steelyard.sim.experiment import Data
 
 
-def federated(
-    data: Any, clients: int, partition: str, data_dir: str | Path | None, test: Any, seed: int
-) -> Federation:
-    """The clients and their data."""
+def build_federation(section: Data, seed: int) -> Federation:
+    """Return the clients and their data."""
+    data = section.name
+    test = section.test
     if isinstance(data, Federation):
         return data
     if isinstance(data, Mapping) and not hasattr(
@@ -44,10 +44,10 @@ def federated(
             )
         return Federation.of(data, test=test)
     if isinstance(data, str):
-        train, held_out = load(data, data_dir)
+        train, held_out = load(data, section.dir)
     else:
         train, held_out = _split_pair(data, test)
-    return Federation.partitioned(train, held_out, partition, clients, seed)
+    return Federation.partitioned(train, held_out, section.partition, section.clients, seed)
 
 
 def _is_one_data_set(data: Sequence[Any]) -> bool:
@@ -78,7 +78,7 @@ def _default_model(data: str) -> str:
     return model
 
 
-def module_of(
+def build_module(
     model: str | nn.Module | None, federation: Federation, seed: int, loss: Loss
 ) -> nn.Module:
     """The network, at its initial parameters."""
@@ -109,7 +109,7 @@ def _count_outputs(federation: Federation, loss: Loss) -> int | None:
     return {1: 1, 2: targets.shape[-1]}.get(targets.ndim)
 
 
-def device_of(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     """The device; `auto` is the fastest there is."""
     if name == "auto":
         name = (
@@ -127,7 +127,7 @@ def device_of(name: str) -> torch.device:
         ) from None
 
 
-def with_proxy(
+def split_proxy(
     federation: Federation, proxy: Proxy, algorithm: Algorithm, seed: int
 ) -> tuple[Federation, Dataset | None, str | None]:
     """The federation less the test samples that become proxy data, the proxy data, and a warning if it is short."""

@@ -8,48 +8,49 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
+from steelyard.core.options import check_options, option
 from steelyard.core.rng import stream
 from steelyard.core.state import ClientId
 
 
 @dataclass(frozen=True)
 class Participation:
-    """Who is asked, and who answers.
+    """Who is asked in a round, and who answers.
 
-    Attributes:
-        share: share of clients asked in each round; or give `count`.
-        count: number of clients asked in each round, instead of a share.
-        train_all: all clients train and the cohort is drawn afterwards, as in FedLAW's and FedAWA's
-            code: the others' optimizer state moves on.
-        dropout: probability that a client asked does not answer.
-        spread: deviation of the logarithm of clients' speeds; 0 means all equally fast.
-        deadline: answers later than this many times the cohort's median duration (without delays)
-            are left out.
-        quorum: a round with fewer answers is void: the model stays.
-        patience: so many void rounds in a row end the run.
+    Examples:
+        >>> import steelyard
+        >>> steelyard.Participation(share=0.1).size(clients=50)
+        5
     """
 
-    share: float = 1.0
-    count: int | None = None
-    train_all: bool = False
-    dropout: float = 0.0
-    spread: float = 0.0
-    deadline: float | None = None
-    quorum: int = 1
-    patience: int = 5
+    share: float = option(
+        1.0, "share of clients asked in each round", low=0.0, high=1.0, open_low=True
+    )
+    count: int | None = option(
+        None, "number of clients asked in each round, instead of a share", low=1
+    )
+    train_all: bool = option(
+        False, "all clients train, the cohort is drawn afterwards, as in FedLAW's and FedAWA's code"
+    )
+    dropout: float = option(
+        0.0, "probability that a client asked does not answer", low=0.0, high=1.0
+    )
+    # The deviation of a logarithm: at 50, speeds are still finite.
+    spread: float = option(
+        0.0, "deviation of the logarithm of clients' speeds; 0: equally fast", low=0.0, high=50.0
+    )
+    deadline: float | None = option(
+        None,
+        "replies later than this many median durations of the cohort are left out",
+        low=0.0,
+        open_low=True,
+    )
+    quorum: int = option(1, "a round with fewer replies is void: the model stays", low=1)
+    patience: int = option(5, "this many void rounds in a row end the run", low=1)
 
     def __post_init__(self) -> None:
-        checks.number("share", self.share, 0.0, 1.0, open_low=True)
-        if self.count is not None:
-            checks.integer("count", self.count, 1)
-        checks.number("dropout", self.dropout, 0.0, 1.0)
-        checks.number("spread", self.spread, 0.0, 50.0)  # of a logarithm: speeds are finite
-        if self.deadline is not None:
-            checks.number("deadline", self.deadline, 0.0, open_low=True)
-        checks.integer("quorum", self.quorum, 1)
-        checks.integer("patience", self.patience, 1)
+        check_options(self)
 
     def size(self, clients: int) -> int:
         """How many clients are asked.

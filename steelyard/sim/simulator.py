@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -40,31 +40,11 @@ from steelyard.sim.executors import (
     can_fork,
     one_thread,
 )
+from steelyard.sim.experiment import Execution
 from steelyard.sim.group import FINE, REASONS
 from steelyard.sim.participation import Participation
 from steelyard.sim.server import SimulationServer
 from steelyard.sim.work import ClientSlot, SimulationContext
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a run is driven; nothing here changes its numbers.
-
-    Attributes:
-        executor: `auto`, `serial` or `process`.
-        workers: number of processes; None for one per core.
-        evaluate_every: rounds between evaluations on the test set; 0 for never.
-        evaluate_clients: rounds between evaluations on clients' own data; 0 for never.
-        checkpoint_every: rounds between checkpoints, at least.
-        checkpoint_pace: share of the time that writing checkpoints may take.
-    """
-
-    executor: str = "auto"
-    workers: int | None = None
-    evaluate_every: int = 1
-    evaluate_clients: int = 0
-    checkpoint_every: int = 1
-    checkpoint_pace: float = 0.02
 
 
 class RunStopped(SteelyardError):
@@ -78,7 +58,7 @@ class Simulation:
         self,
         work: SimulationContext,
         participation: Participation,
-        options: Options,
+        options: Execution,
         cohorts: Sequence[Sequence[int]],
         directory: RunDirectory | None,
         callbacks: Sequence[Callback],

@@ -81,7 +81,7 @@ class SimulationContext:
     @cached_property
     def dense(self) -> DenseModels | None:
         """The stacked closed form, if the network and its targets have one and images stay as they are."""
-        if self.local.augment is not None:
+        if self.local.augmentation is not None:
             return None
         model, data = self.model, self.federation.train
         fits = DenseModels.fits(
@@ -102,7 +102,7 @@ class SimulationContext:
     @cached_property
     def background(self) -> torch.Tensor | None:
         """What lies outside an image, if images are augmented, `[channels]`."""
-        augment = self.local.augment
+        augment = self.local.augmentation
         if not isinstance(augment, Augmentation):
             return None
         return augment.background(self.federation.train.inputs).to(self.model.device)
@@ -176,9 +176,9 @@ class SimulationContext:
         client_id = self.federation.ids[client]
         rng = stream(self.seed, "batches", round, client_id, self.local.batch_seed)
         client_batches = batches(index, self.local, rng, self.model.has_batch_norm)
-        if not isinstance(self.local.augment, Augmentation):
+        if self.local.augmentation is None:
             return client_batches
-        augmentation = self.local.augment.draw(
+        augmentation = self.local.augmentation.draw(
             len(client_batches.order),
             stream(self.seed, "augment", round, client_id, self.local.batch_seed),
         )
@@ -189,7 +189,7 @@ class SimulationContext:
         if self.local.steps is not None:
             return self.local.steps
         starts, _ = cuts(self.num_samples(client), self.local, self.model.has_batch_norm)
-        return len(starts) * (self.local.epochs or 1)
+        return len(starts) * (self.local.num_epochs or 1)
 
     def num_samples(self, client: int) -> int:
         """How many samples a client trains on."""

@@ -10,7 +10,7 @@ from steelyard.cli.app import app
 from steelyard.core.errors import SteelyardError
 from steelyard.data import SOURCES, images, load
 from steelyard.data.download import HOMES, File
-from steelyard.sim.config import read
+from steelyard.sim.experiment import read_experiment
 from tests.datasets import files
 from tests.datasets.server import serving
 
@@ -105,16 +105,16 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 def test_a_run_takes_options_in_the_name_of_its_data(tmp_path, monkeypatch):
-    config = read(None, ["data.name=digits:scale=half"])
-    assert config.arguments()["data"] == "digits:scale=half"
+    config = read_experiment(None, ["data.name=digits:scale=half"])
+    assert config.data.name == "digits:scale=half"
     with pytest.raises(
-        SteelyardError, match=r"data\.name = 'digits:scal=half': .* did you mean 'scale'\?"
+        SteelyardError, match=r"data\.name='digits:scal=half': .* did you mean 'scale'\?"
     ):
-        read(None, ["data.name=digits:scal=half"])
+        read_experiment(None, ["data.name=digits:scal=half"])
     with pytest.raises(
-        SteelyardError, match=r"data\.name = 'digits:scale=double': scale='double': use one of"
+        SteelyardError, match=r"data\.name='digits:scale=double': scale='double': use one of"
     ):
-        read(None, ["data.name=digits:scale=double"])
+        read_experiment(None, ["data.name=digits:scale=double"])
     monkeypatch.chdir(tmp_path)
     made = CliRunner().invoke(app, ["run", "-s", "data.name=digits:scale=half", "-s", "rounds=1"])
     assert made.exit_code == 0, made.output

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from steelyard.cli.app import app
 from steelyard.core.errors import SteelyardError
 from steelyard.runs.directory import read_log
-from steelyard.sim.config import read, validate_config
+from steelyard.sim.experiment import Experiment, read_experiment
 from tests.waiting import PATIENCE, wait_until
 
 STEELYARD = [sys.executable, "-c", "from steelyard.cli import main; main()"]
@@ -95,22 +95,22 @@ def test_a_new_directory_is_made_under_runs(tmp_path, monkeypatch):
         ("data.nme=x", "unknown key 'data.nme': did you mean 'name'?"),
         ("lr=0.1", "unknown key 'lr': did you mean 'local.lr'?"),
         ("zzz=1", "unknown key 'zzz': known: weighting, client"),
-        ("rounds=many", "rounds = 'many': input should be a valid integer"),
-        ("rounds=0", "rounds = 0: input should be greater than or equal to 1"),
-        ("local.momentum=2", "local.momentum = 2: input should be less than or equal to 1"),
-        ("local.optimizer=rmsprop", "local.optimizer = 'rmsprop': input should be 'sgd' or 'adam'"),
-        ("weighting=fedwa", "weighting = 'fedwa': unknown rule 'fedwa': did you mean 'fedawa'?"),
+        ("rounds=many", "rounds='many': use a whole number >= 1"),
+        ("rounds=0", "rounds=0: use a whole number >= 1"),
+        ("local.momentum=2", "local.momentum=2: use a number in [0.0, 1.0]"),
+        ("local.optimizer=rmsprop", "local.optimizer='rmsprop': use one of 'sgd', 'adam'"),
+        ("weighting=fedwa", "weighting='fedwa': unknown rule 'fedwa': did you mean 'fedawa'?"),
         (
             "client=fedprox:m=1",
-            "client = 'fedprox:m=1': client term 'fedprox:m=1': fedprox has no option 'm'",
+            "client='fedprox:m=1': client term 'fedprox:m=1': fedprox has no option 'm'",
         ),
-        ("server=adma", "server = 'adma': unknown server optimizer 'adma': did you mean 'adam'?"),
+        ("server=adma", "server='adma': unknown server optimizer 'adma': did you mean 'adam'?"),
         ("broadcast=mut", "unknown broadcast 'mut'"),
         (
             "model=restnet20",
-            "model = 'restnet20': unknown model 'restnet20': did you mean 'resnet20'?",
+            "model='restnet20': unknown model 'restnet20': did you mean 'resnet20'?",
         ),
-        ("data.name=mnst", "data.name = 'mnst': unknown data set 'mnst': did you mean 'mnist'?"),
+        ("data.name=mnst", "data.name='mnst': unknown data set 'mnst': did you mean 'mnist'?"),
         ("data.partition=dirichlt", "unknown partition 'dirichlt': did you mean 'dirichlet'?"),
         ("data.partition=dirichlet:-1", "alpha=-1"),
         ("local.schedule=linear", "unknown schedule 'linear'"),
@@ -155,7 +155,7 @@ def test_a_bad_file_is_one_sentence(text, message, tmp_path):
 
 
 def test_values_are_read_as_toml_or_text():
-    config = read(
+    config = read_experiment(
         None,
         [
             "metrics=['loss']",
@@ -166,11 +166,11 @@ def test_values_are_read_as_toml_or_text():
     )
     assert config.metrics == ("loss",)
     assert config.local.betas == (0.5, 0.9)
-    assert config.workers is None
+    assert config.execution.workers is None
     assert config.weighting == "fedadp:alpha=4"
-    assert validate_config(config.model_dump(mode="json"), "again") == config
+    assert Experiment.from_dict(config.to_dict(), "again") == config
     with pytest.raises(SteelyardError, match="'rounds' is a value, not a section"):
-        read(None, ["rounds=3", "rounds.x=4"])
+        read_experiment(None, ["rounds=3", "rounds.x=4"])
 
 
 def test_options_lists_every_key():

@@ -9,7 +9,7 @@ import torch
 from steelyard.client.augment import CropFlip, parse_augmentation
 from steelyard.client.local import LocalTraining
 from steelyard.core.errors import SteelyardError
-from steelyard.sim.config import validate_config
+from steelyard.sim.experiment import Experiment
 from tests.sim.runs import clients, net, same, simulate
 
 IMAGES = (2, 6, 6)
@@ -93,7 +93,10 @@ def test_bad_options_are_named(wrong):
 @pytest.mark.parametrize("nothing", [None, "none"])
 def test_none_is_none(nothing):
     assert parse_augmentation(nothing) is None
-    assert validate_config({"local": {"augment": nothing}}, "test").local.augment in (None, "none")
+    assert Experiment.from_dict({"local": {"augment": nothing}}, "test").local.augment in (
+        None,
+        "none",
+    )
 
 
 def test_only_images_are_augmented():

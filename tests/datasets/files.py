@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-
 # Read when the tests start: tests of small files remove the variable for themselves.
 _DIRECTORY = os.environ.get("STEELYARD_DATA")
 

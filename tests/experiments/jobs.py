@@ -5,7 +5,7 @@ import os
 
 from steelyard.experiments import worker
 from steelyard.experiments.jobs import Child, Job, Silent
-from steelyard.sim.config import read
+from steelyard.sim.experiment import read_experiment
 
 
 def job(weighting="fedavg", seed=1, rounds=2, name=None, **settings):
@@ -16,7 +16,7 @@ def job(weighting="fedavg", seed=1, rounds=2, name=None, **settings):
         "data.clients": 4,
         **settings,
     }
-    config = read(None, [f"{key}={value}" for key, value in keys.items()])
+    config = read_experiment(None, [f"{key}={value}" for key, value in keys.items()])
     return Job(
         name or f"{weighting}/seed-{seed}", config, {"weighting": weighting, "seed": str(seed)}
     )

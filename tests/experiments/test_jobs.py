@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import steelyard
 from steelyard.core.errors import SteelyardError
+from steelyard.data import load
 from steelyard.experiments import jobs as module
 from steelyard.experiments.jobs import is_finished, run_jobs
 from steelyard.runs.directory import read_config, read_log
@@ -74,7 +76,7 @@ def test_jobs_run_in_processes_of_their_own_and_fail_alone(tmp_path):
     assert diary.lines[:2] == [("started", "fedadp/seed-1"), ("started", "fedavg/seed-1")]
     assert ("failed", "fedadp/seed-1") in diary.lines
     # The same bits as a run in this process, on another executor.
-    here = steelyard.simulate(**good.job.config.arguments() | {"executor": "serial"})
+    here = steelyard.simulate(replace(good.job.config, execution={"executor": "serial"}))
     assert good.history.comparable() == json.loads(json.dumps(here.comparable()))
 
 
@@ -123,9 +125,9 @@ def test_longer_runs_and_runs_from_python_are_other_runs(tmp_path):
     fake(tmp_path / "long", job(rounds=5).config, 5)
     with pytest.raises(SteelyardError, match="5 rounds there, 3 here"):
         run_jobs([job(rounds=3, name="long")], tmp_path)
-    steelyard.simulate(rounds=1, executor="serial", out=tmp_path / "python")
+    steelyard.simulate("fedavg", load("digits"), rounds=1, executor="serial", out=tmp_path / "own")
     with pytest.raises(SteelyardError, match="started from Python"):
-        run_jobs([job(name="python")], tmp_path)
+        run_jobs([job(name="own")], tmp_path)
 
 
 def test_finished_means_all_rounds_or_the_target(tmp_path):
@@ -289,6 +291,7 @@ def test_a_child_that_does_not_end_is_made_to(monkeypatch):
 
 PARENT = """
 import sys
+from dataclasses import replace
 from tests.experiments.jobs import job
 from steelyard.experiments.jobs import run_jobs
 run_jobs([job(rounds=int(sys.argv[2]))], sys.argv[1])
@@ -310,6 +313,8 @@ def test_children_do_not_outlive_a_killed_parent_and_the_sweep_goes_on(tmp_path,
     monkeypatch.setattr(module, "Child", Here)
     (outcome,) = run_jobs([job(rounds=done + 1)], tmp_path)
     assert outcome.error is None
-    whole = steelyard.simulate(**job(rounds=done + 1).config.arguments() | {"executor": "serial"})
+    whole = steelyard.simulate(
+        replace(job(rounds=done + 1).config, execution={"executor": "serial"})
+    )
     assert outcome.history.comparable()[:5] == json.loads(json.dumps(whole.comparable()[:5]))
     assert outcome.history.accuracy == whole.accuracy

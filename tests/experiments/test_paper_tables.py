@@ -6,7 +6,7 @@ from steelyard.algorithm import parse_refiner
 from steelyard.core.errors import SteelyardError
 from steelyard.experiments import cost
 from steelyard.experiments.paper_table import METRICS, Number, names, parse_table, read, tables
-from steelyard.sim.config import merge_sections
+from steelyard.sim.experiment import merge_sections
 
 SOME = {  # read in the papers by hand, apart from the files
     ("fedadp-table1", "mnist-1class-3iid/fedavg"): Number(None, 94.48),

@@ -24,7 +24,7 @@ from steelyard.experiments.reproduce import (
 )
 from steelyard.experiments.scores import METRICS
 from steelyard.runs.history import History
-from steelyard.sim.config import read
+from steelyard.sim.experiment import read_experiment
 
 ENVIRONMENT = {"steelyard": "1", "python": "3", "torch": "2", "numpy": "2", "cores": 2}
 
@@ -283,7 +283,7 @@ def clients(path, samples, classes):
     ],
 )
 def test_what_clients_held_tells_a_subset(name, partition, samples, classes, said, tmp_path):
-    config = read(None, [f"data.name={name}", f"data.partition={partition}"])
+    config = read_experiment(None, [f"data.name={name}", f"data.partition={partition}"])
     assert describe_subset(config, clients(tmp_path / "run", samples, classes)) == said
     assert describe_subset(config, tmp_path / "from before this was written down") is None
 

@@ -58,7 +58,7 @@ def test_seeds_of_runs_with_proxy_data_are_grouped(tmp_path):
     assert setting == ()
     assert [(format_labels(name), list(seeds)) for name, seeds in algorithms.items()] == [
         ("fedavg", ["0", "1"]),
-        ("fedlaw:epochs=1,learn=gamma", ["0", "1"]),
+        ("gws:epochs=1", ["0", "1"]),
     ]
     assert notes == find_differences(runs) == []
 

@@ -11,7 +11,7 @@ import pytest
 from steelyard.experiments.benchmark import SCORES, parse_rule_text, read_benchmark
 from steelyard.experiments.ranking import Ranks, analyse
 from steelyard.report.benchmark import draw_ranks, write_html, write_markdown
-from steelyard.sim.config import validate_config
+from steelyard.sim.experiment import Experiment
 from tests.experiments.test_benchmark import result, some_results
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -56,7 +56,7 @@ def test_the_table_of_the_page(folder):
 def test_configurations_can_be_run(folder):
     page = (folder / "benchmark.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
-    config = validate_config(tomllib.loads(data["configurations"]["quantity/fedadp"]), "page")
+    config = Experiment.from_dict(tomllib.loads(data["configurations"]["quantity/fedadp"]), "page")
     assert config.weighting == "fedadp"
     assert config.data.partition == "quantity:alpha=0.5"
     assert len(data["configurations"]) == 2 * 5

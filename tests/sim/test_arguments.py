@@ -13,7 +13,7 @@ from tests.sim.runs import clients, same, simulate
     ("options", "message"),
     [
         ({"rounds": 0}, "rounds=0"),
-        ({"executor": "threads"}, "executor='threads': use auto, serial or process"),
+        ({"executor": "threads"}, "executor='threads'"),
         ({"workers": 0}, "workers=0"),
         ({"device": "quantum"}, "device='quantum': not available"),
         *(

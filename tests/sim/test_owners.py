@@ -106,7 +106,9 @@ def test_a_second_process_is_refused_before_anything_is_loaded(tmp_path, monkeyp
     try:
         code = f"import steelyard; steelyard.simulate(rounds=1, out={str(tmp_path / 'run')!r})"
         with monkeypatch.context() as patch:
-            patch.setattr("steelyard.sim.simulate.federated", None)  # a call would be a TypeError
+            patch.setattr(
+                "steelyard.sim.simulate.build_federation", None
+            )  # a call would be a TypeError
             with pytest.raises(SteelyardError, match=rf"in use by pid {os.getpid()} on "):
                 simulate(out=tmp_path / "run")
         other = subprocess.run(

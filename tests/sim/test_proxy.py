@@ -8,7 +8,7 @@ import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.data import Dataset, load
 from steelyard.data.proxy import Proxy, balanced_order
-from steelyard.sim.config import read
+from steelyard.sim.experiment import read_experiment
 
 QUICK = {"rounds": 3, "partition": "dirichlet:0.5", "clients": 4, "seed": 3}
 
@@ -102,15 +102,15 @@ def test_without_proxy_data_the_run_does_not_start():
 
 
 def test_configuration():
-    config = read(
+    config = read_experiment(
         None, ["weighting=fedlaw:epochs=2", "proxy.per_class=2", "refine=server_ft", "rounds=1"]
     )
-    history = steelyard.simulate(**config.arguments())
+    history = steelyard.simulate(config)
     assert history.name == "fedlaw:epochs=2 refine=server_ft"
     with pytest.raises(SteelyardError, match=r"did you mean 'proxy.per_class'"):
-        read(None, ["per_class=2"])
-    with pytest.raises(SteelyardError, match=r"refine = 'feddff'.*did you mean 'feddf'"):
-        read(None, ["refine=feddff"])
+        read_experiment(None, ["per_class=2"])
+    with pytest.raises(SteelyardError, match=r"refine='feddff'.*did you mean 'feddf'"):
+        read_experiment(None, ["refine=feddff"])
 
 
 def test_quotas_and_the_long_tail():

@@ -3,7 +3,7 @@
 import pytest
 
 import steelyard
-from steelyard.sim.config import read
+from steelyard.sim.experiment import read_experiment
 
 
 def test_a_run_ends_at_its_target_and_stays_there(tmp_path):
@@ -26,4 +26,4 @@ def test_a_run_ends_at_its_target_and_stays_there(tmp_path):
 
 
 def test_target_is_a_key_of_a_configuration():
-    assert read(None, ["target=0.95"]).arguments()["target"] == pytest.approx(0.95)
+    assert read_experiment(None, ["target=0.95"]).target == pytest.approx(0.95)
