@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import steelyard.client
@@ -170,12 +171,12 @@ class Algorithm:
             options[name] = parts.get(name, options[name])
         return Algorithm(**options)
 
-    @property
+    @cached_property
     def rule(self) -> Chain:
         """The rule that a round runs: the weighting, with a source before it if necessary."""
         return with_default_source(self.weighting)
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """The needs of all parts together."""
         needs = self.rule.needs | self.client.needs | Needs(probe=self.refine is not None)

@@ -1,6 +1,7 @@
 """Random streams as functions of (seed, purpose, round, client id), without state to save.
 
-Every stream is a Philox generator with these four as its key. A client's stream does not depend on
+Every stream is a Philox generator with these four as its key; those of the data and the model have
+only a seed and numbers of their own. A client's stream does not depend on
 the other clients, on the executor or on earlier draws.
 """
 
@@ -29,6 +30,14 @@ _CODES: dict[str, int] = {
     "augment": 11,
 }
 
+DataPurpose = Literal["partition", "corruption", "proxy", "model"]
+_DATA_CODES: dict[str, bytes] = {
+    "partition": b"part",
+    "corruption": b"corr",
+    "proxy": b"prox",
+    "model": b"init",
+}
+
 
 def stream(
     seed: int, purpose: Purpose, round: int = 0, client: ClientId | None = None, variant: int = 0
@@ -51,6 +60,27 @@ def number(seed: int, purpose: Purpose, round: int = 0, client: ClientId | None 
     return int(
         _sequence(seed, purpose, round, client).generate_state(1, np.uint64)[0] >> np.uint64(1)
     )
+
+
+def data_stream(seed: int, purpose: DataPurpose, *numbers: int) -> np.random.Generator:
+    """Return the generator of something that is drawn before the rounds.
+
+    Args:
+        seed: seed of the run.
+        purpose: what the numbers are for.
+        numbers: a further key, such as the number of a client.
+    """
+    return np.random.Generator(np.random.Philox(_data_sequence(seed, purpose, *numbers)))
+
+
+def data_number(seed: int, purpose: DataPurpose) -> int:
+    """Return a seed of 64 bits for torch's generator, from the same key as `data_stream`."""
+    return int(_data_sequence(seed, purpose).generate_state(1, np.uint64)[0])
+
+
+def _data_sequence(seed: int, purpose: DataPurpose, *numbers: int) -> np.random.SeedSequence:
+    code = int.from_bytes(_DATA_CODES[purpose], "big")
+    return np.random.SeedSequence(entropy=seed, spawn_key=(code, *numbers))
 
 
 def _sequence(

@@ -14,11 +14,10 @@ import torch
 
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
+from steelyard.core.rng import data_stream
 from steelyard.core.state import ClientId
 from steelyard.data.dataset import Federation, slices
 from steelyard.data.partitions import Index
-
-_STREAM = int.from_bytes(b"corr", "big")  # separates these draws from others of the same seed
 
 
 def corrupt(
@@ -125,5 +124,4 @@ def _copy_shared_samples(federation: Federation) -> Federation:
 
 
 def _rng(seed: int, purpose: int, client: int) -> np.random.Generator:
-    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(_STREAM, purpose, client))
-    return np.random.Generator(np.random.Philox(sequence))
+    return data_stream(seed, "corruption", purpose, client)

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import Registry
+from steelyard.core.rng import data_stream
 from steelyard.core.spec import parse
 from steelyard.core.weighting import Info
 
 Index = NDArray[np.int64]
-
-_STREAM = int.from_bytes(b"part", "big")  # separates these draws from others of the same seed
 
 
 class Partition(ABC):
@@ -78,8 +77,7 @@ def partition(spec: str | Partition, targets: Index, clients: int, seed: int) ->
         raise SteelyardError(
             f"clients={clients}: there are only {len(labels)} samples, use at most {len(labels)}"
         )
-    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(_STREAM,))
-    return rule(labels.astype(np.int64), clients, np.random.Generator(np.random.Philox(sequence)))
+    return rule(labels.astype(np.int64), clients, data_stream(seed, "partition"))
 
 
 def check_alpha(name: str, value: float) -> None:

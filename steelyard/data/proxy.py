@@ -10,10 +10,9 @@ import torch
 
 from steelyard.core.errors import SteelyardError
 from steelyard.core.options import check_options, option
+from steelyard.core.rng import data_stream
 from steelyard.data.dataset import Dataset
 from steelyard.data.partitions import Index
-
-_STREAM = int.from_bytes(b"prox", "big")  # separates these draws from others of the same seed
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ class Proxy:
                 "proxy.per_class: the targets are not classes: give proxy data without per_class"
             )
         # Shuffle the samples.
-        sequence = np.random.SeedSequence(entropy=seed, spawn_key=(_STREAM,))
-        order = np.random.Generator(np.random.Philox(sequence)).permutation(len(pool))
+        order = data_stream(seed, "proxy").permutation(len(pool))
         labels = pool.targets.numpy()[order]
         # Take the first of each class.
         parts = []

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -16,6 +15,7 @@ from steelyard import threads
 from steelyard.core import checks
 from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Registry
+from steelyard.core.rng import data_number
 from steelyard.core.spec import parse
 from steelyard.core.weighting import Info
 
@@ -23,7 +23,6 @@ Shape = tuple[int, ...]
 
 _FLOAT_BYTES = 4
 _TOO_LARGE = re.compile("overflow|too large|failed to unpack", re.IGNORECASE)  # in torch's messages
-_STREAM = int.from_bytes(b"init", "big")  # separates these draws from others of the same seed
 
 
 class Architecture(ABC):
@@ -70,8 +69,7 @@ def build(spec: str | Architecture, input_shape: Shape, classes: int, seed: int)
     count_parameters(
         architecture, tuple(input_shape), classes
     )  # raises an error if memory is too small
-    words = np.random.SeedSequence(entropy=seed, spawn_key=(_STREAM,)).generate_state(1, np.uint64)
-    with threads.seeded(int(words[0])), torch.device("cpu"), _float32():
+    with threads.seeded(data_number(seed, "model")), torch.device("cpu"), _float32():
         return architecture(tuple(input_shape), classes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class Chain(Weighting):
         _ = self.needs  # raises an error if two rules use different layers
         object.__setattr__(self, "modifies", self.rules[0].modifies)
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         """The needs of all rules together."""
         return reduce(Needs.__or__, (rule.needs for rule in self.rules))

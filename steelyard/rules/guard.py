@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ from steelyard.core.state import ClientId, State
 from steelyard.core.sums import Selection
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
-from steelyard.rules.combinators import parse_rule, with_default_source
+from steelyard.rules.combinators import Chain, parse_rule, with_default_source
 from steelyard.rules.modifiers import water_fill
 
 _MEMORY = 10  # number of rounds whose median norms are stored
@@ -86,10 +87,15 @@ class Guard(Weighting):
         checks.number("weight_cap", self.weight_cap, 1.0)
         checks.number("size_cap", self.size_cap, 1.0)
 
-    @property
+    @cached_property
+    def chain(self) -> Chain:
+        """The rule inside, with a source before it if necessary."""
+        return with_default_source(self.rule)
+
+    @cached_property
     def needs(self) -> Needs:
         """The Gram, for norms, and the needs of the rule."""
-        return Needs.of(gram=True) | with_default_source(self.rule).needs
+        return Needs.of(gram=True) | self.chain.needs
 
     @property
     def final(self) -> bool:
@@ -103,7 +109,7 @@ class Guard(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Apply the checks G1 to G6 in order."""
-        rule = with_default_source(self.rule)
+        rule = self.chain
         norms = view.whole_gram.norms[0] if rule.needs.gram else view.norms
 
         # G1: set clients aside whose update or report is not plausible.

@@ -31,11 +31,10 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError
 from steelyard.core.layout import Layout, Leaf
 from steelyard.core.probe import Objective
+from steelyard.core.rng import data_stream
 from steelyard.data.dataset import Dataset
 from steelyard.data.proxy import Proxy, balanced_order
 from steelyard.kernels import Part
-
-_STREAM = int.from_bytes(b"prox", "big")  # separates these draws from all others of the same seed
 
 
 class Probe:
@@ -159,8 +158,7 @@ class ProbeSession:
         # Samples and their random order.
         self.probe = probe
         self.flat = layout.flat
-        sequence = np.random.SeedSequence(entropy=probe.seed, spawn_key=(_STREAM, number))
-        self.rng = np.random.Generator(np.random.Philox(sequence))
+        self.rng = data_stream(probe.seed, "proxy", number)
         self.network = probe.network or _copy_network(probe, layout)
         self.inputs = self.network.prepare_inputs(probe.inputs)
         self.targets = self.network.cast(probe.targets)
