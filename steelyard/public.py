@@ -28,7 +28,7 @@ from steelyard.rules.coordinate import TrimmedMean as trimmed_mean
 from steelyard.rules.detectors import Always as always
 from steelyard.rules.detectors import AngleGap as angle_gap
 from steelyard.rules.detectors import CriticalFLWindow as criticalfl_window
-from steelyard.rules.detectors import Eq6 as eq6
+from steelyard.rules.detectors import FGNIncrease as fgn_increase
 from steelyard.rules.fedadp import FedAdp as fedadp
 from steelyard.rules.fedavg import FedAvg as fedavg
 from steelyard.rules.fedavg import Uniform as uniform
@@ -95,7 +95,6 @@ __all__ = [
     "chain",
     "criticalfl_window",
     "ema",
-    "eq6",
     "fedadp",
     "fedavg",
     "fedawa",
@@ -111,6 +110,7 @@ __all__ = [
     "fedmut",
     "fednova",
     "fedprox",
+    "fgn_increase",
     "gate",
     "geometric_median",
     "guard",

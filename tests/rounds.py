@@ -27,7 +27,7 @@ SHORT = {
 def every_rule():
     """Every registered rule, found by itself: wrappers around FedAdp, detectors as gates."""
     made = {}
-    inner = {RULES: steelyard.fedadp(), DETECTORS: steelyard.eq6()}
+    inner = {RULES: steelyard.fedadp(), DETECTORS: steelyard.fgn_increase()}
     for entry in sorted([*RULES, *DETECTORS], key=lambda entry: entry.name):
         required = [name for name, p in entry.parameters.items() if p.default is p.empty]
         given = {

@@ -133,7 +133,7 @@ def gradient_norm(norms: Array, average: str, sizes: Array | None = None) -> flo
 
 @DETECTORS.register
 @dataclass(frozen=True)
-class Eq6(PeriodDetector):
+class FGNIncrease(PeriodDetector):
     """PA3Fed's period check, Eq. (6).
 
     Attributes:

@@ -126,7 +126,7 @@ def test_a_closed_gate_costs_no_pass(made, monkeypatch):
     passes = []
     original = kernels.gram
     monkeypatch.setattr(kernels, "gram", lambda *a, **k: passes.append(1) or original(*a, **k))
-    rule = steelyard.gate(steelyard.eq6(first=False), steelyard.fedawa())
+    rule = steelyard.gate(steelyard.fgn_increase(first=False), steelyard.fedawa())
     quiet = steelyard.aggregate(rule, base, clients, metrics={**metrics, "grad_norm": [1.0] * 5})
     assert quiet.report["critical"] is False
     prior = steelyard.aggregate("fedavg", base, clients, metrics=metrics)

@@ -26,7 +26,7 @@ from steelyard.core.spec import to_text
         ),
         (
             "gate(eq6:delta=0.1,fedawa:steps=2)",
-            steelyard.gate(steelyard.eq6(delta=0.1), steelyard.fedawa(steps=2)),
+            steelyard.gate(steelyard.fgn_increase(delta=0.1), steelyard.fedawa(steps=2)),
         ),
         (
             "gate(criticalfl_window:every=1,window=5,krum:f=2)",
@@ -36,10 +36,13 @@ from steelyard.core.spec import to_text
             "pa3fed:detector=criticalfl_window,score=neg_loss",
             steelyard.pa3fed(detector="criticalfl_window", score="neg_loss"),
         ),
-        ("pa3fed:detector=eq6:delta=0.05", steelyard.pa3fed(detector=steelyard.eq6(delta=0.05))),
+        (
+            "pa3fed:detector=eq6:delta=0.05",
+            steelyard.pa3fed(detector=steelyard.fgn_increase(delta=0.05)),
+        ),
         (
             "pa3fed:detector=eq6:0.05,beta=0.5",
-            steelyard.pa3fed(beta=0.5, detector=steelyard.eq6(delta=0.05)),
+            steelyard.pa3fed(beta=0.5, detector=steelyard.fgn_increase(delta=0.05)),
         ),
         (
             "feddisco|pa3fed:beta=1,detector=criticalfl_window:window=5,every=1,preset=literal|cap:0.5",
@@ -54,7 +57,7 @@ from steelyard.core.spec import to_text
         (
             "guard(pa3fed:detector=eq6:first=false,delta=0.1):clip=3",
             steelyard.guard(
-                steelyard.pa3fed(detector=steelyard.eq6(first=False, delta=0.1)), clip=3
+                steelyard.pa3fed(detector=steelyard.fgn_increase(first=False, delta=0.1)), clip=3
             ),
         ),
         (
@@ -150,10 +153,12 @@ def test_wrappers_take_text_and_classes_too():
     )
     assert steelyard.chain("feddisco", awa) == steelyard.parse_rule("feddisco|fedawa")
     assert (
-        steelyard.gate(steelyard.eq6(), "fedadp").rule == steelyard.if_finite("fedadp").rule == adp
+        steelyard.gate(steelyard.fgn_increase(), "fedadp").rule
+        == steelyard.if_finite("fedadp").rule
+        == adp
     )
     assert steelyard.cap("fedadp", 0.2) == steelyard.parse_rule("fedadp|cap:max_weight=0.2")
-    for wrong in (3, None, "eq6", steelyard.eq6()):
+    for wrong in (3, None, "eq6", steelyard.fgn_increase()):
         with pytest.raises(steelyard.SteelyardError, match="detectors go inside gate"):
             steelyard.guard(wrong)
 

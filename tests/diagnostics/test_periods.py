@@ -47,7 +47,7 @@ def test_a_run_without_a_detector_is_looked_at_by_both():
     assert critical_periods(
         history, "criticalfl_window"
     ).critical.all()  # the first five checks always are
-    median = critical_periods(history, steelyard.eq6(average="median")).fgn
+    median = critical_periods(history, steelyard.fgn_increase(average="median")).fgn
     norms = [sorted(record["reported"]["grad_norm"].values()) for record in history]
     assert median == pytest.approx([(row[2] + row[3]) / 2 for row in norms])
 

@@ -77,15 +77,15 @@ def test_window_detector_checks_every_second_round():
 
 
 def test_eq6_first_round_and_rise_from_zero():
-    assert steelyard.eq6().check(1.0, {})[0]
-    assert not steelyard.eq6(first=False).check(1.0, {})[0]
-    assert steelyard.eq6().check(1.0, {"fgn": 0.0})[0]
-    assert not steelyard.eq6().check(0.0, {"fgn": 0.0})[0]
+    assert steelyard.fgn_increase().check(1.0, {})[0]
+    assert not steelyard.fgn_increase(first=False).check(1.0, {})[0]
+    assert steelyard.fgn_increase().check(1.0, {"fgn": 0.0})[0]
+    assert not steelyard.fgn_increase().check(0.0, {"fgn": 0.0})[0]
 
 
 @pytest.mark.parametrize("average", ["weighted", "mean", "median"])
 def test_detectors_average_the_reports(average):
-    rule = steelyard.gate(steelyard.eq6(average=average), steelyard.krum())
+    rule = steelyard.gate(steelyard.fgn_increase(average=average), steelyard.krum())
     _, state = weights_of(
         steelyard.chain(steelyard.uniform(), rule), [1, 1, 8], grad_norm=[1.0, 2.0, 9.0]
     )
@@ -94,7 +94,7 @@ def test_detectors_average_the_reports(average):
 
 
 def test_pa3fed_remembers_scores_outside_critical_periods():
-    rule = steelyard.pa3fed(detector=steelyard.eq6(first=False))
+    rule = steelyard.pa3fed(detector=steelyard.fgn_increase(first=False))
     _, state = weights_of(rule, [1, 1], loss_before=[2.0, 2.0], grad_norm=[1.0, 1.0])
     weights, state = weights_of(rule, [1, 1], state, loss_before=[1.0, 1.9], grad_norm=[0.5, 0.5])
     assert weights == pytest.approx([0.5, 0.5])  # closed
@@ -152,12 +152,14 @@ def test_coordinate_rules_report_mean_coefficients():
     assert out.weights.tolist() == [0.0, 0.5, 0.5]
 
 
-@pytest.mark.parametrize("detector", ["eq6:delta=0.5", steelyard.eq6(delta=0.5), steelyard.eq6])
+@pytest.mark.parametrize(
+    "detector", ["eq6:delta=0.5", steelyard.fgn_increase(delta=0.5), steelyard.fgn_increase]
+)
 def test_a_detector_is_an_object_or_its_text(detector):
-    delta = 0.01 if detector is steelyard.eq6 else 0.5
-    assert steelyard.gate(detector, "fedadp").detector == steelyard.eq6(delta=delta)
+    delta = 0.01 if detector is steelyard.fgn_increase else 0.5
+    assert steelyard.gate(detector, "fedadp").detector == steelyard.fgn_increase(delta=delta)
     rule = steelyard.pa3fed(detector=detector)
-    assert rule.detector == steelyard.eq6(delta=delta)
+    assert rule.detector == steelyard.fgn_increase(delta=delta)
     assert steelyard.parse_rule(to_text(rule)) == rule
 
 

@@ -364,7 +364,7 @@ def test_pa3fed_alpha(options, metric, suffix):
     seen = [k for k in range(5) if golden["prev_loss"][k] is not None]
     rule = steelyard.chain(
         steelyard.fedavg(by="m"),
-        steelyard.pa3fed(**options, detector=steelyard.eq6(average="mean")),
+        steelyard.pa3fed(**options, detector=steelyard.fgn_increase(average="mean")),
     )
     first = steelyard.aggregate(
         rule,
@@ -395,7 +395,7 @@ def test_pa3fed_alpha(options, metric, suffix):
 def test_critical_periods(sequence):
     golden = document("clp_detection")[sequence]
     for detector, key in (
-        (steelyard.eq6(), "pa3fed_eq6_flag_no_window"),
+        (steelyard.fgn_increase(), "pa3fed_eq6_flag_no_window"),
         (steelyard.criticalfl_window(every=1), "criticalfl_flag"),
     ):
         state, flags = {}, []
