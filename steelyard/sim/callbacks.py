@@ -1,4 +1,4 @@
-"""Callbacks: code of yours that a run calls."""
+"""Callbacks: your own code that a run calls."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ class Callback:
     """
 
     def start(self, simulation: Simulation) -> None:
-        """Before the first round (or the first one after a resume)."""
+        """Called before the first round, or the first one after a resume."""
 
     def progress(self, simulation: Simulation, round: int, done: int, total: int) -> None:
-        """Within a round, after each group of clients."""
+        """Called within a round, after each group of clients."""
 
     def round(self, simulation: Simulation, record: dict[str, Any]) -> bool | None:
-        """After each round, before its record is written; return True to end the run here.
+        """Called after each round, before its record is written; return True to end the run.
 
-        What you add to the record is written to `rounds.jsonl` and is there after a resume, as JSON
-        has it: numbers and arrays of numpy and torch become numbers and lists.
+        Values that you add to the record are written to `rounds.jsonl` and are there after a
+        resume. Numbers and arrays of numpy and torch become numbers and lists.
         """
 
     def warn(self, message: str) -> None:
-        """Something the user should know, such as a damaged checkpoint.
+        """Called with a message to the user, such as a damaged checkpoint.
 
-        Where nobody listens, a Python warning.
+        If no callback overrides this, the message is a Python warning.
         """
 
     def end(self, simulation: Simulation) -> None:
-        """After the last round."""
+        """Called after the last round."""
 
     def failed(self, simulation: Simulation, error: BaseException) -> None:
-        """Instead of `end`, when an error ends the run, or an interrupt."""
+        """Called instead of `end` when an error or an interrupt ends the run."""
 
 
 class Until(Callback):
-    """Ends a run at its target."""
+    """Ends a run when it reaches its target."""
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> bool:
-        """Return whether the round has reached it."""
+        """Return whether the round has reached the target."""
         return self.monitor.is_done([record])
 
 
 def warn(callbacks: Sequence[Callback], message: str) -> None:
-    """Tells those who listen to warnings; where nobody does, Python's own warn."""
+    """Send a message to the callbacks that override `warn`; without any, warn as Python does."""
     listening = [callback for callback in callbacks if type(callback).warn is not Callback.warn]
     for callback in listening:
         callback.warn(message)

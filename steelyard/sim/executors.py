@@ -1,7 +1,7 @@
-"""Who does the work: this process, or forked workers.
+"""Executors: tasks run in this process, or in forked workers.
 
-Tasks are the same, in the same groups, on any executor, and every task is done by one thread:
-results have the same bits.
+Every executor runs the same tasks, in the same groups, and each task on one thread. The results
+have the same bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import traceback
 import warnings
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection, wait
@@ -34,53 +34,54 @@ _STAGES = {
     TEST: "evaluation on the test set",
     CLIENTS: "evaluation on clients' data",
 }
-_DEATHS = 3  # a task that has cost so many workers is not given to another
+_MAX_DEATHS = 3  # a task that ended this many workers is not given to another one
 
 
 class Task(NamedTuple):
-    """A stage, the round, and its numbers: (client, place, row) triples, a shard, or a range of clients."""
+    """One piece of work of a round.
+
+    Attributes:
+        stage: `TRAIN`, `TEST` or `CLIENTS`.
+        round: the round.
+        numbers: the fields of every `ClientSlot` in a row; the number of a shard of the test set;
+            or the first client and the one after the last.
+    """
 
     stage: int
     round: int
     numbers: tuple[int, ...]
 
     def pack(self) -> bytes:
-        """As bytes, for a pipe."""
+        """Return the task as bytes, for a pipe."""
         return array("q", (self.stage, self.round, *self.numbers)).tobytes()
 
     @staticmethod
     def unpack(data: bytes) -> Task:
-        """From bytes."""
+        """Return the task that `pack` made these bytes of."""
         stage, round, *numbers = array("q", data)
         return Task(stage, round, tuple(numbers))
 
-    def do(self, work: SimulationContext, buffers: Buffers) -> None:
-        """Does it, in this process."""
+    def run(self, work: SimulationContext, buffers: Buffers) -> None:
+        """Run the task in this process."""
         if self.stage == TRAIN:
-            n = self.numbers
-            train_group(
-                work,
-                buffers,
-                self.round,
-                [ClientSlot(*seat) for seat in zip(n[::3], n[1::3], n[2::3], strict=True)],
-            )
+            numbers = iter(self.numbers)
+            slots = [ClientSlot(*triple) for triple in zip(numbers, numbers, numbers, strict=True)]
+            train_group(work, buffers, self.round, slots)
         elif self.stage == TEST:
             work.evaluate_test(buffers, self.numbers[0])
         else:
             work.evaluate_clients(buffers, *self.numbers)
 
-    def where(self, work: SimulationContext) -> str:
-        """For messages: stage, round and clients."""
-        ids = work.federation.ids
-        clients = (
-            self.numbers[::3]
-            if self.stage == TRAIN
-            else range(*self.numbers)
-            if self.stage == CLIENTS
-            else ()
-        )
-        names = ", ".join(repr(ids[client]) for client in clients)
-        return f"round {self.round}, {_STAGES[self.stage]}" + (f", client {names}" if names else "")
+    def describe(self, work: SimulationContext) -> str:
+        """Return the round, the stage and the clients, for messages."""
+        description = f"round {self.round}, {_STAGES[self.stage]}"
+        clients: Iterable[int] = ()
+        if self.stage == TRAIN:
+            clients = self.numbers[::3]
+        elif self.stage == CLIENTS:
+            clients = range(*self.numbers)
+        names = ", ".join(repr(work.federation.ids[client]) for client in clients)
+        return f"{description}, client {names}" if names else description
 
 
 class TaskError(SteelyardError):
@@ -88,19 +89,19 @@ class TaskError(SteelyardError):
 
 
 class Executor(Protocol):
-    """Does tasks, in any order."""
+    """Runs tasks, in any order."""
 
     workers: int
 
-    def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> None:
-        """Returns when all are done; calls `done` after each."""
+    def run(self, tasks: Sequence[Task], on_done: Callable[[], None] | None = None) -> None:
+        """Run all tasks; call `on_done` after each."""
 
     def close(self) -> None:
-        """Lets go of processes."""
+        """End the processes, if there are any."""
 
 
 class _BlasLimit:
-    """One thread for numpy's BLAS as long as anybody asks for it.
+    """Limits numpy's BLAS to one thread while at least one user is inside.
 
     The limit holds for the whole process.
     """
@@ -130,9 +131,8 @@ class _BlasLimit:
 
 
 _blas_limit = _BlasLimit()
-_hiring = (
-    threading.Lock()
-)  # a worker of another run that is forked meanwhile would keep the ends of our pipes open
+# A worker of another run that is forked at the same time would keep the ends of our pipes open.
+_fork_lock = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_blas_limit.lock.acquire,
@@ -143,37 +143,35 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for torch and for numpy's BLAS, here and now.
-
-    The arithmetic of a worker, in this process.
-    """
+    """Limit torch and numpy's BLAS to one thread, as in a worker."""
     with threads.alone(), _blas_limit:
         yield
 
 
 class Serial:
-    """All work in this process, one task after another: slow, and pleasant in a debugger."""
+    """Runs all tasks in this process, one after another: slow, but easy to debug."""
 
     workers = 1
 
     def __init__(self, work: SimulationContext, buffers: Buffers) -> None:
-        self.work, self.buffers = work, buffers
+        self.work = work
+        self.buffers = buffers
 
-    def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> None:
-        """Stops at the first error, which names stage, round and client."""
+    def run(self, tasks: Sequence[Task], on_done: Callable[[], None] | None = None) -> None:
+        """Run all tasks; raise the first error with its stage, round and client."""
         with one_thread():
             for task in tasks:
                 try:
-                    task.do(self.work, self.buffers)
+                    task.run(self.work, self.buffers)
                 except Exception as error:
                     raise TaskError(
-                        f"{task.where(self.work)}: {type(error).__name__}: {error}"
+                        f"{task.describe(self.work)}: {type(error).__name__}: {error}"
                     ) from error
-                if done is not None:
-                    done()
+                if on_done is not None:
+                    on_done()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no processes."""
 
 
 class _Worker(NamedTuple):
@@ -184,104 +182,105 @@ class _Worker(NamedTuple):
 class Forked:
     """Workers forked from this process.
 
-    They share its data and its buffers, and are told what to do through pipes.
-
-    A worker that dies is replaced and its task done again: a task only writes to places of its own.
+    They share its data and its buffers, and receive tasks through pipes. A worker that dies is
+    replaced and its task runs again, which is safe because a task only writes to its own rows.
     """
 
     def __init__(self, work: SimulationContext, buffers: Buffers, workers: int) -> None:
-        self.work, self.buffers, self.workers = work, buffers, workers
-        self.crew: list[_Worker] = []
+        self.work = work
+        self.buffers = buffers
+        self.workers = workers
+        self.all_workers: list[_Worker] = []
         for _ in range(workers):
-            self.crew.append(self._start_worker())
+            self.all_workers.append(self._start_worker())
 
     def _start_worker(self) -> _Worker:
-        with _hiring:
+        with _fork_lock:
             return self._fork()
 
     def _fork(self) -> _Worker:
         parent_end, child_end = Pipe()
-        # Pipes of colleagues are closed in the child, so that each worker sees the end of its own
-        # when we are gone.
-        inherited_pipes = [colleague.pipe for colleague in self.crew] + [parent_end]
+        # The child closes the pipes of other workers, so that each worker notices when this process
+        # ends.
+        inherited_pipes = [worker.pipe for worker in self.all_workers] + [parent_end]
         process = get_context("fork").Process(
             target=_run_worker,
             args=(self.work, self.buffers, child_end, inherited_pipes, os.getpid()),
             daemon=True,
         )
-        with (
-            warnings.catch_warnings()
-        ):  # forking beside threads is safe here: a child only computes, on one thread
+        # Forking beside threads is safe here: a child only computes, on one thread.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         child_end.close()
         return _Worker(process, parent_end)
 
-    def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> None:
-        """Hands tasks out as workers become free.
+    def run(self, tasks: Sequence[Task], on_done: Callable[[], None] | None = None) -> None:
+        """Give tasks to workers as they become free.
 
-        Short ones two at a time, so that nobody waits to be told.
+        A worker of short tasks has two of them, so that it does not wait for the next.
         """
         todo = deque((task, 0) for task in tasks)
         in_progress: list[deque[tuple[Task, int]]] = [deque() for _ in range(self.workers)]
         depth = 1 if self.work.dense is None else 2
         while todo or any(in_progress):
+            # Give tasks to the workers with the fewest.
             while todo and min(map(len, in_progress)) < depth:
-                number = min(range(self.workers), key=lambda one: len(in_progress[one]))
+                number = min(range(self.workers), key=lambda worker: len(in_progress[worker]))
                 in_progress[number].append(todo.popleft())
                 try:
-                    self.crew[number].pipe.send_bytes(in_progress[number][-1][0].pack())
+                    self.all_workers[number].pipe.send_bytes(in_progress[number][-1][0].pack())
                 except OSError:  # it died while idle
-                    self._replace(number, in_progress, todo)
+                    self._replace_worker(number, in_progress, todo)
+            # Wait for answers.
             pipes = {
-                self.crew[number].pipe: number
+                self.all_workers[number].pipe: number
                 for number in range(self.workers)
                 if in_progress[number]
             }
             for pipe in wait(list(pipes)):
                 number = pipes[pipe]  # type: ignore[index]
                 try:
-                    answer = self.crew[number].pipe.recv_bytes()
+                    answer = self.all_workers[number].pipe.recv_bytes()
                 except (EOFError, OSError):
-                    self._replace(number, in_progress, todo)
+                    self._replace_worker(number, in_progress, todo)
                     continue
                 task, _ = in_progress[number].popleft()
                 if answer:
-                    raise TaskError(f"{task.where(self.work)}: {answer.decode(errors='replace')}")
-                if done is not None:
-                    done()
+                    raise TaskError(
+                        f"{task.describe(self.work)}: {answer.decode(errors='replace')}"
+                    )
+                if on_done is not None:
+                    on_done()
 
-    def _replace(
+    def _replace_worker(
         self, number: int, in_progress: list[deque[tuple[Task, int]]], todo: deque[tuple[Task, int]]
     ) -> None:
-        """Hires another worker in place of one that died.
-
-        Its tasks go back to the front of the line.
-        """
-        process, pipe = self.crew[number]
+        """Start another worker for one that died; its tasks are the next to be given out."""
+        process, pipe = self.all_workers[number]
         pipe.close()
         process.join()
         task, deaths = in_progress[
             number
         ].popleft()  # the one it died of; what it had not begun is as good as new
-        if deaths + 1 >= _DEATHS:
+        if deaths + 1 >= _MAX_DEATHS:
             raise TaskError(
-                f"{task.where(self.work)}: {_DEATHS} workers died here (exit code "
-                f"{process.exitcode}); if memory ran "
-                "out, use fewer workers; to see the error, use executor=serial"
+                f"{task.describe(self.work)}: {_MAX_DEATHS} workers died here (exit code "
+                f"{process.exitcode}): use fewer workers if memory ran out, or executor=serial to see "
+                "the error"
             )
-        self.crew[number] = self._start_worker()
+        self.all_workers[number] = self._start_worker()
         todo.extendleft(reversed([(task, deaths + 1), *in_progress[number]]))
         in_progress[number].clear()
 
     def close(self) -> None:
-        """Ends the workers."""
-        for process, pipe in self.crew:
+        """End the workers."""
+        for process, pipe in self.all_workers:
             pipe.close()
             process.terminate()
-        for process, _ in self.crew:
+        for process, _ in self.all_workers:
             process.join()
-        self.crew = []
+        self.all_workers = []
 
 
 def _run_worker(
@@ -291,10 +290,10 @@ def _run_worker(
     inherited_pipes: Sequence[Connection],
     parent: int,
 ) -> None:
-    """The life of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    """Run tasks from the pipe until it closes; this is all that a worker process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with(parent)
+    _exit_with_parent(parent)
     for inherited in inherited_pipes:
         inherited.close()
     _keep_memory()
@@ -305,16 +304,17 @@ def _run_worker(
             except (EOFError, OSError):
                 return
             try:
-                Task.unpack(data).do(work, buffers)
+                Task.unpack(data).run(work, buffers)
                 answer = b""
             except Exception as error:
                 last_frame = traceback.extract_tb(error.__traceback__)[-1]
-                answer = f"{type(error).__name__}: {error} ({last_frame.filename}:{last_frame.lineno})".encode()
+                source = f"{last_frame.filename}:{last_frame.lineno}"
+                answer = f"{type(error).__name__}: {error} ({source})".encode()
             pipe.send_bytes(answer)
 
 
-def _die_with(parent: int) -> None:
-    """Asks Linux to end this worker when its parent is gone, however that happened."""
+def _exit_with_parent(parent: int) -> None:
+    """Ask Linux to end this worker when its parent ends, for whatever reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
@@ -322,28 +322,20 @@ def _die_with(parent: int) -> None:
 
 
 def _keep_memory() -> None:
-    """Asks glibc to keep freed memory.
+    """Ask glibc to keep freed memory, because every step needs the same activations again.
 
-    A network's activations are freed and needed again at every step.
-
-    Without this, large tensors are mapped and zeroed anew each time: up to 1.5 times slower for
-    small CNNs.
+    Otherwise large tensors are mapped and zeroed at every step, which makes small CNNs up to 1.5
+    times slower.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return  # not glibc
-    for option, value in (
-        (-3, 1 << 30),
-        (-1, (1 << 31) - 1),
-        (-2, 64 << 20),
-    ):  # M_MMAP_, M_TRIM_THRESHOLD, M_TOP_PAD
-        mallopt(option, value)
+    mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+    mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+    mallopt(-2, 64 << 20)  # M_TOP_PAD
 
 
 def can_fork() -> bool:
-    """Whether forked workers are sound here: on Linux.
-
-    Elsewhere system libraries do not survive a fork.
-    """
+    """Return whether workers can be forked: only on Linux do system libraries survive a fork."""
     return sys.platform == "linux"

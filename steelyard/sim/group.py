@@ -1,4 +1,4 @@
-"""A group of clients that train side by side, from the model they receive to what they hand in."""
+"""Local training of a group of clients side by side, from the global model to their updates."""
 
 from __future__ import annotations
 
@@ -35,80 +35,86 @@ class _Trainee(NamedTuple):
 def train_group(
     work: SimulationContext, buffers: Buffers, round: int, seats: Sequence[ClientSlot]
 ) -> None:
-    """Trains a group and writes updates, vectors and reports to their places."""
+    """Train a group of clients; write their updates, vectors and reports to the buffers."""
     trainees = []
     for seat in seats:
         client_batches = work.batches(seat.client, round)
         buffers.status[seat.place] = EMPTY if client_batches is None else FINE
         if client_batches is not None:
             trainees.append(_Trainee(*seat, client_batches))
-    trainees.sort(key=lambda one: -one.batches.steps)
+    trainees.sort(key=lambda trainee: -trainee.batches.steps)
     if trainees:
         _Group(work, buffers, round, trainees).train()
 
 
 class _Group:
-    """One piece of work; clients are sorted by number of steps, most first."""
+    """The training of one group; clients are sorted by number of steps, most first."""
 
     def __init__(
         self, work: SimulationContext, buffers: Buffers, round: int, trainees: Sequence[_Trainee]
     ) -> None:
-        self.work, self.buffers, self.round, self.trainees = work, buffers, round, trainees
+        self.work = work
+        self.buffers = buffers
+        self.round = round
+        self.trainees = trainees
         self.clients = [trainee.client for trainee in trainees]
         self.lr = work.local.rate(round, work.rounds)
         self.model: FlatModel | DenseModels = work.dense or work.model
         self.params = self.model.params[: len(trainees)]  # [C, d]
-        self.received = self._received()  # [C, d] or [1, d], in the usual order
-        self.starts = self._turned(self.received)
-        self.held, self.taken = self._optimizer_state()
-        self.terms = self._terms()
+        self.received = self._build_starts()  # [C, d] or [1, d], in the layout's order
+        self.starts = self._to_internal_order(self.received)
+        self.optimizer_slots, self.steps_taken = self._load_optimizer()
+        self.terms = self._build_contexts()
 
     def train(self) -> None:
-        """From the models received to what is handed in."""
-        work, buffers = self.work, self.buffers
-        before = [self._measured_before(i) for i in range(len(self.trainees))]
-        client_batches = [one.batches for one in self.trainees]
+        """Train the clients and write what the server needs."""
+        work = self.work
+        buffers = self.buffers
+        # Evaluate the received model, if a metric asks for it.
+        before = [self._evaluate_start(i) for i in range(len(self.trainees))]
+        # Train; values that overflow are found later.
+        client_batches = [trainee.batches for trainee in self.trainees]
         needs_grad_norm = "grad_norm" in work.metrics
-        state = (self.terms, self.held, self.taken, work.model.free)
+        state = (self.terms, self.optimizer_slots, self.steps_taken, work.model.free)
         job = Training(
             work.local, self.lr, client_batches, *state, needs_grad_norm, work.background
         )
-        with self._seeded(), np.errstate(all="ignore"):  # what overflows is found below
+        with self._seed_torch(), np.errstate(all="ignore"):
             if self.model is work.model:
                 work.model.load(self.received[0], buffers.stats, buffers.counts)
                 work.model.mode(batch_norm=len(work.split(self.clients[0])[0]) > 1)
             else:
                 self.params.copy_(self.starts)
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             norms = train(
                 self.model,
                 work.inputs if self.model is work.model else work.rows,
                 work.targets,
                 job,
             )
-            spent = (time.perf_counter() - began) / len(self.trainees)
+            seconds = (time.perf_counter() - start_time) / len(self.trainees)
+        # Let the client terms update their vectors.
         amounts = [
-            work.local.work(one.steps, self.lr, work.algorithm.client.proximal)
-            for one in client_batches
+            work.local.work(batches.steps, self.lr, work.algorithm.client.proximal)
+            for batches in client_batches
         ]
         column = torch.tensor(
             amounts, dtype=self.params.dtype, device=self.params.device
         ).unsqueeze(1)
         for term, at in self.terms:
             term.finish(self.params, at, column)
-        self._hand_in()
+        # Write updates and reports.
+        self._write_updates()
         for i, trainee in enumerate(self.trainees):
-            buffers.seconds[trainee.place] = spent
+            buffers.seconds[trainee.place] = seconds
             buffers.steps[trainee.place] = trainee.batches.steps
             buffers.work[trainee.place] = amounts[i]
             self._report(i, amounts[i], float(norms[i]), before[i])
 
-    def _seeded(self) -> AbstractContextManager[None]:
-        """Dropout and the like draw from torch's own generator.
+    def _seed_torch(self) -> AbstractContextManager[None]:
+        """Seed torch's own generator, for dropout and the like, by seed, round and client.
 
-        It, too, is a function of (seed, round, client).
-
-        The closed form draws nothing, and leaves the generator alone.
+        The closed form draws no random numbers and leaves the generator as it is.
         """
         work = self.work
         if self.model is not work.model:
@@ -118,43 +124,35 @@ class _Group:
             torch.cuda.manual_seed(seed)
         return threads.seeded(seed)
 
-    def _received(self) -> torch.Tensor:
-        """The models the clients start from: the global one, unless a broadcast mutates it."""
+    def _build_starts(self) -> torch.Tensor:
+        """Return the models that the clients start from: the global one, unless a broadcast changes it."""
         buffers, device = self.buffers, self.work.model.device
         theta = buffers.theta.unsqueeze(0)
         if self.work.algorithm.broadcast is not None:
             theta = theta.repeat(len(self.trainees), 1)
             for start, trainee in zip(theta, self.trainees, strict=True):
                 for column, leaf in enumerate(self.work.model.layout.params):
-                    coefficient = (
-                        float(buffers.starts[trainee.row, column]) if trainee.row >= 0 else 0.0
-                    )
+                    coefficient = 0.0
+                    if trainee.row >= 0:
+                        coefficient = float(buffers.starts[trainee.row, column])
                     start[leaf.start : leaf.stop].add_(
                         buffers.sent["move"][leaf.start : leaf.stop], alpha=coefficient
                     )
         return theta.to(device)
 
-    def _turned(self, rows: torch.Tensor) -> torch.Tensor:
-        """Vectors as the model holds its own.
-
-        Only a network that trains alone has an order of its own.
-        """
+    def _to_internal_order(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return vectors in the order of the model's own memory."""
         model = self.work.model
-        return (
-            torch.stack([model.to_internal_order(row) for row in rows])
-            if model.channels_last
-            else rows
-        )
+        if not model.channels_last:
+            return rows
+        return torch.stack([model.to_internal_order(row) for row in rows])
 
-    def _usual(self, row: torch.Tensor) -> torch.Tensor:
-        """The other way."""
+    def _to_layout_order(self, row: torch.Tensor) -> torch.Tensor:
+        """Return a vector in the order of the layout."""
         return self.work.model.usual(row)
 
-    def _optimizer_state(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """The optimizer's vectors and steps so far.
-
-        Fresh, or those of the clients' last participation.
-        """
+    def _load_optimizer(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return the optimizer's vectors and the steps so far: zero, or from the last participation."""
         local, like = self.work.local, self.params
         if not local.persistent:
             fresh = {slot: torch.zeros_like(like) for slot in local.slots}
@@ -165,8 +163,8 @@ class _Group:
         }
         return slots, self.buffers.steps_taken[self.clients].unsqueeze(1)
 
-    def _terms(self) -> list[tuple[ClientTerm, ClientContext]]:
-        """Each term with what it sees; the clients' own vectors are copies."""
+    def _build_contexts(self) -> list[tuple[ClientTerm, ClientContext]]:
+        """Return each client term with its context; the clients' own vectors are copies."""
         work, buffers, starts = self.work, self.buffers, self.starts
         relative = torch.tensor(
             [work.sizes[client] / work.mean_size for client in self.clients], dtype=starts.dtype
@@ -176,7 +174,9 @@ class _Group:
             own = {slot: buffers.tables[term.key(slot)][self.clients] for slot in term.client_slots}
             server_vectors = {slot: buffers.sent[term.key(slot)] for slot in term.server_slots}
             server_vectors |= {name: buffers.sent[name] for name in term.needs.broadcast}
-            own = {name: self._turned(rows.to(starts.device)) for name, rows in own.items()}
+            own = {
+                name: self._to_internal_order(rows.to(starts.device)) for name, rows in own.items()
+            }
             server_vectors = {
                 name: work.model.to_internal_order(vector.to(starts.device))
                 for name, vector in server_vectors.items()
@@ -195,49 +195,48 @@ class _Group:
             )
         return contexts
 
-    def _measured_before(self, i: int) -> tuple[float, float]:
-        """Loss and accuracy of the model received, on the client's data, if anyone asked."""
+    def _evaluate_start(self, i: int) -> tuple[float, float]:
+        """Return loss and accuracy of the received model on the client's data; 0 if not needed."""
         if not {"loss_before", "accuracy_before"} & set(self.work.metrics):
             return 0.0, 0.0
         start = self.received[min(i, len(self.received) - 1)]
         self.work.model.load(start, self.buffers.stats, self.buffers.counts)
         return self.work.evaluate_client(self.clients[i])
 
-    def _hand_in(self) -> None:
-        """Writes updates, statistics and what clients keep to their places.
-
-        Says who is not finite.
-        """
+    def _write_updates(self) -> None:
+        """Write updates, statistics and per-client state, and mark clients that are not finite."""
         buffers, model = self.buffers, self.work.model
         own = {
-            term.key(slot): [self._usual(row) for row in rows]
+            term.key(slot): [self._to_layout_order(row) for row in rows]
             for term, at in self.terms
             for slot, rows in at.own.items()
         }
-        own |= (
-            {f"local.{slot}": list(rows) for slot, rows in self.held.items()}
-            if self.work.local.persistent
-            else {}
-        )
+        if self.work.local.persistent:
+            for slot, vectors in self.optimizer_slots.items():
+                own[f"local.{slot}"] = list(vectors)
         for i, trainee in enumerate(self.trainees):
-            fine = all(are_finite(rows[i]) for rows in own.values())
+            is_finite = all(are_finite(rows[i]) for rows in own.values())
             if trainee.row < 0:
-                fine = fine and are_finite(self.params[i])
-            else:  # what is not finite in the parameters is not finite in the update
+                is_finite = is_finite and are_finite(self.params[i])
+            else:  # parameters that are not finite give an update that is not finite
                 torch.sub(
-                    self._usual(self.params[i]).cpu(),
+                    self._to_layout_order(self.params[i]).cpu(),
                     buffers.theta,
                     out=buffers.matrix[trainee.row],
                 )
-                fine = fine and are_finite(buffers.matrix[trainee.row]) and are_finite(model.stats)
+                is_finite = (
+                    is_finite
+                    and are_finite(buffers.matrix[trainee.row])
+                    and are_finite(model.stats)
+                )
                 buffers.row_stats[trainee.row].copy_(model.stats)
                 buffers.row_counts[trainee.row].copy_(model.counts())
             for name, rows in own.items():
                 buffers.staged[name][trainee.place].copy_(rows[i])
-            buffers.status[trainee.place] = FINE if fine else BROKEN
+            buffers.status[trainee.place] = FINE if is_finite else BROKEN
 
     def _report(self, i: int, work: float, norm: float, before: tuple[float, float]) -> None:
-        """The metrics somebody asked for, and no others."""
+        """Write the metrics that the algorithm or the user asks for."""
         trainee, metrics = self.trainees[i], self.work.metrics
         after = (0.0, 0.0)
         if {"loss", "accuracy"} & set(metrics):

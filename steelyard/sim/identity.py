@@ -1,4 +1,4 @@
-"""What a run is, as plain data, and whether the run in a directory is that one."""
+"""The description of a run as plain data, and checks that a resumed run is the same one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DEFINITIONS = {
 def describe_run(
     work: SimulationContext, participation: Participation, proxy: Proxy
 ) -> dict[str, Any]:
-    """What a run is, as plain data: two runs with the same description have the same bits."""
+    """Return the description of a run; two runs with the same description have the same bits."""
     local = to_plain(work.local)
     local["epochs"] = work.local.num_epochs
     local["schedule"] = to_text(work.local.rate_schedule)
@@ -86,7 +86,7 @@ def describe_run(
 
 
 def _layers(module: nn.Module) -> str:
-    """A hash of what a network says of itself.
+    """Return a hash of the text form of a network.
 
     Activations and rates of dropout are not in its parameters.
     """
@@ -94,7 +94,7 @@ def _layers(module: nn.Module) -> str:
 
 
 def identity(about: Mapping[str, Any]) -> str:
-    """What a checkpoint must share with the run that goes on from it: everything but its length."""
+    """Return a hash of the description without the number of rounds; checkpoints carry it."""
     fixed_parts = {
         name: value for name, value in _without_definitions(about).items() if name != "rounds"
     }
@@ -104,13 +104,13 @@ def identity(about: Mapping[str, Any]) -> str:
 def _without_definitions(
     about: Mapping[str, Any], names: Iterable[str] = _DEFINITIONS
 ) -> dict[str, Any]:
-    """A description as it was before these definitions were in it."""
+    """Return a description without these hashes, as older versions wrote it."""
     model = {name: value for name, value in about["model"].items() if name not in names}
     return {**about, "model": model}
 
 
 def check_same(path: Path, before: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """A run is resumed as what it was.
+    """Raise an error if a resumed run is not the run in the directory.
 
     Only its length may change, unless learning rates depend on it.
 
@@ -138,7 +138,7 @@ def check_same(path: Path, before: Mapping[str, Any], current: Mapping[str, Any]
 
 
 def _difference(name: str, before: Any, after: Any) -> str:
-    """What changed, in words where values would say nothing."""
+    """Return the difference between two values of a description, as text."""
     if name != "model" or not isinstance(before, Mapping):
         return f"{name}: {before!r} then, {after!r} now"
     changed = [part for part in after if before.get(part) != after[part]]
@@ -150,7 +150,7 @@ def _difference(name: str, before: Any, after: Any) -> str:
 
 
 def check_done(path: Path, simulation: Simulation) -> None:
-    """The rounds that are done were rounds of this run: its cohorts', and not more than it has."""
+    """Raise an error if the finished rounds had other cohorts, or if there are too many of them."""
     num_rounds = len(simulation.records)
     if num_rounds > simulation.work.rounds:
         raise SteelyardError(
@@ -174,6 +174,6 @@ def check_done(path: Path, simulation: Simulation) -> None:
 
 
 def name_cohorts(simulation: Simulation) -> list[list[ClientId]]:
-    """The cohorts by client id."""
+    """Return the cohorts as client ids."""
     ids = simulation.work.federation.ids
     return [[ids[client] for client in cohort] for cohort in simulation.cohorts]

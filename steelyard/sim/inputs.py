@@ -1,7 +1,4 @@
-"""From what a user names to what a run is made of.
-
-A federation, a network, a device, proxy data.
-"""
+"""Build the inputs of a run from its options: federation, network, device and proxy data."""
 
 from __future__ import annotations
 
@@ -81,11 +78,9 @@ def _default_model(data: str) -> str:
 def build_module(
     model: str | nn.Module | None, federation: Federation, seed: int, loss: Loss
 ) -> nn.Module:
-    """The network, at its initial parameters."""
+    """Return the network with its initial parameters."""
     if isinstance(model, nn.Module):
-        return copy.deepcopy(
-            model
-        )  # the user's own stays as it is, and is the same start for the next run
+        return copy.deepcopy(model)  # the user's module does not change
     if model is not None and not isinstance(model, str):
         raise SteelyardError(f"model is a {type(model).__name__}: give a name or an nn.Module")
     shape = tuple(federation.train.inputs.shape[1:])
@@ -93,7 +88,7 @@ def build_module(
     outputs = _count_outputs(federation, loss)
     if outputs is None:
         raise SteelyardError(
-            f"model={name!r}: the targets are no classes; pass a module of your own"
+            f"model={name!r}: the targets are not classes: pass a module of your own"
         )
     return build(name, shape, outputs, seed)
 
@@ -110,15 +105,13 @@ def _count_outputs(federation: Federation, loss: Loss) -> int | None:
 
 
 def find_device(name: str) -> torch.device:
-    """The device; `auto` is the fastest there is."""
+    """Return the device; `auto` is the fastest that is available."""
     if name == "auto":
-        name = (
-            "cuda"
-            if torch.cuda.is_available()
-            else "mps"
-            if torch.backends.mps.is_available()
-            else "cpu"
-        )
+        name = "cpu"
+        if torch.cuda.is_available():
+            name = "cuda"
+        elif torch.backends.mps.is_available():
+            name = "mps"
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:

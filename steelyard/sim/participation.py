@@ -1,4 +1,4 @@
-"""Who takes part in a round: cohorts drawn once, dropouts, stragglers with a deadline."""
+"""Participation: the cohorts of all rounds, dropouts, and stragglers with a deadline."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Participation:
         check_options(self)
 
     def size(self, clients: int) -> int:
-        """How many clients are asked.
+        """Return how many clients are asked in a round.
 
         `int(share * clients)`, as the authors do, but at least one.
         """
@@ -68,7 +68,7 @@ class Participation:
         return size
 
     def draw(self, seed: int, clients: int, rounds: int) -> list[list[int]]:
-        """The cohorts of all rounds, sorted.
+        """Return the cohorts of all rounds, sorted.
 
         A function of seed and round alone, the same for every algorithm.
         """
@@ -92,7 +92,7 @@ class Participation:
         ids: Sequence[ClientId],
         work: Sequence[float],
     ) -> tuple[list[int], list[int], float]:
-        """Of a cohort: who drops out, who is late, and the round's simulated duration.
+        """Return who drops out, who is late, and the simulated duration of the round.
 
         `work` is each client's number of steps. A duration is work over speed: speeds are
         log-normal, one for each client for good, and every round adds a delay of half that spread.

@@ -264,7 +264,7 @@ def _reported(
             f"the rule needs {unknown[0]!r}, which simulated clients do not report"
         )
     if "label_hist" in needed_metrics and federation.classes is None:
-        raise SteelyardError("the rule needs 'label_hist', but the targets are no classes")
+        raise SteelyardError("the rule needs 'label_hist', but the targets are not classes")
     accuracies = sorted(needed_metrics & {"accuracy", "accuracy_before"})
     if accuracies and not has_accuracy:
         raise SteelyardError(

@@ -1,9 +1,9 @@
-"""The run: rounds of local work and aggregation, evaluated, recorded, checkpointed.
+"""The rounds of a run.
 
-ask        the cohort of this round, less dropouts and stragglers
+select     the cohort of the round, without dropouts and stragglers
 train      groups of clients, on the executor
-aggregate  the core's round, on the matrix the workers wrote
-evaluate   the test set in shards, clients' own data, on the executor
+aggregate  the core's round, on the matrix that the workers wrote
+evaluate   the test set in shards and clients' own data, on the executor
 record     one line of JSON
 """
 
@@ -48,11 +48,11 @@ from steelyard.sim.work import ClientSlot, SimulationContext
 
 
 class RunStopped(SteelyardError):
-    """The run cannot go on; its last checkpoint is intact."""
+    """The run cannot continue; its last checkpoint is intact."""
 
 
 class Simulation:
-    """One run, ready to go on from `done` rounds."""
+    """One run, from its first round or from a checkpoint."""
 
     def __init__(
         self,
@@ -68,8 +68,12 @@ class Simulation:
     ) -> None:
         self.monitor = monitor or Monitor()
         self.test_metrics = test_metrics or {}
-        self.work, self.participation, self.options = work, participation, options
-        self.cohorts, self.directory, self.callbacks = cohorts, directory, callbacks
+        self.work = work
+        self.participation = participation
+        self.options = options
+        self.cohorts = cohorts
+        self.directory = directory
+        self.callbacks = callbacks
         self.identity = identity
         self.clients = len(work.federation.ids)
         rows = max(map(len, cohorts), default=1)
@@ -86,9 +90,10 @@ class Simulation:
         self.warned: set[str] = set()
 
     def resume(self) -> list[str]:
-        """Goes back to the newest checkpoint that verifies.
+        """Restore the newest intact checkpoint.
 
-        Returns a sentence for all that is damaged or missing.
+        Returns:
+            A warning for everything that is damaged or missing.
         """
         assert self.directory is not None
         checkpoints = self.directory.checkpoints
@@ -127,10 +132,10 @@ class Simulation:
         return warnings if damage is None else [*warnings, damage]
 
     def run(self) -> None:
-        """All rounds that are left.
+        """Run all remaining rounds.
 
-        torch and BLAS keep to one thread here: theirs spin for a while after their work, on the
-        workers' cores. The kernels have threads of their own.
+        torch and BLAS use one thread here, because their threads keep the workers' cores busy for a
+        while after each call. The kernels have their own threads.
         """
         self.work.prepare()
         with one_thread(), threads.parallel(threads.cores()):
@@ -195,7 +200,7 @@ class Simulation:
         return Forked(self.work, self.buffers, workers)
 
     def _conclude(self, record: Record, writer: Writer | None) -> bool:
-        """Show the record to the callbacks, write down what they leave, and return whether one asks to stop."""
+        """Pass the record to the callbacks, write it, and return whether one asks to stop."""
         self.records.append(record)
         number = record["round"]
         try:
@@ -263,7 +268,7 @@ class Simulation:
         return record
 
     def _seats(self, present: Sequence[int], absent: set[int]) -> list[ClientSlot]:
-        """Places and rows of all who train, both in the order of ids, whatever order clients come in."""
+        """Return the slots of all clients that train, in the order of their ids."""
         ids, cohort = self.work.federation.ids, set(present)
         trained = (
             [c for c in range(self.clients) if c not in absent]
@@ -280,7 +285,7 @@ class Simulation:
         ]
 
     def _mutate(self, number: int, rows: int) -> None:
-        """What clients start from, if not from the global model."""
+        """Draw the starting points of the clients, if they are not the global model."""
         broadcast, leaves = self.work.algorithm.broadcast, self.work.model.layout.params
         if broadcast is not None and rows:
             rng = stream(self.work.seed, "broadcast", number)
@@ -300,7 +305,7 @@ class Simulation:
         executor.run(tasks, step if self.callbacks else None)
 
     def _aggregate(self, number: int, seats: Sequence[ClientSlot]) -> Record:
-        """The core's round; a round without a quorum is void, and too many of them in a row end the run."""
+        """Aggregate the updates; too many void rounds in a row end the run."""
         cohort = [seat for seat in seats if seat.row >= 0]
         valid = [seat for seat in cohort if int(self.buffers.status[seat.place]) == FINE]
         if len(valid) < self.participation.quorum:
@@ -324,7 +329,7 @@ class Simulation:
     def _void(
         self, number: int, cohort: Sequence[ClientSlot], valid: Sequence[ClientSlot]
     ) -> Record:
-        """The record of a round that was not aggregated."""
+        """Return the record of a round that was not aggregated."""
         ids = self.work.federation.ids
         reasons = {
             str(ids[seat.client]): REASONS[int(self.buffers.status[seat.place])]
@@ -379,7 +384,7 @@ class Simulation:
                 add_test_metrics(record, self.test_metrics, self.buffers.test_outputs, targets)
 
     def _is_best(self, record: Record) -> bool:
-        """Return whether no round so far was as good in the monitored metric, and remember the score."""
+        """Return whether this is the best round so far in the monitored metric; remember its score."""
         score = self.monitor.score_of(record)
         if score is None or (self.best is not None and score <= self.best):
             return False
@@ -400,7 +405,7 @@ class Simulation:
             self._checkpoint(writer)
 
     def _checkpoint(self, writer: Writer) -> None:
-        """The best model goes first: once a checkpoint is there, all models it speaks of are."""
+        """Write the best model, then a checkpoint, which may only refer to a model that exists."""
         assert self.directory is not None
         progress: dict[str, Any] = {
             "voids": self.voids,

@@ -42,7 +42,7 @@ class ClientSlot(NamedTuple):
 
 @dataclass(frozen=True)
 class SimulationContext:
-    """Everything a process needs to do clients' work; made before workers are forked.
+    """Everything a process needs to train clients; built before workers are forked.
 
     Attributes:
         algorithm: terms, rule, server optimizer.
@@ -75,12 +75,12 @@ class SimulationContext:
 
     @cached_property
     def mean_size(self) -> float:
-        """Their mean over all clients."""
+        """Mean number of samples over all clients."""
         return float(self.sizes.mean()) if self.mean_examples is None else self.mean_examples
 
     @cached_property
     def dense(self) -> DenseModels | None:
-        """The stacked closed form, if the network and its targets have one and images stay as they are."""
+        """The closed form of several dense networks, if model and data allow it; else None."""
         if self.local.augmentation is not None:
             return None
         model, data = self.model, self.federation.train
@@ -91,17 +91,17 @@ class SimulationContext:
 
     @cached_property
     def inputs(self) -> torch.Tensor:
-        """The training inputs as the model wants them."""
+        """The training inputs in the model's type and memory format."""
         return self.model.prepare_inputs(self.federation.train.inputs)
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """The same, one row per sample."""
+        """The training inputs, one row per sample."""
         return self.inputs.flatten(1)
 
     @cached_property
     def background(self) -> torch.Tensor | None:
-        """What lies outside an image, if images are augmented, `[channels]`."""
+        """The values of pixels outside an image, if images are augmented, `[channels]`."""
         augment = self.local.augmentation
         if not isinstance(augment, Augmentation):
             return None
@@ -121,27 +121,27 @@ class SimulationContext:
         )
 
     def prepare(self) -> None:
-        """Brings the data into form once, before the fork, so that workers share it."""
+        """Convert the data once, before the fork, so that workers share it."""
         _ = self.dense, self.inputs, self.background, self.targets, self.mean_size
         if self.federation.test is not None:
             _ = self.test
 
     @property
     def sent_names(self) -> list[str]:
-        """Vectors the server sends beside the parameters."""
+        """Names of the vectors that the server sends besides the parameters."""
         own = [term.key(slot) for term in self.algorithm.client for slot in term.server_slots]
         return [*sorted(self.algorithm.needs.broadcast), *own]
 
     @property
     def slot_names(self) -> list[str]:
-        """Vectors every client keeps."""
+        """Names of the vectors that every client keeps between rounds."""
         own = [term.key(slot) for term in self.algorithm.client for slot in term.client_slots]
-        return own + (
-            [f"local.{slot}" for slot in self.local.slots] if self.local.persistent else []
-        )
+        if self.local.persistent:
+            own += [f"local.{slot}" for slot in self.local.slots]
+        return own
 
     def buffers(self, places: int, rows: int) -> Buffers:
-        """Shared tensors for rounds in which `places` clients train and `rows` of them are in the cohort."""
+        """Return shared tensors for rounds in which `places` clients train, `rows` in the cohort."""
         data = self.federation
         sizes = Sizes(
             clients=len(data.ids),
@@ -155,9 +155,9 @@ class SimulationContext:
         return Buffers(sizes, self.model.layout, places, rows)
 
     def split(self, client: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Positions of a client's training and validation samples.
+        """Return the positions of a client's training and validation samples.
 
-        The first of a shuffle validate, as FedLAW's do.
+        The first samples of a shuffle are for validation, as in FedLAW's code.
         """
         index = self.federation.index[client]
         if self.local.train_share == 1.0:
@@ -169,7 +169,7 @@ class SimulationContext:
         return shuffled[held_out:], shuffled[:held_out]
 
     def batches(self, client: int, round: int) -> Batches | None:
-        """A client's batches in a round; None if it has no examples."""
+        """Return a client's batches in a round; None if it has no examples."""
         index, _ = self.split(client)
         if not len(index):
             return None
@@ -185,18 +185,18 @@ class SimulationContext:
         return replace(client_batches, drawn=torch.from_numpy(augmentation))
 
     def num_steps(self, client: int) -> int:
-        """How many steps a client takes in a round, without drawing its batches."""
+        """Return the number of a client's steps in a round, without drawing its batches."""
         if self.local.steps is not None:
             return self.local.steps
         starts, _ = cuts(self.num_samples(client), self.local, self.model.has_batch_norm)
         return len(starts) * (self.local.num_epochs or 1)
 
     def num_samples(self, client: int) -> int:
-        """How many samples a client trains on."""
+        """Return the number of samples that a client trains on."""
         count = int(self.sizes[client])
-        return count - (
-            int(count * (1 - self.local.train_share) + 1e-9) if self.local.train_share < 1.0 else 0
-        )
+        if self.local.train_share == 1.0:
+            return count
+        return count - int(count * (1 - self.local.train_share) + 1e-9)
 
     def groups(self, trained: Sequence[ClientSlot]) -> list[list[ClientSlot]]:
         """Clients in the groups they train in, longest first.
@@ -219,14 +219,14 @@ class SimulationContext:
         groups = [
             group
             for seats in slots_by_width.values()
-            for group in self._shared_out(seats, steps, self.dense.count)
+            for group in self._balance_groups(seats, steps, self.dense.count)
         ]
         return sorted(groups, key=lambda group: -sum(steps[seat] for seat in group))
 
-    def _shared_out(
+    def _balance_groups(
         self, order: Sequence[ClientSlot], steps: Mapping[ClientSlot, int], group_size: int
     ) -> list[list[ClientSlot]]:
-        """Groups of at most so many that take about as long."""
+        """Return groups of at most `group_size` clients that take about the same time."""
         count = min(len(order), 4 * -(-len(order) // (4 * group_size)))
         groups: list[list[ClientSlot]] = [[] for _ in range(count)]
         for seat in order:
@@ -235,13 +235,13 @@ class SimulationContext:
         return groups
 
     def evaluate_client(self, client: int) -> tuple[float, float]:
-        """Loss and accuracy of the model at hand on all of a client's data."""
+        """Return loss and accuracy of the loaded model on all of a client's data."""
         index = torch.from_numpy(self.federation.index[client]).to(self.model.device)
         loss, right, count = self.model.evaluate(self.inputs, self.targets, index)
         return loss / count, right / count
 
     def evaluate_test(self, buffers: Buffers, shard: int) -> None:
-        """Loss, right answers and samples of one shard of the server's test set."""
+        """Write loss, correct answers and samples of one shard of the server's test set."""
         inputs, targets = self.test
         self.model.load(buffers.shown, buffers.stats, buffers.counts)
         start = shard * SHARD
