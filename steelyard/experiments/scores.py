@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.round_record import OLD_NAMES
 from steelyard.runs.history import History
 from steelyard.runs.monitor import is_lower_better, read_number
 
@@ -330,6 +331,8 @@ def metric(name: str, histories: Sequence[History] = ()) -> Metric:
 
     # The last value of a recorded number.
     recorded = _find_recorded_numbers(histories)
+    if name not in recorded:
+        name = OLD_NAMES.get(name, name)
     if name not in (*recorded, "loss"):
         names = ", ".join(METRICS)
         if recorded:

@@ -18,11 +18,12 @@ from typing import Any
 
 from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError, describe_unknown_name
+from steelyard.core.round_record import Section
 from steelyard.experiments.run_groups import Run, find_differences
 from steelyard.experiments.scores import best, last, rounds_to, seconds
 from steelyard.experiments.statistics import mean
 from steelyard.report import client_figures, round_figures
-from steelyard.report.figures import Figure, Report, Row, Section, Table, Value
+from steelyard.report.figures import Figure, Report, Row, Table, Value
 from steelyard.report.series import Series, read_series
 from steelyard.runs.directory import ENVIRONMENT, read_config
 from steelyard.runs.files import parse_json, read_bytes
@@ -39,14 +40,14 @@ from steelyard.runs.monitor import Monitor, check_target
 _PARTS = files("steelyard.report")
 
 
-def write(report: Report, path: str | Path) -> Path:
+def write_report(report: Report, path: str | Path) -> Path:
     """Write a report to an HTML file. An existing file is replaced."""
     path = Path(path)
     if path.suffix.lower() not in (".html", ".htm"):
         raise SteelyardError(f"{path}: a report is an HTML page: use a name that ends with .html")
     if not path.parent.is_dir():
         raise SteelyardError(f"{path}: there is no directory {path.parent}: make it first")
-    text = html(report)
+    text = render_html(report)
     try:
         # "replace", because a name may contain half of a surrogate pair.
         path.write_text(text, "utf-8", "replace")
@@ -55,7 +56,7 @@ def write(report: Report, path: str | Path) -> Path:
     return path
 
 
-def html(report: Report | None, live: bool = False, title: str = "") -> str:
+def render_html(report: Report | None, live: bool = False, title: str = "") -> str:
     """Return the HTML text of a page.
 
     Args:
@@ -133,7 +134,7 @@ _CLIENT_SECTIONS: tuple[Section, ...] = (
 )
 
 
-def gather(
+def build_report(
     directories: Sequence[str | Path],
     target: float | None = None,
     out: str | Path | None = None,
@@ -176,11 +177,11 @@ def gather(
         configuration=tuple(configuration),
         environment=tuple(_read_environment(run.path for run in runs).items()),
         command=_make_command(directories, target, out),
-        going=unfinished,
+        unfinished_runs=unfinished,
     )
 
 
-def find(report: Report, name: str) -> Figure:
+def find_figure(report: Report, name: str) -> Figure:
     """Return the figure with this name."""
     for figure in report.figures:
         if figure.name == name:

@@ -28,7 +28,7 @@ from steelyard.runs.files import (
     FILES,
     ROUNDS,
     is_file_of_run,
-    parse_json,
+    parse_record,
     read_bytes,
     read_clients,
     read_cohorts,
@@ -194,7 +194,7 @@ class RunDirectory:
         path = self.path / ROUNDS
         try:
             lines = read_bytes(path).splitlines(keepends=True)[:rounds] if path.exists() else []
-            records = [parse_json(line) for line in lines]
+            records = [parse_record(line) for line in lines]
             complete = [record["round"] for record in records] == list(range(1, rounds + 1))
         except (OSError, ValueError, KeyError, TypeError):
             complete = False

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.round_record import ROUND_RECORD, Form, rename_old_keys
 
 CONFIG, ENVIRONMENT, COHORTS, ROUNDS = (
     "config.json",
@@ -74,19 +75,20 @@ def _is_table(value: Any) -> bool:
     return _list_of(_list_of(_is_number))(value) and len({len(row) for row in value}) <= 1
 
 
+_CHECKS_BY_FORM: dict[Form, Check] = {
+    "number": _or_none(_is_number),
+    "text": _or_none(_is_text),
+    "number by client": _dict_of(_or_none(_is_number)),
+    "reason by client": _dict_of(_is_text),
+    "list of clients": _list_of(_is_id),
+    "numbers by layer": _dict_of(_list_of(_or_none(_is_number))),
+    "numbers by name": _dict_of(_is_number),
+    "numbers by metric and client": _dict_of(_dict_of(_or_none(_is_number))),
+}
+# The keys of a record that other code relies on.
 _RECORD: dict[str, Check] = {
-    "accuracy": _or_none(_is_number),
-    "loss": _or_none(_is_number),
-    "weights": _dict_of(_or_none(_is_number)),
-    "layer_weights": _dict_of(_list_of(_or_none(_is_number))),
-    "quarantined": _dict_of(_is_text),
-    "void": _or_none(_is_text),
-    "dropped": _list_of(_is_id),
-    "late": _list_of(_is_id),
-    "timings": _dict_of(_is_number),
-    "client_accuracy": _dict_of(_or_none(_is_number)),
-    "reported": _dict_of(_dict_of(_or_none(_is_number))),
-}  # where a round has these keys
+    entry.key: _CHECKS_BY_FORM[entry.form] for entry in ROUND_RECORD.values() if entry.is_validated
+}
 _ABOUT: dict[str, Check] = {
     "algorithm": _dict_of(_or_none(_is_text)),
     "seed": lambda value: type(value) is int,
@@ -189,12 +191,30 @@ def is_file_of_run(directory: Path, name: str) -> bool:
     )
 
 
-def _is_record(line: bytes) -> bool:
+def parse_record(line: bytes) -> dict[str, Any]:
+    """Return the record in a line of the log, with the keys of today.
+
+    Lines of older versions have other keys: they are renamed here, for all readers.
+
+    Raises:
+        ValueError: the line is not the record of a round.
+    """
     try:
         record = parse_json(line)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(record, dict) or not _is_count(record.get("round")):
+        raise ValueError("not the record of a round")
+    return rename_old_keys(record)
+
+
+def _is_record(line: bytes) -> bool:
+    """Return whether a line of the log is the record of a round."""
+    try:
+        parse_record(line)
     except ValueError:
         return False
-    return isinstance(record, dict) and _is_count(record.get("round"))
+    return True
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -279,11 +299,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def _append_record(line: bytes, records: list[dict[str, Any]]) -> str | None:
     """Adds the record in a line to those before it; returns what is wrong with it, if anything."""
     try:
-        record = parse_json(line)
+        record = parse_record(line)
     except ValueError as error:
-        return f"not JSON: {error}"
-    if not isinstance(record, dict) or not _is_count(record.get("round")):
-        return "not the record of a round"
+        return str(error)
     if records and record["round"] <= records[-1]["round"]:
         return f"round {record['round']} after round {records[-1]['round']}"
     wrong = _wrong_key(record, _RECORD)

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.round_record import OLD_NAMES, ROUND_RECORD
 from steelyard.runs.directory import CONFIG, read_config, read_log
 from steelyard.runs.monitor import Monitor
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_COUNTED_FORMS = ("list of clients", "reason by client")  # one column each: the number of clients
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,9 +80,16 @@ class History:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.records)
 
+    def find_key(self, name: str) -> str:
+        """Return the key of a recorded value; keys of older versions are translated."""
+        if name in OLD_NAMES and not any(name in record for record in self.records):
+            return OLD_NAMES[name]
+        return name
+
     def column(self, name: str) -> list[Any]:
-        """One value for each round that has it."""
-        return [record[name] for record in self.records if record.get(name) is not None]
+        """Return the values of a key, one for each round that has it."""
+        key = self.find_key(name)
+        return [record[key] for record in self.records if record.get(key) is not None]
 
     @property
     def accuracy(self) -> list[float]:
@@ -148,14 +158,17 @@ class History:
 
 
 def _flatten_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {name: value for name, value in record.items() if not isinstance(value, (dict, list))}
-    plain |= {f"weight.{client}": weight for client, weight in record.get("weights", {}).items()}
-    plain |= {
-        f"direction_cosine.{client}": cosine
-        for client, cosine in record.get("direction_cosines", {}).items()
-    }
-    plain |= {f"seconds.{stage}": time for stage, time in record.get("timings", {}).items()}
-    return plain | {name: len(record.get(name, ())) for name in ("quarantined", "dropped", "late")}
+    """Return a record as one row: tables have a column per client or stage, lists their length."""
+    row = {name: value for name, value in record.items() if not isinstance(value, (dict, list))}
+    entries = [entry for entry in ROUND_RECORD.values() if entry.column]
+    for entry in entries:
+        if entry.form not in _COUNTED_FORMS:
+            for name, value in record.get(entry.key, {}).items():
+                row[f"{entry.column}.{name}"] = value
+    for entry in entries:
+        if entry.form in _COUNTED_FORMS:
+            row[entry.column] = len(record.get(entry.key, ()))
+    return row
 
 
 def _cell(value: Any) -> str:

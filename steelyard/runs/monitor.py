@@ -11,6 +11,7 @@ from typing import Any
 
 from steelyard.core.checks import LARGEST
 from steelyard.core.errors import SteelyardError, shorten
+from steelyard.core.round_record import ROUND_RECORD
 
 MODES = ("auto", "max", "min")
 
@@ -155,7 +156,13 @@ def check_target(target: float | None, metric: str = "accuracy") -> None:
 
 
 def is_lower_better(metric: str) -> bool:
-    """Return whether the name of a metric says that less is better: `loss`, `mae`, `val_error`."""
+    """Return whether less is better: the table of recorded keys, or else the name, says so.
+
+    Names that say so are `loss`, `mae`, `val_error`, ...
+    """
+    entry = ROUND_RECORD.get(metric)
+    if entry is not None and entry.better:
+        return entry.better == "lower"
     words = re.split(r"[^a-z0-9]+", metric.lower())
     return any(word in _LOWER_IS_BETTER or word.endswith(("loss", "error")) for word in words)
 

@@ -13,7 +13,7 @@ import torch
 from steelyard.client.flat import count_right
 from steelyard.client.losses import Loss, check_targets
 from steelyard.core.errors import SteelyardError, describe_unknown_name
-from steelyard.core.round_report import GEOMETRY
+from steelyard.core.round_record import OLD_NAMES, ROUND_RECORD
 from steelyard.core.state import ClientId
 from steelyard.data import Federation
 from steelyard.rules.detectors import gradient_norm
@@ -119,26 +119,15 @@ def record_clients(record: Record, ids: Sequence[ClientId], results: torch.Tenso
 
 TestMetric = Callable[[torch.Tensor, torch.Tensor], float]
 
-RECORDED = {
-    *(
-        "round",
-        "weights",
-        "layer_weights",
-        "quarantined",
-        "void",
-        "dropped",
-        "late",
-        "lr",
-        "simulated_duration",
-    ),
-    *("loss", "accuracy", "client_accuracy", "reported", "timings", "effective_clients"),
-}
 _MEASURES = {
     *("last10", "best", "best10", "final", "rounds", "seconds"),
     *("worst_client", "client_q10", "server_seconds", "void_rounds"),
     *("deviation", "moving", "absolute", "range", "change"),
 }  # what `compare --metric` calls something else
-_RESERVED = {*RECORDED, *GEOMETRY, *_MEASURES}
+_ALWAYS_RECORDED = {
+    entry.key for entry in ROUND_RECORD.values() if not {"rule", "Flower"}.issuperset(entry.sources)
+}
+_RESERVED = {*_ALWAYS_RECORDED, *OLD_NAMES, *_MEASURES}
 
 
 def resolve_test_metrics(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.round_record import ROUND_RECORD
 from steelyard.core.spec import to_text
 from steelyard.sim.callbacks import Callback
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from steelyard.sim.simulator import Simulation
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-WRITTEN = ("accuracy", "loss", "effective_clients", "gamma", "coherence")
+LOGGED_KEYS = tuple(entry.key for entry in ROUND_RECORD.values() if entry.is_logged)
 
 
 class Logger(Callback, ABC):
@@ -218,7 +219,7 @@ class WandB(Logger):
 
 def numbers(record: Mapping[str, Any], own: Sequence[str] = ()) -> dict[str, float]:
     """What loggers write of a record; `own` are the names of the user's metrics."""
-    plain = {name: record[name] for name in (*WRITTEN, *own) if record.get(name) is not None}
+    plain = {name: record[name] for name in (*LOGGED_KEYS, *own) if record.get(name) is not None}
     return plain | {
         f"timings/{stage}": seconds for stage, seconds in record.get("timings", {}).items()
     }

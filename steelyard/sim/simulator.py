@@ -265,7 +265,8 @@ class Simulation:
         trained = time.perf_counter()
         record = self._aggregate(number, seats)
         aggregated = time.perf_counter()
-        record |= {"dropped": [ids[c] for c in dropped], "late": [ids[c] for c in late]}
+        record["dropped_clients"] = [ids[c] for c in dropped]
+        record["late_clients"] = [ids[c] for c in late]
         if self.participation.spread or self.participation.deadline is not None:
             record["simulated_duration"] = duration
         record["lr"] = work.local.rate(number, work.rounds)

@@ -14,12 +14,12 @@ from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
 
 def test_dropouts_and_stragglers_are_left_out_and_named():
     history = simulate(participation={"dropout": 0.4, "spread": 1.0, "deadline": 1.2}, rounds=8)
-    dropped = [len(r["dropped"]) for r in history.records]
-    late = [len(r["late"]) for r in history.records]
+    dropped = [len(r["dropped_clients"]) for r in history.records]
+    late = [len(r["late_clients"]) for r in history.records]
     assert 0 < sum(dropped) < 48
     assert sum(late) > 0
     for record in history.records:
-        named = {*record["dropped"], *record["late"]}
+        named = {*record["dropped_clients"], *record["late_clients"]}
         assert not named & set(record["weights"])
         assert record["void"] or len(named) + len(record["weights"]) == 6
     again = simulate(participation={"dropout": 0.4, "spread": 1.0, "deadline": 1.2}, rounds=8)
