@@ -16,6 +16,7 @@ from steelyard.core.errors import SteelyardError, describe_unknown_name
 from steelyard.core.round_record import OLD_NAMES, ROUND_RECORD
 from steelyard.core.state import ClientId
 from steelyard.data import Federation
+from steelyard.metrics import METRICS
 from steelyard.rules.detectors import gradient_norm
 from steelyard.runs.monitor import Monitor
 from steelyard.runs.record import Record, finite_or_none
@@ -194,8 +195,7 @@ def add_test_metrics(
 
 # What a round's record keeps of the clients' reports.
 
-CHANGING = ("accuracy", "accuracy_before", "grad_norm", "loss", "loss_before")
-"""What differs from round to round; sizes and labels do not, and would make every line longer."""
+_RECORDED_METRICS = sorted(name for name, metric in METRICS.items() if metric.is_recorded)
 
 
 def report_metrics(
@@ -210,7 +210,7 @@ def report_metrics(
         name: {
             client: float(f"{table[name][client]:.6g}") for client in ids if client in table[name]
         }
-        for name in CHANGING
+        for name in _RECORDED_METRICS
         if table.get(name)
     }
     record: dict[str, Any] = {"reported": reported} if reported else {}

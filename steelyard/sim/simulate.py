@@ -21,7 +21,7 @@ from steelyard.core import checks
 from steelyard.core.errors import SteelyardError, describe_unknown_name
 from steelyard.data import Federation
 from steelyard.data.proxy import Proxy
-from steelyard.metrics import MEANING
+from steelyard.metrics import METRICS
 from steelyard.runs.directory import RunDirectory, read_config
 from steelyard.runs.history import History
 from steelyard.runs.monitor import Monitor
@@ -272,7 +272,7 @@ def _describe_clients(simulation: Simulation) -> dict[str, Any]:
 def _reported(
     algorithm: Algorithm, metrics: Sequence[str], federation: Federation, has_accuracy: bool
 ) -> tuple[str, ...]:
-    known_metrics = set(MEANING)
+    known_metrics = set(METRICS)
     for name in metrics:
         if name not in known_metrics:
             raise SteelyardError(
@@ -285,13 +285,11 @@ def _reported(
         raise SteelyardError(
             f"the rule needs {unknown[0]!r}, which simulated clients do not report"
         )
-    if "label_hist" in needed_metrics and federation.classes is None:
-        raise SteelyardError("the rule needs 'label_hist', but the targets are no classes")
-    accuracies = sorted(needed_metrics & {"accuracy", "accuracy_before"})
-    if accuracies and not has_accuracy:
-        raise SteelyardError(
-            f"clients cannot report {accuracies[0]!r}: the targets are not classes"
-        )
+    for name in sorted(needed_metrics):
+        lacks_classes = METRICS[name].is_per_class and federation.classes is None
+        lacks_accuracy = METRICS[name].needs_accuracy and not has_accuracy
+        if lacks_classes or lacks_accuracy:
+            raise SteelyardError(f"clients cannot report {name!r}: the targets are not classes")
     return tuple(sorted(needed_metrics))
 
 
