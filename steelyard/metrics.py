@@ -44,8 +44,7 @@ class Metric:
             it need not be whole.
         is_divisor: whether rules divide by it. The guard then has a lower limit, too.
         bounds: the guard clips values to this range instead of a multiple of the median.
-        model: the model that is evaluated on the local data, if the metric comes from an
-            evaluation.
+        evaluates: the models whose loss and accuracy on the local data it is computed from.
         needs_accuracy: whether the task must have an accuracy.
         is_recorded: whether it changes from round to round and is part of the record of a round.
             Sizes and labels do not change, and would make every line longer.
@@ -62,7 +61,7 @@ class Metric:
     is_size: bool = False
     is_divisor: bool = False
     bounds: tuple[float, float] | None = None
-    model: Literal["received", "trained"] | None = None
+    evaluates: tuple[Literal["received", "trained"], ...] = ()
     needs_accuracy: bool = False
     is_recorded: bool = False
 
@@ -106,7 +105,7 @@ _METRICS = (
         "`pa3fed:model=local`",
         typical=(0.5, 2.5),
         may_be_negative=True,
-        model="trained",
+        evaluates=("trained",),
         is_recorded=True,
     ),
     Metric(
@@ -116,7 +115,7 @@ _METRICS = (
         typical=(0.1, 0.9),
         may_be_negative=True,
         bounds=(0.0, 1.0),
-        model="trained",
+        evaluates=("trained",),
         needs_accuracy=True,
         is_recorded=True,
     ),
@@ -134,7 +133,7 @@ _METRICS = (
         "`pa3fed`",
         typical=(0.5, 2.5),
         may_be_negative=True,
-        model="received",
+        evaluates=("received",),
         is_recorded=True,
     ),
     Metric(
@@ -144,7 +143,7 @@ _METRICS = (
         typical=(0.1, 0.9),
         may_be_negative=True,
         bounds=(0.0, 1.0),
-        model="received",
+        evaluates=("received",),
         needs_accuracy=True,
         is_recorded=True,
     ),

@@ -294,5 +294,5 @@ class _Group:
 
 
 def _needs_evaluation(metrics: Sequence[str], model: str) -> bool:
-    """Return whether a metric comes from an evaluation of the received or the trained model."""
-    return any(METRICS[name].model == model for name in metrics)
+    """Return whether a metric is computed from an evaluation of the received or trained model."""
+    return any(model in METRICS[name].evaluates for name in metrics)
