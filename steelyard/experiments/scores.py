@@ -18,7 +18,7 @@ import numpy as np
 from steelyard.core.errors import SteelyardError
 from steelyard.core.round_record import OLD_NAMES
 from steelyard.runs.history import History
-from steelyard.runs.monitor import is_lower_better, read_number
+from steelyard.runs.monitor import as_finite_number, is_lower_better
 
 WINDOW = 5
 
@@ -393,7 +393,9 @@ def _find_recorded_numbers(histories: Sequence[History]) -> list[str]:
     names: set[str] = set()
     for history in histories:
         for record in history:
-            names.update(name for name, value in record.items() if read_number(value) is not None)
+            names.update(
+                name for name, value in record.items() if as_finite_number(value) is not None
+            )
     return sorted(names - {"round"})
 
 

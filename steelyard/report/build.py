@@ -241,7 +241,7 @@ def _choose_targets(
     """
     if target is not None:
         return [target]
-    run_targets = {Monitor.read(config).target for config in configs} - {None}
+    run_targets = {Monitor.from_config(config).target for config in configs} - {None}
     if run_targets:
         return sorted(value for value in run_targets if value is not None)
     if runs[0].history.monitor.metric != "accuracy":

@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 from steelyard.core.errors import SteelyardError
 from steelyard.core.state import load_state, save_state, sync
 from steelyard.runs.files import read_bytes
-from steelyard.runs.lock import HeldDirectory, is_present
+from steelyard.runs.lock import DirectoryHandle, is_present
 
 # A checkpoint as it lies on disk: its names, its manifest, and how it is verified.
 
@@ -74,7 +74,7 @@ class Snapshot:
         return f"{'best' if self.state is None else 'round'}-{self.round:06d}"
 
 
-def verified(path: Path) -> Snapshot:
+def read_verified(path: Path) -> Snapshot:
     """Reads a checkpoint, checking size and SHA-256 of every file first."""
     manifest = _read_manifest(path)
     if manifest["schema"] != SCHEMA:
@@ -99,7 +99,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         files = manifest["files"]
         sizes = [(files[name]["size"], files[name]["sha256"]) for name in files]
         is_sound = (
-            expected_digest == seal(manifest)
+            expected_digest == hash_manifest(manifest)
             and {MODEL} <= files.keys() <= {MODEL, STATE}
             and all(isinstance(size, int) and isinstance(digest, str) for size, digest in sizes)
             and type(manifest["round"]) is int
@@ -115,7 +115,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return checked
 
 
-def written_by_us(path: Path) -> bool:
+def is_own_entry(path: Path) -> bool:
     """Whether a name in a directory of checkpoints is one we make, and holds nothing but what we write."""
     if path.is_symlink():
         is_link = path.name in LINKS or path.name in {f".{link}.new" for link in LINKS}
@@ -127,20 +127,20 @@ def written_by_us(path: Path) -> bool:
     return all(_FILES.fullmatch(entry.name) and entry.is_file() for entry in path.iterdir())
 
 
-def is_of_run(path: Path, identity: str) -> bool:
+def belongs_to_run(path: Path, identity: str) -> bool:
     """Whether a directory is a checkpoint of this run, and nothing else."""
     try:
-        return written_by_us(path) and _read_manifest(path)["run"] == identity
+        return is_own_entry(path) and _read_manifest(path)["run"] == identity
     except (OSError, SteelyardError):
         return False
 
 
-def round_of(path: Path) -> int:
+def parse_round_number(path: Path) -> int:
     """The round in a checkpoint's name."""
     return int(path.name.rpartition("-")[2])
 
 
-def seal(manifest: Mapping[str, Any]) -> str:
+def hash_manifest(manifest: Mapping[str, Any]) -> str:
     """The hash of a manifest that is stored in it."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
@@ -158,14 +158,14 @@ class Checkpoints:
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         self.path, self.keep = path, keep
-        self.held: HeldDirectory | None = None  # the directory, once it is in use
+        self.handle: DirectoryHandle | None = None  # the directory, once it is in use
 
     def open(self) -> None:
         """Creates the directory, or checks that it is still the one that was used before."""
-        if self.held is None:
+        if self.handle is None:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.held = HeldDirectory(self.path)
-        elif not self.held.is_in_place():
+            self.handle = DirectoryHandle(self.path)
+        elif not self.handle.is_unchanged():
             raise CheckpointError(
                 f"{self.path}: the directory was removed or replaced during the run: the run "
                 f"stops, and rounds since "
@@ -174,9 +174,9 @@ class Checkpoints:
 
     def close(self) -> None:
         """Release the directory."""
-        if self.held is not None:
-            self.held.close()
-            self.held = None
+        if self.handle is not None:
+            self.handle.close()
+            self.handle = None
 
     def save(self, snapshot: Snapshot, log: int | None = None) -> None:
         """Writes a checkpoint, points a link to it and removes those nobody needs.
@@ -189,7 +189,7 @@ class Checkpoints:
             hidden = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}."))
             try:
                 self.open()  # it may have been replaced by a link to another place just before
-                self._fill(hidden, snapshot)
+                self._write_files(hidden, snapshot)
                 if log is not None:
                     os.fsync(
                         log
@@ -207,7 +207,7 @@ class Checkpoints:
                 "earlier checkpoints are intact: make room, then resume"
             ) from error
 
-    def _fill(self, directory: Path, snapshot: Snapshot) -> None:
+    def _write_files(self, directory: Path, snapshot: Snapshot) -> None:
         tied = {id(tensor): tensor for tensor in snapshot.model.values()}
         shared = len(tied) < len(snapshot.model)  # the format refuses shared memory: store copies
         model = {n: t.clone() if shared else t for n, t in snapshot.model.items()}
@@ -227,7 +227,7 @@ class Checkpoints:
         }
         if snapshot.log is not None:
             manifest["log"] = snapshot.log
-        manifest["sha256"] = seal(manifest)
+        manifest["sha256"] = hash_manifest(manifest)
         (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
         for name in [*files, MANIFEST]:
             sync(directory / name)
@@ -236,7 +236,7 @@ class Checkpoints:
     def _publish(self, hidden: Path, name: str) -> None:
         final = self.path / name
         if is_present(final):  # a resumed run passes through rounds it has been in before
-            if not written_by_us(final):
+            if not is_own_entry(final):
                 raise CheckpointError(
                     f"{final}: is in the way and is not a checkpoint of this run: move it away"
                 )
@@ -247,11 +247,11 @@ class Checkpoints:
 
     def _link(self, link: str, name: str) -> None:
         final, hidden = self.path / link, self.path / f".{link}.new"
-        if is_present(final) and not written_by_us(final):
+        if is_present(final) and not is_own_entry(final):
             raise CheckpointError(
                 f"{final}: is in the way and is not a link to a checkpoint: move it away"
             )
-        if written_by_us(hidden):
+        if is_own_entry(hidden):
             hidden.unlink()
         if final.is_dir() and not final.is_symlink():
             shutil.rmtree(final)  # a copied run has a directory in place of the link
@@ -262,11 +262,13 @@ class Checkpoints:
         """Removes this run's older checkpoints, and all its best models but the one that the link names."""
         best = self.path / "best"
         best_name = os.readlink(best) if best.is_symlink() else None
-        rounds = [path for path in self._list_directories("round") if is_of_run(path, identity)]
+        rounds = [
+            path for path in self._list_directories("round") if belongs_to_run(path, identity)
+        ]
         models = [
             path
             for path in self._list_directories("best")
-            if path.name != best_name and is_of_run(path, identity)
+            if path.name != best_name and belongs_to_run(path, identity)
         ]
         for path in [*rounds[self.keep :], *models]:
             self._remove(path)
@@ -284,16 +286,16 @@ class Checkpoints:
         """The directories called `round-` or `best-` and a number, newest first."""
         candidates = [
             path
-            for path in self._entries()
+            for path in self._list_entries()
             if NAMES.fullmatch(path.name) and path.name.startswith(f"{kind}-")
         ]
         real = [path for path in candidates if path.is_dir() and not path.is_symlink()]
-        return sorted(real, key=round_of, reverse=True)
+        return sorted(real, key=parse_round_number, reverse=True)
 
-    def _entries(self) -> list[Path]:
+    def _list_entries(self) -> list[Path]:
         return sorted(self.path.iterdir()) if self.path.is_dir() else []
 
-    def in_the_way(self, is_own: bool, is_ours: bool) -> list[Path]:
+    def find_obstacles(self, is_own: bool, is_ours: bool) -> list[Path]:
         """What a new run here would overwrite, or might mistake for its own.
 
         Args:
@@ -305,37 +307,39 @@ class Checkpoints:
             return [self.path]
         if not is_own:
             return [
-                path for path in self._entries() if NAMES.fullmatch(path.name) or path.name in LINKS
+                path
+                for path in self._list_entries()
+                if NAMES.fullmatch(path.name) or path.name in LINKS
             ]
-        return [path for path in self._entries() if not (is_ours and written_by_us(path))]
+        return [path for path in self._list_entries() if not (is_ours and is_own_entry(path))]
 
     @property
-    def holds_any(self) -> bool:
+    def has_checkpoints(self) -> bool:
         """Whether there is a checkpoint in it."""
-        return any(NAMES.fullmatch(path.name) for path in self._entries())
+        return any(NAMES.fullmatch(path.name) for path in self._list_entries())
 
     def clear(self) -> None:
         """Removes what runs of ours wrote, and the directory if nothing else is in it."""
-        for path in self._entries():
-            if written_by_us(path):
+        for path in self._list_entries():
+            if is_own_entry(path):
                 path.unlink() if path.is_symlink() else shutil.rmtree(path)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
-    def newest(self, identity: str | None) -> tuple[Snapshot | None, list[str]]:
+    def read_newest(self, identity: str | None) -> tuple[Snapshot | None, list[str]]:
         """The newest checkpoint that verifies, and why newer ones do not.
 
         Damaged ones are set aside under another name, half-written ones removed.
         """
         problems = []
-        for leftover in self._entries():
-            if leftover.name.startswith(".") and written_by_us(leftover):
+        for leftover in self._list_entries():
+            if leftover.name.startswith(".") and is_own_entry(leftover):
                 leftover.unlink() if leftover.is_symlink() else shutil.rmtree(leftover)
         for path in self._list_directories("round"):
-            if not written_by_us(path) and not (path / MANIFEST).is_file():
+            if not is_own_entry(path) and not (path / MANIFEST).is_file():
                 continue  # a directory of somebody else
             try:
-                snapshot = verified(path)
+                snapshot = read_verified(path)
             except (OSError, SteelyardError) as error:
                 problems.append(f"{path.name}: {error}")
                 self._set_aside(path)
@@ -365,34 +369,36 @@ class Checkpoints:
         if number is None and not link.is_symlink():
             return None
         name = os.readlink(link) if number is None else f"best-{number:06d}"
-        problem = self._problem_of(name, snapshot.identity)
+        problem = self._find_problem(name, snapshot.identity)
         if problem is None:
             return None
         # Better rounds after the checkpoint replaced the model, and will be gone through again.
         later = [
-            path.name for path in self._list_directories("best") if round_of(path) > snapshot.round
+            path.name
+            for path in self._list_directories("best")
+            if parse_round_number(path) > snapshot.round
         ]
         if is_present(self.path / name) is False and any(
-            self._problem_of(later_name, snapshot.identity) is None for later_name in later
+            self._find_problem(later_name, snapshot.identity) is None for later_name in later
         ):
             return None
         # Set the damaged model aside; the link may not lead to it, nor to nothing.
-        if written_by_us(self.path / name):
+        if is_own_entry(self.path / name):
             self._set_aside(self.path / name)
-        if written_by_us(link) and os.readlink(link) == name:
+        if is_own_entry(link) and os.readlink(link) == name:
             link.unlink()
         # The checkpoint of the same round holds the same model.
         try:
-            twin = verified(self.path / name.replace("best", "round"))
+            twin = read_verified(self.path / name.replace("best", "round"))
             self.save(Snapshot(twin.round, twin.model, None, twin.identity))
         except (OSError, SteelyardError):
             return f"{name}: {problem}: the best model is lost, unless a later round is better"
         return f"{name}: {problem}: written anew from the checkpoint of that round"
 
-    def _problem_of(self, name: str, identity: str) -> str | None:
+    def _find_problem(self, name: str, identity: str) -> str | None:
         """Why a best model cannot be used; None if it can."""
         try:
-            snapshot = verified(self.path / name)
+            snapshot = read_verified(self.path / name)
         except FileNotFoundError:
             return "it is missing"
         except (OSError, SteelyardError) as error:
@@ -401,7 +407,7 @@ class Checkpoints:
 
     def _set_aside(self, path: Path) -> None:
         """Renames a damaged checkpoint, unless it holds files of others."""
-        if not written_by_us(path):
+        if not is_own_entry(path):
             return
         aside = path.with_name(f"damaged-{path.name}")
         count = 1
@@ -427,61 +433,65 @@ class Writer:
         self.rest_until = 0.0
         self.pending: list[Snapshot] = []
         self.error: Exception | None = None
-        self.busy = False
-        self.closed = False
-        self.changed = threading.Condition()
-        self.thread = threading.Thread(target=self._work, name="steelyard-checkpoints", daemon=True)
+        self.is_busy = False
+        self.is_closed = False
+        self.condition = threading.Condition()
+        self.thread = threading.Thread(
+            target=self._write_pending, name="steelyard-checkpoints", daemon=True
+        )
         self.thread.start()
 
     def is_due(self) -> bool:
         """Whether a snapshot should be taken now."""
-        with self.changed:
-            self._raise()
-            return not (self.busy or self.pending) and time.monotonic() >= self.rest_until
+        with self.condition:
+            self._raise_error()
+            return not (self.is_busy or self.pending) and time.monotonic() >= self.rest_until
 
     def offer(self, *snapshots: Snapshot) -> None:
         """Takes snapshots to write, in this order."""
-        with self.changed:
-            self._raise()
+        with self.condition:
+            self._raise_error()
             self.pending += snapshots
-            self.changed.notify_all()
+            self.condition.notify_all()
 
     def flush(self) -> None:
         """Returns when everything taken is on disk."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.error is not None or not (self.pending or self.busy))
-            self._raise()
+        with self.condition:
+            self.condition.wait_for(
+                lambda: self.error is not None or not (self.pending or self.is_busy)
+            )
+            self._raise_error()
 
     def close(self) -> None:
         """Ends the thread after what it is writing."""
-        with self.changed:
-            self.closed = True
-            self.changed.notify_all()
+        with self.condition:
+            self.is_closed = True
+            self.condition.notify_all()
         self.thread.join()
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
         if self.error is not None:
             raise self.error
 
-    def _work(self) -> None:
+    def _write_pending(self) -> None:
         while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.pending or self.closed)
+            with self.condition:
+                self.condition.wait_for(lambda: self.pending or self.is_closed)
                 if not self.pending:
                     return
                 snapshot = self.pending.pop(0)
-                self.busy = True
+                self.is_busy = True
             began = time.monotonic()
             try:
                 self.checkpoints.save(snapshot, self.log)
             except Exception as error:
-                with self.changed:
-                    self.error, self.busy, self.closed = error, False, True
+                with self.condition:
+                    self.error, self.is_busy, self.is_closed = error, False, True
                     self.pending.clear()
-                    self.changed.notify_all()
+                    self.condition.notify_all()
                 return
             ended = time.monotonic()
-            with self.changed:
-                self.busy = False
+            with self.condition:
+                self.is_busy = False
                 self.rest_until = ended + (ended - began) * (1 / self.pace - 1)
-                self.changed.notify_all()
+                self.condition.notify_all()

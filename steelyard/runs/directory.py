@@ -37,10 +37,10 @@ from steelyard.runs.files import (
 )
 from steelyard.runs.lock import (
     LOCK,
-    HeldDirectory,
+    DirectoryHandle,
     close_private,
     is_present,
-    lead_to_same,
+    is_same_file,
     lock,
     open_private,
     remove_lock,
@@ -53,7 +53,7 @@ __all__ = [
     "ENVIRONMENT",
     "ROUNDS",
     "RunDirectory",
-    "environment",
+    "describe_environment",
     "read_clients",
     "read_cohorts",
     "read_config",
@@ -71,14 +71,14 @@ class RunDirectory:
         self.is_new = not path.exists()
         self.had_lock = (path / LOCK).exists()
         self.lock = lock(path, "run")
-        self.held = HeldDirectory(path)
+        self.handle = DirectoryHandle(path)
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
         self.has_begun = False
         self.log: int | None = None
-        self.lines = hashlib.sha256()  # of the log
+        self.log_hash = hashlib.sha256()  # of the log
 
     @property
-    def used(self) -> bool:
+    def has_run(self) -> bool:
         """Whether there is a run in it already; a `config.json` of somebody else is refused."""
         if not is_present(self.path / CONFIG):
             return False
@@ -100,7 +100,7 @@ class RunDirectory:
                 that had not begun.
         """
         # Look at everything before anything is removed.
-        has_run = self.used
+        has_run = self.has_run
         is_own = (
             self.checkpoints.path == self.path / "checkpoints"
         )  # not a place that the user chose
@@ -111,7 +111,7 @@ class RunDirectory:
             for name in present
             if not (is_ours and is_file_of_run(self.path, name))
         ]
-        foreign += self.checkpoints.in_the_way(is_own, is_ours)
+        foreign += self.checkpoints.find_obstacles(is_own, is_ours)
         if foreign:
             raise SteelyardError(
                 f"{self.path}: cannot be a run directory: {', '.join(map(str, foreign[:5]))} would "
@@ -121,7 +121,7 @@ class RunDirectory:
                 "(out, --out)"
             )
         # What is left of a run without its configuration is a run, too.
-        if not overwrite and (has_run or ROUNDS in present or self.checkpoints.holds_any):
+        if not overwrite and (has_run or ROUNDS in present or self.checkpoints.has_checkpoints):
             way = f"go on with it (steelyard resume {shlex.quote(str(self.path))})"
             raise SteelyardError(
                 f"{self.path}: holds a run: {way if has_run else f'bring its {CONFIG} back'}, "
@@ -140,10 +140,10 @@ class RunDirectory:
 
         Who holds what may only be known later.
         """
-        if not self.used:
+        if not self.has_run:
             self.prepare()
         self.check()
-        write_json(self.path / ENVIRONMENT, environment())
+        write_json(self.path / ENVIRONMENT, describe_environment())
         if clients is not None:
             self.write_clients(clients)
         write_json(self.path / COHORTS, cohorts, compact=True)
@@ -158,14 +158,14 @@ class RunDirectory:
 
     def check(self) -> None:
         """Raises an error if the directory or its log was removed or replaced since it was opened."""
-        if not self.held.is_in_place():
+        if not self.handle.is_unchanged():
             raise SteelyardError(
                 f"{self.path}: the run directory was removed or replaced during the run: the run "
                 f"stops, and what it "
                 "did since its last checkpoint is lost. Bring the directory back and resume, or "
                 "start afresh"
             )
-        if self.log is not None and not lead_to_same(self.path / ROUNDS, self.log):
+        if self.log is not None and not is_same_file(self.path / ROUNDS, self.log):
             raise SteelyardError(
                 f"{self.path / ROUNDS}: the log was removed or replaced during the run: the run "
                 f"stops. Bring the file "
@@ -204,8 +204,8 @@ class RunDirectory:
                 f"on: start afresh "
                 "(overwrite=True, --overwrite)"
             )
-        self.lines = hashlib.sha256(b"".join(lines))
-        if digest is not None and digest != self.lines.hexdigest():
+        self.log_hash = hashlib.sha256(b"".join(lines))
+        if digest is not None and digest != self.log_hash.hexdigest():
             raise SteelyardError(
                 f"{path}: the lines of rounds 1 to {rounds} are not those that were written, the "
                 f"run cannot go on: "
@@ -223,7 +223,7 @@ class RunDirectory:
         assert self.log is not None
         self.check()
         data = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        self.lines.update(data)
+        self.log_hash.update(data)
         try:
             while data:  # the last bytes of a disk are taken without an error
                 data = data[os.write(self.log, data) :]
@@ -235,7 +235,7 @@ class RunDirectory:
     @property
     def digest(self) -> str:
         """SHA-256 of the lines in the log."""
-        return self.lines.hexdigest()
+        return self.log_hash.hexdigest()
 
     def close(self) -> None:
         """Releases the directory."""
@@ -243,13 +243,13 @@ class RunDirectory:
             close_private(self.log)
             self.log = None
         # Leave a directory in which no run began as it was before.
-        if self.held.is_in_place() and not is_file_of_run(self.path, CONFIG):
+        if self.handle.is_unchanged() and not is_file_of_run(self.path, CONFIG):
             with contextlib.suppress(OSError):
                 if self.is_new or not self.had_lock:
                     remove_lock(self.path, self.lock)
                 if self.is_new:
                     self.path.rmdir()
-        self.held.close()
+        self.handle.close()
         self.checkpoints.close()
         close_private(self.lock)
 
@@ -285,7 +285,7 @@ def write_text(path: Path, text: str) -> None:
         raise SteelyardError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """What a run's bits may depend on, beside its configuration."""
     return {
         "steelyard": __version__,

@@ -31,10 +31,16 @@ FILES = (
     CLIENTS,
     ENVIRONMENT,
 )  # removed in this order: the last one tells whose they are
-_RESOLVED = {"algorithm", "seed", "rounds", "data", "model"}  # what a configuration says of any run
-_DEEPEST = 32  # levels of nesting
-_LARGEST = 1 << 1000  # of whole numbers: beyond it, they do not become a float
-_COUNT = 1 << 53  # of anything that is counted
+_REQUIRED_KEYS = {
+    "algorithm",
+    "seed",
+    "rounds",
+    "data",
+    "model",
+}  # what a configuration says of any run
+_MAX_DEPTH = 32  # levels of nesting
+_MAX_INTEGER = 1 << 1000  # of whole numbers: beyond it, they do not become a float
+_MAX_COUNT = 1 << 53  # of anything that is counted
 
 Check = Callable[[Any], bool]
 
@@ -47,7 +53,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _COUNT
+    return type(value) is int and 0 <= value < _MAX_COUNT
 
 
 def _is_id(value: Any) -> bool:
@@ -86,10 +92,10 @@ _CHECKS_BY_FORM: dict[Form, Check] = {
     "numbers by metric and client": _dict_of(_dict_of(_or_none(_is_number))),
 }
 # The keys of a record that other code relies on.
-_RECORD: dict[str, Check] = {
+_RECORD_CHECKS: dict[str, Check] = {
     entry.key: _CHECKS_BY_FORM[entry.form] for entry in ROUND_RECORD.values() if entry.is_validated
 }
-_ABOUT: dict[str, Check] = {
+_RESOLVED_CHECKS: dict[str, Check] = {
     "algorithm": _dict_of(_or_none(_is_text)),
     "seed": lambda value: type(value) is int,
     "rounds": _is_count,
@@ -104,12 +110,12 @@ _ABOUT: dict[str, Check] = {
     "participation": lambda value: isinstance(value, dict),
     "proxy": lambda value: isinstance(value, dict),
 }  # where the resolved configuration has these keys
-_ASKED: dict[str, Check] = {
+_REQUESTED_CHECKS: dict[str, Check] = {
     "target": _or_none(_is_number),
     "data": lambda value: isinstance(value, dict),
     "seed": lambda value: type(value) is int,
 }  # where the configuration of the command line has these keys
-_CLIENTS: dict[str, Check] = {
+_CLIENTS_CHECKS: dict[str, Check] = {
     "ids": _list_of(_is_id),
     "sizes": _list_of(_is_number),
     "counts": _is_table,
@@ -117,7 +123,7 @@ _CLIENTS: dict[str, Check] = {
 }
 
 
-def _wrong_key(value: Mapping[str, Any], checks: Mapping[str, Check]) -> str | None:
+def _find_wrong_key(value: Mapping[str, Any], checks: Mapping[str, Check]) -> str | None:
     """The first key whose value is not what it should be."""
     return next(
         (name for name, check in checks.items() if name in value and not check(value[name])), None
@@ -132,14 +138,14 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("nested too deeply") from None
     # Level by level: a recursion could go too deep.
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         inner: list[Any] = []
         for item in level:
             if isinstance(item, dict):
                 inner += item.values()
             elif isinstance(item, list):
                 inner += item
-            elif isinstance(item, int) and abs(item) >= _LARGEST:
+            elif isinstance(item, int) and abs(item) >= _MAX_INTEGER:
                 raise ValueError(f"a number of {item.bit_length()} bits")
         if not inner:
             return value
@@ -157,14 +163,16 @@ def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _read(path: Path, cure: str) -> Any:
+def _read_json(path: Path, advice: str) -> Any:
     """A file of JSON; errors name it."""
     try:
         return parse_json(read_bytes(path))
     except ValueError as error:
-        raise SteelyardError(f"{path}: not JSON: {error}: {cure}") from None
+        raise SteelyardError(f"{path}: not JSON: {error}: {advice}") from None
     except OSError as error:
-        raise SteelyardError(f"{path}: cannot be read: {error.strerror or error}: {cure}") from None
+        raise SteelyardError(
+            f"{path}: cannot be read: {error.strerror or error}: {advice}"
+        ) from None
 
 
 def is_file_of_run(directory: Path, name: str) -> bool:
@@ -187,7 +195,7 @@ def is_file_of_run(directory: Path, name: str) -> bool:
     if not isinstance(value, dict) or not value.keys() >= keys:
         return False
     return name != CONFIG or (
-        isinstance(value["resolved"], dict) and value["resolved"].keys() >= _RESOLVED
+        isinstance(value["resolved"], dict) and value["resolved"].keys() >= _REQUIRED_KEYS
     )
 
 
@@ -221,29 +229,32 @@ def read_config(path: Path) -> dict[str, Any]:
     """What `begin` wrote into a run directory."""
     if not (path / CONFIG).exists():
         raise SteelyardError(f"{path}: holds no run (no {CONFIG})")
-    cure = "leave this directory out, or remove it"
-    config = _read(path / CONFIG, cure)
+    advice = "leave this directory out, or remove it"
+    config = _read_json(path / CONFIG, advice)
     resolved = config.get("resolved") if isinstance(config, dict) else None
-    if not isinstance(resolved, dict) or not resolved.keys() >= _RESOLVED:
-        raise SteelyardError(f"{path / CONFIG}: does not say what was run: {cure}")
+    if not isinstance(resolved, dict) or not resolved.keys() >= _REQUIRED_KEYS:
+        raise SteelyardError(f"{path / CONFIG}: does not say what was run: {advice}")
     requested = config.get("config", {})
     if not isinstance(requested, dict):
-        raise SteelyardError(f"{path / CONFIG}: config is not a table of options: {cure}")
-    for section, value, checks in (("resolved", resolved, _ABOUT), ("config", requested, _ASKED)):
-        wrong = _wrong_key(value, checks)
+        raise SteelyardError(f"{path / CONFIG}: config is not a table of options: {advice}")
+    for section, value, checks in (
+        ("resolved", resolved, _RESOLVED_CHECKS),
+        ("config", requested, _REQUESTED_CHECKS),
+    ):
+        wrong = _find_wrong_key(value, checks)
         if wrong is not None:
             raise SteelyardError(
-                f"{path / CONFIG}: {section}.{wrong} is {_brief(value[wrong])}: {cure}"
+                f"{path / CONFIG}: {section}.{wrong} is {_shorten_json(value[wrong])}: {advice}"
             )
     try:
         json.dumps(config, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise SteelyardError(f"{path / CONFIG}: holds text that is not Unicode: {cure}") from None
+        raise SteelyardError(f"{path / CONFIG}: holds text that is not Unicode: {advice}") from None
     checked: dict[str, Any] = config
     return checked
 
 
-def _brief(value: Any) -> str:
+def _shorten_json(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -252,18 +263,21 @@ def read_clients(path: Path) -> dict[str, Any] | None:
     """Who holds what in a run; None for a run from before this was written down."""
     if not (path / CLIENTS).exists():
         return None
-    cure = "resume the run to write it anew"
-    clients = _read(path / CLIENTS, cure)
+    advice = "resume the run to write it anew"
+    clients = _read_json(path / CLIENTS, advice)
     if not isinstance(clients, dict) or not isinstance(clients.get("ids"), list):
-        raise SteelyardError(f"{path / CLIENTS}: names no clients: {cure}")
-    wrong = _wrong_key(clients, _CLIENTS)
+        raise SteelyardError(f"{path / CLIENTS}: names no clients: {advice}")
+    wrong = _find_wrong_key(clients, _CLIENTS_CHECKS)
     if wrong is None:
         count = len(clients["ids"])
         wrong = next(
-            (name for name in _CLIENTS if name in clients and len(clients[name]) != count), None
+            (name for name in _CLIENTS_CHECKS if name in clients and len(clients[name]) != count),
+            None,
         )
     if wrong is not None:
-        raise SteelyardError(f"{path / CLIENTS}: {wrong} is {_brief(clients[wrong])}: {cure}")
+        raise SteelyardError(
+            f"{path / CLIENTS}: {wrong} is {_shorten_json(clients[wrong])}: {advice}"
+        )
     return clients
 
 
@@ -304,8 +318,8 @@ def _append_record(line: bytes, records: list[dict[str, Any]]) -> str | None:
         return str(error)
     if records and record["round"] <= records[-1]["round"]:
         return f"round {record['round']} after round {records[-1]['round']}"
-    wrong = _wrong_key(record, _RECORD)
+    wrong = _find_wrong_key(record, _RECORD_CHECKS)
     if wrong is not None:
-        return f"{wrong} is {_brief(record[wrong])}"
+        return f"{wrong} is {_shorten_json(record[wrong])}"
     records.append(record)
     return None

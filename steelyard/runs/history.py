@@ -54,7 +54,7 @@ class History:
         records = read_log(path)
         if not records:
             raise SteelyardError(f"{path}: holds no rounds")
-        monitor = Monitor.read(read_config(path)) if (path / CONFIG).exists() else Monitor()
+        monitor = Monitor.from_config(read_config(path)) if (path / CONFIG).exists() else Monitor()
         return History(path.name, records, {}, path, monitor)
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class History:
 
         The highest accuracy, unless `monitor=` named another metric.
         """
-        return self.monitor.best(self.monitored)
+        return self.monitor.find_best(self.monitored)
 
     def rounds_to(self, target: float) -> int | None:
         """Return the first round whose monitored metric is as good as the target.

@@ -16,7 +16,7 @@ from steelyard.core.errors import SteelyardError
 # Whether a path still leads to the file or directory that it led to before.
 
 
-class HeldDirectory:
+class DirectoryHandle:
     """A directory that is held open, so that one that takes its place can be told from it.
 
     While a directory is open, the file system gives its inode number to no other.
@@ -26,9 +26,9 @@ class HeldDirectory:
         self.path = path
         self._handle: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def is_in_place(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether the path still leads to this directory."""
-        return self._handle is not None and lead_to_same(self.path, self._handle)
+        return self._handle is not None and is_same_file(self.path, self._handle)
 
     def close(self) -> None:
         """Release the directory."""
@@ -40,7 +40,7 @@ class HeldDirectory:
         self.close()
 
 
-def lead_to_same(path: Path, handle: int) -> bool:
+def is_same_file(path: Path, handle: int) -> bool:
     """Return whether a path leads to an open file or directory."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))
@@ -121,7 +121,7 @@ def lock(path: Path, kind: str) -> int:
             f"{path}: this {kind} is in use by {owner}: wait for it, or choose another directory "
             f"(out, --out)"
         ) from None
-    if not lead_to_same(path / LOCK, handle):  # its last owner removed it just now
+    if not is_same_file(path / LOCK, handle):  # its last owner removed it just now
         close_private(handle)
         return lock(path, kind)
     os.ftruncate(handle, 0)
@@ -147,7 +147,7 @@ def _check_lock_file(path: Path, kind: str) -> None:
 
 def remove_lock(path: Path, handle: int) -> None:
     """Removes the lock file of a directory that was not used, if it is still the one that was locked."""
-    if lead_to_same(path / LOCK, handle):
+    if is_same_file(path / LOCK, handle):
         (path / LOCK).unlink()
 
 

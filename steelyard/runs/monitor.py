@@ -47,7 +47,7 @@ class Monitor:
     target: float | None = None
 
     @classmethod
-    def of(
+    def from_options(
         cls, metric: str = "accuracy", mode: str = "auto", target: float | None = None
     ) -> Monitor:
         """Check the options of a run.
@@ -66,7 +66,7 @@ class Monitor:
         return cls(metric, mode, target)
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Monitor:
+    def from_config(cls, config: Mapping[str, Any]) -> Monitor:
         """Return what `config.json` of a run says.
 
         Runs from before it said so have a target on the accuracy.
@@ -77,13 +77,15 @@ class Monitor:
             and isinstance(monitor.get("metric"), str)
             and monitor.get("mode") in MODES[1:]
         ):
-            return cls(monitor["metric"], monitor["mode"], read_number(monitor.get("target")))
+            return cls(monitor["metric"], monitor["mode"], as_finite_number(monitor.get("target")))
         requested = config.get("config")
         return cls(
-            target=read_number(requested.get("target")) if isinstance(requested, Mapping) else None
+            target=as_finite_number(requested.get("target"))
+            if isinstance(requested, Mapping)
+            else None
         )
 
-    def progress(self) -> dict[str, Any]:
+    def to_progress(self) -> dict[str, Any]:
         """Return what a checkpoint says of it.
 
         Nothing for the highest accuracy, as before there were others.
@@ -94,7 +96,7 @@ class Monitor:
             else {"monitor": [self.metric, self.mode]}
         )
 
-    def check_resumed(
+    def check_same_metric(
         self, path: Path, progress: Mapping[str, Any], records: Iterable[Mapping[str, Any]]
     ) -> None:
         """Refuse to go on with another metric than the one by which the run in a directory keeps its best model."""
@@ -121,12 +123,12 @@ class Monitor:
         """Return a value with the sign that makes more better."""
         return value if self.mode == "max" else -value
 
-    def score_of(self, record: Mapping[str, Any]) -> float | None:
+    def score_record(self, record: Mapping[str, Any]) -> float | None:
         """Return the score of a round; None if it has no such number on record."""
-        value = read_number(record.get(self.metric))
+        value = as_finite_number(record.get(self.metric))
         return None if value is None else self.score(value)
 
-    def best(self, values: Iterable[float]) -> float | None:
+    def find_best(self, values: Iterable[float]) -> float | None:
         """Return the best of some values; None if there is none."""
         return max(values, key=self.score, default=None)
 
@@ -135,10 +137,10 @@ class Monitor:
 
         Never, if there is no target.
         """
-        score = self.score_of(record)
+        score = self.score_record(record)
         return target is not None and score is not None and score >= self.score(target)
 
-    def is_done(self, records: Iterable[Mapping[str, Any]]) -> bool:
+    def is_target_reached(self, records: Iterable[Mapping[str, Any]]) -> bool:
         """Return whether a round on record has reached the run's own target."""
         return any(self.has_reached(record, self.target) for record in records)
 
@@ -147,7 +149,7 @@ def check_target(target: float | None, metric: str = "accuracy") -> None:
     """Refuse a target that no round can have, or that every round has."""
     if target is None:
         return
-    number = read_number(target)
+    number = as_finite_number(target)
     if metric == "accuracy" and (number is None or not 0 < number <= 1):
         text = f"{target:g}" if isinstance(target, float) else shorten(target)
         raise SteelyardError(f"target={text}: use an accuracy in (0, 1], such as 0.9")
@@ -167,7 +169,7 @@ def is_lower_better(metric: str) -> bool:
     return any(word in _LOWER_IS_BETTER or word.endswith(("loss", "error")) for word in words)
 
 
-def read_number(value: Any) -> float | None:
+def as_finite_number(value: Any) -> float | None:
     """Return a finite number that is not a truth value, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -26,21 +26,21 @@ def make_record(
     record |= {
         name: value for name, value in report.items() if name not in ("round", "layers", "clients")
     }
-    cleaned: Record = _clean(record)
+    cleaned: Record = _replace_non_finite(record)
     return cleaned
 
 
-def _clean(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, float):
         return finite_or_none(value)
     if isinstance(value, Mapping):
-        return {str(key): _clean(item) for key, item in value.items()}
+        return {str(key): _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_clean(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return value
 
 
-def make_written(record: Record) -> tuple[Record, dict[str, str]]:
+def to_json_record(record: Record) -> tuple[Record, dict[str, str]]:
     """Bring a record that callbacks have added to into a form that JSON can hold, in place.
 
     Numbers and arrays of numpy and torch become numbers and lists, numbers that are not finite

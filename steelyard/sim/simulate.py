@@ -147,7 +147,7 @@ def simulate(
     sampling: Participation = _options("participation", Participation, participation)
     server_data: Proxy = _options("proxy", Proxy, proxy)
     own_metrics = resolve_test_metrics(test_metrics)
-    monitored = Monitor.of(monitor, mode, _to_python(target))
+    monitored = Monitor.from_options(monitor, mode, _to_python(target))
     _check(algorithm, training, rounds, options, keep)
     with (
         RunDirectory(Path(out), keep) if out is not None else nullcontext() as directory
@@ -209,7 +209,7 @@ def simulate(
                 resume,
                 overwrite,
             )
-        if not monitored.is_done(simulation.records):  # it may be done already
+        if not monitored.is_target_reached(simulation.records):  # it may be done already
             simulation.run()
         path = None if directory is None else directory.path
         return History(
@@ -243,7 +243,7 @@ def _enter(
     overwrite: bool,
 ) -> None:
     """Starts a run in a directory, or goes on with the one in it."""
-    if resume and directory.used:
+    if resume and directory.has_run:
         check_same(
             directory.path, read_config(directory.path).get("resolved", {}), config["resolved"]
         )

@@ -6,7 +6,7 @@ from torch import nn
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.runs.checkpoint import verified
+from steelyard.runs.checkpoint import read_verified
 from steelyard.sim.executors import TaskError
 from steelyard.sim.simulator import RunStopped
 from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
@@ -133,7 +133,7 @@ def test_all_clients_failing_is_one_clear_sentence(tmp_path):
     assert "\n" not in str(caught.value)
     records = steelyard.History.read(tmp_path / "run").records
     assert len(records[-1]["quarantined"]) == 6
-    assert verified(tmp_path / "run" / "checkpoints" / "last").round >= 1
+    assert read_verified(tmp_path / "run" / "checkpoints" / "last").round >= 1
 
 
 @pytest.mark.parametrize("executor", ["serial", "process"])

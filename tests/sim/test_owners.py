@@ -65,7 +65,7 @@ def test_a_disk_that_fails_within_safetensors_is_one_sentence(place, tmp_path):
         CheckpointError, match=r"checkpoint of round 2 .* too large .* make room, then resume"
     ):
         store.save(Snapshot(2, {"w": model}, {"x": state}, "id"))
-    assert store.newest("id")[0].round == 1
+    assert store.read_newest("id")[0].round == 1
     assert not list((tmp_path / "c").glob(".round*"))
 
 
