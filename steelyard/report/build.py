@@ -32,10 +32,8 @@ from steelyard.runs.monitor import Monitor, check_target
 # Writes a report as one HTML page that needs no network.
 #
 # Recorded values are in the page as base64 of gzip, and the script shows them as text nodes: a
-# name
-# cannot become markup. A Content-Security-Policy forbids all connections, and all scripts except
-# the
-# script of the page and plotly.
+# name cannot become markup. A Content-Security-Policy forbids all connections, and all scripts
+# except the script of the page and plotly.
 
 _PARTS = files("steelyard.report")
 
@@ -70,13 +68,13 @@ def render_html(report: Report | None, live: bool = False, title: str = "") -> s
         title = report.title
         data = _compress(json.dumps(report.to_dict(), separators=(",", ":"), allow_nan=False))
     parts = {
-        "POLICY": escape(content_policy(script, live)),
+        "POLICY": escape(make_content_policy(script, live)),
         "VERSION": escape(__version__),
         "TITLE": escape(title),
         "STYLE": read_asset("page.css"),
         "LIVE": "yes" if live else "no",
         "REPORT": data,
-        "PLOTLY": _plotly(),
+        "PLOTLY": _read_plotly(),
         "SCRIPT": script,
     }
     return fill_template("page.html", parts)
@@ -87,7 +85,7 @@ def fill_template(name: str, parts: Mapping[str, str]) -> str:
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], read_asset(name))
 
 
-def content_policy(script: str, live: bool) -> str:
+def make_content_policy(script: str, live: bool) -> str:
     """Return the Content-Security-Policy of a page.
 
     It allows the script of the page, plotly (from memory, as a blob) and the inline styles that
@@ -107,7 +105,7 @@ def content_policy(script: str, live: bool) -> str:
 
 
 @cache
-def _plotly() -> str:
+def _read_plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError:
@@ -155,7 +153,7 @@ def build_report(
     targets = _choose_targets(runs, configs.values(), target)
     user_metrics: dict[str, None] = {}
     for config in configs.values():
-        user_metrics.update(dict.fromkeys(_user_metrics(config)))
+        user_metrics.update(dict.fromkeys(_find_user_metrics(config)))
 
     # Notes: unfinished runs, void rounds, and whether finished runs are comparable.
     notes += _describe_void_rounds(all_series)
@@ -191,7 +189,7 @@ def find_figure(report: Report, name: str) -> Figure:
     )
 
 
-def _user_metrics(config: dict[str, Any]) -> list[str]:
+def _find_user_metrics(config: dict[str, Any]) -> list[str]:
     """Return the names of the user's own metrics in a `config.json`."""
     names = config.get("test_metrics")
     if not isinstance(names, list):

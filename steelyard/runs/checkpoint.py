@@ -1,13 +1,13 @@
-"""Checkpoints: complete or not there at all, verified before they are believed.
+"""Checkpoints: they are written completely or not at all, and verified before they are used.
 
     checkpoints/round-000012/model.safetensors   the global model, for anyone to load
-                             state.safetensors   everything else a run needs to go on
+                             state.safetensors   everything else that a run needs to resume
                              manifest.json       round, identity of the run, size and SHA-256 of the files
     checkpoints/best-000010/                     the best model so far, without the state
     checkpoints/last, checkpoints/best           links to these
 
-A checkpoint is written to a hidden directory, synced, and renamed. The truth is the newest
-directory whose manifest verifies; the links are for people.
+A checkpoint is written to a hidden directory, synced, and renamed. A run resumes from the newest
+directory whose manifest is valid. The links are for users.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from steelyard.core.state import load_state, save_state, sync
 from steelyard.runs.files import read_bytes
 from steelyard.runs.lock import DirectoryHandle, is_present
 
-# A checkpoint as it lies on disk: its names, its manifest, and how it is verified.
+# The files of a checkpoint: names, manifest, verification.
 
 SCHEMA = 1
 MODEL, STATE, MANIFEST = "model.safetensors", "state.safetensors", "manifest.json"
@@ -51,15 +51,14 @@ _FILES = re.compile(
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run between two rounds, in memory of its own; without a state, only its model.
+    """A copy of a run between two rounds; without a state, only of its model.
 
     Attributes:
-        round: the last round that is in it.
+        round: the last round that it contains.
         model: the global model.
-        state: everything else a run needs to go on; None for a best model.
-        identity: of the run.
-        log: SHA-256 of the log's lines up to this round; None in checkpoints from before it was
-            stored.
+        state: everything else that a run needs to resume; None for a best model.
+        identity: the identity of the run.
+        log: the SHA-256 of the lines of the log up to this round; None in old checkpoints.
     """
 
     round: int
@@ -70,12 +69,12 @@ class Snapshot:
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """The name of its directory."""
         return f"{'best' if self.state is None else 'round'}-{self.round:06d}"
 
 
 def read_verified(path: Path) -> Snapshot:
-    """Reads a checkpoint, checking size and SHA-256 of every file first."""
+    """Return a checkpoint, after checking size and SHA-256 of every file."""
     manifest = _read_manifest(path)
     if manifest["schema"] != SCHEMA:
         raise SteelyardError(f"written in format {manifest['schema']}, this version reads {SCHEMA}")
@@ -92,7 +91,7 @@ def read_verified(path: Path) -> Snapshot:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, if that is as it was written."""
+    """Return the manifest of a checkpoint; raises an error if it is damaged."""
     try:
         manifest = json.loads(read_bytes(path / MANIFEST))
         expected_digest = manifest.pop("sha256")
@@ -116,7 +115,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def is_own_entry(path: Path) -> bool:
-    """Whether a name in a directory of checkpoints is one we make, and holds nothing but what we write."""
+    """Return whether an entry of the directory has a name and contents that this module writes."""
     if path.is_symlink():
         is_link = path.name in LINKS or path.name in {f".{link}.new" for link in LINKS}
         return is_link and NAMES.fullmatch(os.readlink(path)) is not None
@@ -128,7 +127,7 @@ def is_own_entry(path: Path) -> bool:
 
 
 def belongs_to_run(path: Path, identity: str) -> bool:
-    """Whether a directory is a checkpoint of this run, and nothing else."""
+    """Return whether a directory is a checkpoint of this run and contains nothing else."""
     try:
         return is_own_entry(path) and _read_manifest(path)["run"] == identity
     except (OSError, SteelyardError):
@@ -136,12 +135,12 @@ def belongs_to_run(path: Path, identity: str) -> bool:
 
 
 def parse_round_number(path: Path) -> int:
-    """The round in a checkpoint's name."""
+    """Return the round in the name of a checkpoint."""
     return int(path.name.rpartition("-")[2])
 
 
 def hash_manifest(manifest: Mapping[str, Any]) -> str:
-    """The hash of a manifest that is stored in it."""
+    """Return the hash that is stored in a manifest."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
@@ -152,8 +151,8 @@ class CheckpointError(SteelyardError):
 class Checkpoints:
     """The directory of a run's checkpoints.
 
-    It may hold files of others: only names that this class makes are read, renamed or removed, and
-    a directory is removed only if its manifest says that it belongs to the same run.
+    It may contain files of other programs: only entries with names of this class are read, renamed
+    or removed, and a directory is removed only if its manifest says that it belongs to the run.
     """
 
     def __init__(self, path: Path, keep: int = 2) -> None:
@@ -161,7 +160,7 @@ class Checkpoints:
         self.handle: DirectoryHandle | None = None  # the directory, once it is in use
 
     def open(self) -> None:
-        """Creates the directory, or checks that it is still the one that was used before."""
+        """Create the directory, or check that it is still the one that was used before."""
         if self.handle is None:
             self.path.mkdir(parents=True, exist_ok=True)
             self.handle = DirectoryHandle(self.path)
@@ -169,7 +168,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"{self.path}: the directory was removed or replaced during the run: the run "
                 f"stops, and rounds since "
-                "its last checkpoint are lost. Bring the directory back and resume, or start afresh"
+                "its last checkpoint are lost. Restore the directory and resume, or start again"
             )
 
     def close(self) -> None:
@@ -179,9 +178,11 @@ class Checkpoints:
             self.handle = None
 
     def save(self, snapshot: Snapshot, log: int | None = None) -> None:
-        """Writes a checkpoint, points a link to it and removes those nobody needs.
+        """Write a checkpoint, set the link to it and remove old ones.
 
-        Syncs the handle `log` first.
+        Args:
+            snapshot: the checkpoint.
+            log: the handle of the log, which is synced first.
         """
         name = snapshot.name
         try:
@@ -208,6 +209,7 @@ class Checkpoints:
             ) from error
 
     def _write_files(self, directory: Path, snapshot: Snapshot) -> None:
+        """Write and sync the files of a checkpoint."""
         tied = {id(tensor): tensor for tensor in snapshot.model.values()}
         shared = len(tied) < len(snapshot.model)  # the format refuses shared memory: store copies
         model = {n: t.clone() if shared else t for n, t in snapshot.model.items()}
@@ -234,6 +236,7 @@ class Checkpoints:
         sync(directory)
 
     def _publish(self, hidden: Path, name: str) -> None:
+        """Rename a hidden directory to the name of its checkpoint."""
         final = self.path / name
         if is_present(final):  # a resumed run passes through rounds it has been in before
             if not is_own_entry(final):
@@ -246,6 +249,7 @@ class Checkpoints:
         sync(self.path)
 
     def _link(self, link: str, name: str) -> None:
+        """Set a link to a checkpoint."""
         final, hidden = self.path / link, self.path / f".{link}.new"
         if is_present(final) and not is_own_entry(final):
             raise CheckpointError(
@@ -259,7 +263,7 @@ class Checkpoints:
         os.replace(hidden, final)
 
     def _prune(self, identity: str) -> None:
-        """Removes this run's older checkpoints, and all its best models but the one that the link names."""
+        """Remove older checkpoints of the run, and best models other than the linked one."""
         best = self.path / "best"
         best_name = os.readlink(best) if best.is_symlink() else None
         rounds = [
@@ -274,16 +278,16 @@ class Checkpoints:
             self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Removes a checkpoint.
+        """Remove a checkpoint.
 
-        One that is killed on the way leaves a hidden directory, not half a checkpoint.
+        A process that is killed meanwhile leaves a hidden directory, not an incomplete checkpoint.
         """
         hidden = tempfile.mkdtemp(dir=self.path, prefix=f".{path.name}.")
         os.rename(path, hidden)  # replaces the empty directory
         shutil.rmtree(hidden)
 
     def _list_directories(self, kind: str) -> list[Path]:
-        """The directories called `round-` or `best-` and a number, newest first."""
+        """Return the directories named `round-` or `best-` and a number, newest first."""
         candidates = [
             path
             for path in self._list_entries()
@@ -296,12 +300,12 @@ class Checkpoints:
         return sorted(self.path.iterdir()) if self.path.is_dir() else []
 
     def find_obstacles(self, is_own: bool, is_ours: bool) -> list[Path]:
-        """What a new run here would overwrite, or might mistake for its own.
+        """Return the entries that a new run would overwrite, or could mistake for its own.
 
         Args:
-            is_own: whether the directory is the run's own, to have nothing else in it; else it is
-                one that the user chose, where only names that the run will use are in the way.
-            is_ours: whether an earlier run of ours had this directory as its own.
+            is_own: whether the directory belongs to the run alone; otherwise the user chose it, and
+                only names that the run will use are returned.
+            is_ours: whether an earlier run of ours used the directory alone.
         """
         if is_present(self.path) and not self.path.is_dir():
             return [self.path]
@@ -315,11 +319,11 @@ class Checkpoints:
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether there is a checkpoint in it."""
+        """Whether the directory contains a checkpoint."""
         return any(NAMES.fullmatch(path.name) for path in self._list_entries())
 
     def clear(self) -> None:
-        """Removes what runs of ours wrote, and the directory if nothing else is in it."""
+        """Remove the entries of our runs, and the directory if it is then empty."""
         for path in self._list_entries():
             if is_own_entry(path):
                 path.unlink() if path.is_symlink() else shutil.rmtree(path)
@@ -327,9 +331,12 @@ class Checkpoints:
             self.path.rmdir()
 
     def read_newest(self, identity: str | None) -> tuple[Snapshot | None, list[str]]:
-        """The newest checkpoint that verifies, and why newer ones do not.
+        """Return the newest valid checkpoint, and the problems of newer ones.
 
-        Damaged ones are set aside under another name, half-written ones removed.
+        Damaged checkpoints are renamed, incomplete ones are removed.
+
+        Args:
+            identity: the identity that the run must have; None for any.
         """
         problems = []
         for leftover in self._list_entries():
@@ -353,16 +360,16 @@ class Checkpoints:
         return None, problems
 
     def verify_best(self, snapshot: Snapshot, number: int | None) -> str | None:
-        """Verifies the best model of a run that goes on from a checkpoint.
+        """Verify the best model of a run that resumes from a checkpoint.
 
-        Returns what is wrong with it.
-
-        A damaged one is set aside, and written anew if the checkpoint of the same round is still
-        there.
+        A damaged model is renamed, and written again if the checkpoint of the same round exists.
 
         Args:
             snapshot: the checkpoint.
-            number: the best round up to the checkpoint; None if that is not known.
+            number: the best round up to the checkpoint; None if it is not known.
+
+        Returns:
+            The problem with the model; None if it is valid.
         """
         # Without a round to look for, the link says which model is the best.
         link = self.path / "best"
@@ -393,10 +400,10 @@ class Checkpoints:
             self.save(Snapshot(twin.round, twin.model, None, twin.identity))
         except (OSError, SteelyardError):
             return f"{name}: {problem}: the best model is lost, unless a later round is better"
-        return f"{name}: {problem}: written anew from the checkpoint of that round"
+        return f"{name}: {problem}: written again from the checkpoint of that round"
 
     def _find_problem(self, name: str, identity: str) -> str | None:
-        """Why a best model cannot be used; None if it can."""
+        """Return why a best model cannot be used; None if it can."""
         try:
             snapshot = read_verified(self.path / name)
         except FileNotFoundError:
@@ -406,7 +413,7 @@ class Checkpoints:
         return None if snapshot.identity == identity else "it belongs to another run"
 
     def _set_aside(self, path: Path) -> None:
-        """Renames a damaged checkpoint, unless it holds files of others."""
+        """Rename a damaged checkpoint, unless it contains files of other programs."""
         if not is_own_entry(path):
             return
         aside = path.with_name(f"damaged-{path.name}")
@@ -417,15 +424,15 @@ class Checkpoints:
         os.rename(path, aside)
 
 
-# Writes checkpoints beside the training.
+# Writing checkpoints during training.
 
 
 class Writer:
-    """Writes checkpoints beside the training, in a thread: rounds do not wait for the disk.
+    """Writes checkpoints in a thread, so that rounds do not wait for the disk.
 
-    A snapshot is wanted when the last one is on disk and writing takes up no more than `pace` of
-    the time: a run of short rounds is not slowed down by its checkpoints. An error comes out of the
-    next call.
+    A snapshot is due when the last one is on disk and writing takes at most the share `pace` of the
+    time: checkpoints do not slow down a run of short rounds. The next call raises the error of a
+    write that failed.
     """
 
     def __init__(self, checkpoints: Checkpoints, log: int, pace: float) -> None:
@@ -442,20 +449,20 @@ class Writer:
         self.thread.start()
 
     def is_due(self) -> bool:
-        """Whether a snapshot should be taken now."""
+        """Return whether a snapshot should be taken now."""
         with self.condition:
             self._raise_error()
             return not (self.is_busy or self.pending) and time.monotonic() >= self.rest_until
 
     def offer(self, *snapshots: Snapshot) -> None:
-        """Takes snapshots to write, in this order."""
+        """Add snapshots to write, in this order."""
         with self.condition:
             self._raise_error()
             self.pending += snapshots
             self.condition.notify_all()
 
     def flush(self) -> None:
-        """Returns when everything taken is on disk."""
+        """Wait until all snapshots are on disk."""
         with self.condition:
             self.condition.wait_for(
                 lambda: self.error is not None or not (self.pending or self.is_busy)
@@ -463,17 +470,19 @@ class Writer:
             self._raise_error()
 
     def close(self) -> None:
-        """Ends the thread after what it is writing."""
+        """Stop the thread after the snapshot that it is writing."""
         with self.condition:
             self.is_closed = True
             self.condition.notify_all()
         self.thread.join()
 
     def _raise_error(self) -> None:
+        """Raise the error of a write that failed, if one did."""
         if self.error is not None:
             raise self.error
 
     def _write_pending(self) -> None:
+        """Write snapshots until the writer is closed or a write fails."""
         while True:
             with self.condition:
                 self.condition.wait_for(lambda: self.pending or self.is_closed)

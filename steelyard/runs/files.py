@@ -1,8 +1,8 @@
 """The files of a run directory, read and checked.
 
-Whatever a file holds, reading it ends with plain data of the expected types or with a
-`SteelyardError` that names the file: wrong types, numbers beyond any float, deep nesting. What is
-checked is what other code relies on; keys that nobody relies on may hold anything.
+Reading a file returns plain data of the expected types, or raises a `SteelyardError` that names the
+file: for wrong types, numbers that are too large, and deep nesting. Only the keys that other code
+relies on are checked.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _dict_of(check: Check) -> Check:
 
 
 def _is_table(value: Any) -> bool:
-    """Rows of numbers, all of one length."""
+    """Return whether a value is a list of rows of numbers, all of the same length."""
     return _list_of(_list_of(_is_number))(value) and len({len(row) for row in value}) <= 1
 
 
@@ -124,14 +124,18 @@ _CLIENTS_CHECKS: dict[str, Check] = {
 
 
 def _find_wrong_key(value: Mapping[str, Any], checks: Mapping[str, Check]) -> str | None:
-    """The first key whose value is not what it should be."""
+    """Return the first key whose value does not pass its check; None if all pass."""
     return next(
         (name for name, check in checks.items() if name in value and not check(value[name])), None
     )
 
 
 def parse_json(data: bytes) -> Any:
-    """JSON as plain data; raises ValueError for all that is not, or that nobody can compute with."""
+    """Return JSON as plain data.
+
+    Raises:
+        ValueError: the data is not JSON, is nested too deeply, or has an integer that is too large.
+    """
     try:
         value = json.loads(data)
     except RecursionError:
@@ -154,9 +158,10 @@ def parse_json(data: bytes) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The contents of a file.
+    """Return the contents of a file.
 
-    Raises OSError for all that is not one, such as a pipe that nobody writes to.
+    Raises:
+        OSError: it is not a regular file, for example a pipe, or it cannot be read.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a file")
@@ -164,7 +169,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _read_json(path: Path, advice: str) -> Any:
-    """A file of JSON; errors name it."""
+    """Return the data of a JSON file; errors name the file and end with the advice."""
     try:
         return parse_json(read_bytes(path))
     except ValueError as error:
@@ -176,7 +181,7 @@ def _read_json(path: Path, advice: str) -> Any:
 
 
 def is_file_of_run(directory: Path, name: str) -> bool:
-    """Whether a file of a run directory is there, and is what a run writes under this name."""
+    """Return whether a file of a run directory exists and has the content that a run writes."""
     path = directory / name
     if path.is_symlink() or not path.is_file():
         return False
@@ -226,7 +231,7 @@ def _is_record(line: bytes) -> bool:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What `begin` wrote into a run directory."""
+    """Return the configuration of a run directory."""
     if not (path / CONFIG).exists():
         raise SteelyardError(f"{path}: holds no run (no {CONFIG})")
     advice = "leave this directory out, or remove it"
@@ -255,15 +260,16 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _shorten_json(value: Any) -> str:
+    """Return a value as JSON of at most 60 characters."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def read_clients(path: Path) -> dict[str, Any] | None:
-    """Who holds what in a run; None for a run from before this was written down."""
+    """Return the clients of a run, with their sizes and labels; None if an old run has no such file."""
     if not (path / CLIENTS).exists():
         return None
-    advice = "resume the run to write it anew"
+    advice = "resume the run to write it again"
     clients = _read_json(path / CLIENTS, advice)
     if not isinstance(clients, dict) or not isinstance(clients.get("ids"), list):
         raise SteelyardError(f"{path / CLIENTS}: names no clients: {advice}")
@@ -282,7 +288,7 @@ def read_clients(path: Path) -> dict[str, Any] | None:
 
 
 def read_cohorts(path: Path) -> list[Any] | None:
-    """Whom each round asked; None if that cannot be read."""
+    """Return the cohort of each round; None if the file cannot be read."""
     try:
         cohorts = parse_json(read_bytes(path / COHORTS))
     except (OSError, ValueError):
@@ -291,7 +297,7 @@ def read_cohorts(path: Path) -> list[Any] | None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The rounds on record; a half line at the end, of a run that was killed, is left out."""
+    """Return the records of a run; an incomplete last line of a killed run is left out."""
     try:
         data = read_bytes(path / ROUNDS) if (path / ROUNDS).exists() else b""
     except OSError as error:
@@ -311,7 +317,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def _append_record(line: bytes, records: list[dict[str, Any]]) -> str | None:
-    """Adds the record in a line to those before it; returns what is wrong with it, if anything."""
+    """Append the record in a line to the records; return the problem instead if there is one."""
     try:
         record = parse_record(line)
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""A hash of a function or an object with its settings, to tell one loss from another.
+"""Hashes of functions and objects with their settings, which distinguish one loss from another.
 
-The name of a loss says little: `nn.CrossEntropyLoss()` and the same with class weights share it,
-and so do all lambdas of one function. The hash covers what a call depends on: options, tensors, the
-code of functions that are not a library's, what they close over, and the global values that they
-read.
+The name of a loss is not enough: `nn.CrossEntropyLoss()` with and without class weights have the
+same name, and so have all lambdas of one function. The hash covers what a call depends on: options,
+tensors, the code of functions that do not belong to a library, their closures, and the global values
+that they read.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch import nn
 
-_LIBRARIES = {"torch", "numpy", "steelyard"}  # known by name: their code is that of a version
+_LIBRARIES = {"torch", "numpy", "steelyard"}  # identified by name and version
 _TRANSIENT = {"training"}  # attributes of modules that are not settings
 _MAX_VALUES = 100_000  # values of one object: more are not looked at
 
 
 def fingerprint(value: Any) -> str | None:
-    """SHA-256 of a function or object and its settings.
+    """Return the SHA-256 of a function or object and its settings.
 
-    None for a function of a library, which its name tells.
+    None for a function of a library, whose name is enough.
     """
     if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)) and _is_of_library(
         value
@@ -43,7 +43,7 @@ def fingerprint(value: Any) -> str | None:
 
 
 def hash_code(module: nn.Module) -> str | None:
-    """SHA-256 of the code of a network's own classes; None if all of them are a library's."""
+    """Return the SHA-256 of the code of a network's classes; None if all belong to libraries."""
     own = {type(part) for part in module.modules() if not _is_of_library(type(part))}
     if not own:
         return None
@@ -67,9 +67,12 @@ def _is_of_library(value: Any) -> bool:
 
 
 def _describe_value(value: Any, numbers: dict[int, int]) -> Iterator[str | bytes]:
-    """All that tells a value from others, piece by piece.
+    """Yield what distinguishes a value from others, piece by piece.
 
-    An object that comes up again is its number.
+    Args:
+        value: the value.
+        numbers: numbers of the objects so far, by identity. An object that occurs again is
+            described by its number.
     """
     # Plain values are their text.
     if value is None or isinstance(
@@ -128,9 +131,11 @@ def _describe_value(value: Any, numbers: dict[int, int]) -> Iterator[str | bytes
 
 
 def _describe_class(kind: type, numbers: dict[int, int] | None) -> Iterator[str | bytes]:
-    """The functions of a class and of those it is made from.
+    """Yield descriptions of the functions of a class and its bases.
 
-    Without `seen`, not what they refer to.
+    Args:
+        kind: the class.
+        numbers: as for `_describe_value`; None to leave out the values that functions refer to.
     """
     for base in kind.__mro__:
         if _is_of_library(base):
@@ -153,7 +158,7 @@ def _describe_class(kind: type, numbers: dict[int, int] | None) -> Iterator[str 
 def _describe_function(
     function: types.FunctionType, numbers: dict[int, int]
 ) -> Iterator[str | bytes]:
-    """Code, defaults, what it closes over, and the globals that it reads."""
+    """Yield the code of a function, its defaults, its closure and the globals that it reads."""
     yield from _describe_code(function.__code__)
     yield from _describe_value((function.__defaults__, function.__kwdefaults__), numbers)
     for cell in function.__closure__ or ():
@@ -168,7 +173,7 @@ def _describe_function(
 
 
 def _describe_code(code: types.CodeType) -> Iterator[str | bytes]:
-    """What the code does, without where it stands; constants may be code, of functions within."""
+    """Yield what code does, without its position; constants may be the code of inner functions."""
     yield code.co_code
     yield " ".join((*code.co_names, *code.co_varnames, *code.co_freevars))
     for constant in code.co_consts:
@@ -181,7 +186,7 @@ def _describe_code(code: types.CodeType) -> Iterator[str | bytes]:
 
 
 def _find_names(code: types.CodeType) -> set[str]:
-    """Names that code reads, in functions within it, too."""
+    """Return the names that code and its inner functions read."""
     inner = [
         _find_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
     ]

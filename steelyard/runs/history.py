@@ -1,4 +1,4 @@
-"""What a run leaves in memory: its records, its model, and ways to look at them."""
+"""The history of a run: its records, its final model, and ways to read them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class History:
 
     @staticmethod
     def read(path: str | Path) -> History:
-        """The history of a run directory, finished or not."""
+        """Return the history of a run directory, finished or not."""
         path = Path(path)
         records = read_log(path)
         if not records:
@@ -61,7 +61,7 @@ class History:
         return len(self.records)
 
     def __repr__(self) -> str:
-        """A few lines: the last round, and where everything is; `records` holds it all."""
+        """Return a few lines: the last round, the path and the number of tensors."""
         last = self.records[-1] if self.records else {}
         measured = [
             f"{key}={last[key]:.4f}"
@@ -129,15 +129,16 @@ class History:
         return next(rounds, None)
 
     def comparable(self) -> list[dict[str, Any]]:
-        """The records without what differs from run to run: timings."""
+        """Return the records without timings, which differ from run to run."""
         return [
             {name: value for name, value in r.items() if name != "timings"} for r in self.records
         ]
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per round; weights as columns `weight.<client>`, timings as `seconds.<stage>`.
+        """Return a table with one row per round.
 
-        FedCos's cosines are `direction_cosine.<client>`.
+        Weights are columns `weight.<client>`, timings `seconds.<stage>`, and FedCos's cosines
+        `direction_cosine.<client>`. Lists of clients are columns with their lengths.
         """
         try:
             import pandas as pd
@@ -146,6 +147,7 @@ class History:
         return pd.DataFrame([_flatten_record(record) for record in self.records]).set_index("round")
 
     def _repr_html_(self) -> str:
+        """Return a table of the first and last rounds, for notebooks."""
         own = () if self.monitor.metric in ("accuracy", "loss") else (self.monitor.metric,)
         columns = ("round", *own, "accuracy", "loss", "coherence", "effective_clients")
         head = "".join(f"<th>{escape(name)}</th>" for name in columns)
@@ -172,6 +174,9 @@ def _flatten_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> str:
-    return (
-        "" if value is None else f"{value:.4f}" if isinstance(value, float) else escape(str(value))
-    )
+    """Return a value as the text of a cell."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return escape(str(value))

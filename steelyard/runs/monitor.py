@@ -1,4 +1,4 @@
-"""The metric that a run's `target` and its best model refer to, and which way it gets better."""
+"""The metric that decides which model is best and when a run has reached its target."""
 
 from __future__ import annotations
 
@@ -50,13 +50,16 @@ class Monitor:
     def from_options(
         cls, metric: str = "accuracy", mode: str = "auto", target: float | None = None
     ) -> Monitor:
-        """Check the options of a run.
+        """Return the monitor for the options of a run, after checking them.
 
-        `mode="auto"` is `min` for losses and errors, `max` for all else.
+        Args:
+            metric: the name of the metric.
+            mode: `max`, `min`, or `auto`, which is `min` for losses and errors and else `max`.
+            target: the value that ends the run.
         """
         if not isinstance(metric, str) or not metric:
             raise SteelyardError(
-                f"monitor={metric!r}: give the name of a metric, such as 'accuracy' or 'loss'"
+                f"monitor={metric!r}: pass the name of a metric, such as 'accuracy' or 'loss'"
             )
         if mode not in MODES:
             raise SteelyardError(f"mode={mode!r}: use auto, max or min")
@@ -67,9 +70,9 @@ class Monitor:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Monitor:
-        """Return what `config.json` of a run says.
+        """Return the monitor that `config.json` of a run specifies.
 
-        Runs from before it said so have a target on the accuracy.
+        Old runs do not specify one: they monitor the accuracy.
         """
         monitor = config.get("monitor")
         if (
@@ -86,9 +89,9 @@ class Monitor:
         )
 
     def to_progress(self) -> dict[str, Any]:
-        """Return what a checkpoint says of it.
+        """Return the entry of a checkpoint.
 
-        Nothing for the highest accuracy, as before there were others.
+        It is empty for the highest accuracy, as in checkpoints of older versions.
         """
         return (
             {}
@@ -99,7 +102,13 @@ class Monitor:
     def check_same_metric(
         self, path: Path, progress: Mapping[str, Any], records: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Refuse to go on with another metric than the one by which the run in a directory keeps its best model."""
+        """Raise an error if a resumed run chose its best model by another metric.
+
+        Args:
+            path: the run directory.
+            progress: the progress in the checkpoint.
+            records: the records up to the checkpoint.
+        """
         if progress["best"] is None:
             return
         usual = (
@@ -110,8 +119,8 @@ class Monitor:
         metric, mode = progress.get("monitor", usual)
         if (metric, mode) != (self.metric, self.mode):
             raise SteelyardError(
-                f"{path}: the run in it keeps its best model by monitor={metric!r}, mode={mode!r}: "
-                f"give the same, or "
+                f"{path}: the best model of its run was chosen by monitor={metric!r}, mode={mode!r}: "
+                f"pass the same, or "
                 "choose another directory (out, --out)"
             )
 
@@ -120,11 +129,11 @@ class Monitor:
         return asdict(self)
 
     def score(self, value: float) -> float:
-        """Return a value with the sign that makes more better."""
+        """Return a value with the sign with which higher is better."""
         return value if self.mode == "max" else -value
 
     def score_record(self, record: Mapping[str, Any]) -> float | None:
-        """Return the score of a round; None if it has no such number on record."""
+        """Return the score of a round; None if its record does not have the metric."""
         value = as_finite_number(record.get(self.metric))
         return None if value is None else self.score(value)
 
@@ -141,12 +150,12 @@ class Monitor:
         return target is not None and score is not None and score >= self.score(target)
 
     def is_target_reached(self, records: Iterable[Mapping[str, Any]]) -> bool:
-        """Return whether a round on record has reached the run's own target."""
+        """Return whether a recorded round has reached the target of the run."""
         return any(self.has_reached(record, self.target) for record in records)
 
 
 def check_target(target: float | None, metric: str = "accuracy") -> None:
-    """Refuse a target that no round can have, or that every round has."""
+    """Raise an error if a target is not a number, or is an accuracy outside of (0, 1]."""
     if target is None:
         return
     number = as_finite_number(target)
@@ -170,7 +179,7 @@ def is_lower_better(metric: str) -> bool:
 
 
 def as_finite_number(value: Any) -> float | None:
-    """Return a finite number that is not a truth value, or None."""
+    """Return a finite number as it is; None for anything else, and for truth values."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isinstance(value, int) and abs(value) > LARGEST:

@@ -153,7 +153,7 @@ def test_workers_do_not_hold_the_lock(tmp_path):
 
 def test_a_directory_with_a_run_is_not_overwritten_by_accident(tmp_path):
     simulate(out=tmp_path / "run", rounds=2)
-    with pytest.raises(SteelyardError, match=r"holds a run: go on with it \(steelyard resume"):
+    with pytest.raises(SteelyardError, match=r"holds a run: resume it \(steelyard resume"):
         simulate(out=tmp_path / "run", rounds=2)
     (tmp_path / "run" / "notes.txt").write_text("mine")
     simulate(out=tmp_path / "run", rounds=1, overwrite=True)

@@ -58,7 +58,7 @@ def test_a_best_model_is_written_anew_from_the_checkpoint_of_its_round(tmp_path)
     before = (tmp_path / "best" / "model.safetensors").read_bytes()
     flip(tmp_path / "best" / "model.safetensors")
     snapshot, _ = store.read_newest("id")
-    assert "best-000001: model.safetensors is damaged: written anew" in store.verify_best(
+    assert "best-000001: model.safetensors is damaged: written again" in store.verify_best(
         snapshot, 1
     )
     assert (tmp_path / "best" / "model.safetensors").read_bytes() == before
