@@ -23,7 +23,7 @@ from rich.table import Table
 import steelyard
 from steelyard.experiments import scores
 from steelyard.experiments.statistics import difference, mean
-from steelyard.report.build import gather, write
+from steelyard.report.build import build_report, write_report
 
 OUT = Path("out/demo")
 ALGORITHMS = {
@@ -174,7 +174,9 @@ def main():
     for setting in SETTINGS:
         histories = run_setting(setting, arguments.seeds, console)
         page = OUT / f"{setting.name}.html"
-        write(gather([OUT / "runs" / setting.name], target=setting.target, out=page), page)
+        write_report(
+            build_report([OUT / "runs" / setting.name], target=setting.target, out=page), page
+        )
         rows = build_rows(setting, histories)
         title = f"{setting.title}; {setting.rounds} rounds, {arguments.seeds} seeds"
         if arguments.markdown:

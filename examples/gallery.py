@@ -606,7 +606,9 @@ def fedcos_12(lab: Lab) -> Figure:
     titles = ("move of local models", "distance between local models", "move of the global model")
     for label, term, colour, dash in COS_LOOKS:
         runs = fedcos_runs(lab, "totally non-IID", SORTED, term)
-        for axes, name in zip(boxes, ("moved", "spread", "update_norm"), strict=True):
+        for axes, name in zip(
+            boxes, ("mean_update_norm", "mean_pairwise_distance", "update_norm"), strict=True
+        ):
             plot_series(axes, runs, name, color=colour, linestyle=dash, label=label)
     for axes, title in zip(boxes, titles, strict=True):
         axes.set(title=title, ylim=(0, None))

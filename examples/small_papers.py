@@ -163,7 +163,7 @@ STUDIES = {
             "fedadp:alpha=1": algorithm("fedadp:alpha=1"),
             "fedadp:alpha=10": algorithm("fedadp:alpha=10"),
         },
-        ("weighted_cosine", "divergence"),
+        ("weighted_cosine", "update_divergence"),
     ),
     "fedcos": Study(
         {

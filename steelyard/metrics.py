@@ -1,4 +1,7 @@
-"""Checks what clients report.
+"""The metrics that clients can report, in one table, and the checks of reported values.
+
+`METRICS` describes each metric. To add one, add an entry here and the line that computes it to
+`_compute_metrics` of `steelyard/sim/group.py`.
 
 A client with an invalid report is quarantined, the others continue.
 """
@@ -6,7 +9,8 @@ A client with an invalid report is quarantined, the others continue.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,17 +24,149 @@ Table = dict[str, dict[ClientId, Any]]
 
 MOST = 1e15  # the largest valid number: sums and products of such numbers are finite
 
-MEANING = {
-    "num_examples": "size of the local data set",
-    "num_steps": "number of local optimizer steps",
-    "normalizer": "FedNova's a_i: the number of steps for plain SGD",
-    "label_hist": "number of examples of each class",
-    "loss": "mean loss on the local data, after training",
-    "accuracy": "accuracy on the local data, after training",
-    "loss_before": "mean loss of the received model on the local data",
-    "accuracy_before": "accuracy of the received model on the local data",
-    "grad_norm": "eta |g|^2, summed over the steps of an epoch",
-}
+
+@dataclass(frozen=True)
+class Metric:
+    """What a client can report: a number, or a number for each class.
+
+    Attributes:
+        name: the name of the metric.
+        meaning: what the value is.
+        used_by: the rules that need it, for the documentation.
+        typical: a typical range, from which tests draw values. If `is_integer`, the values of the
+            first two of many clients instead.
+        is_integer: whether it must be a whole number, at least 1.
+        is_positive: whether zero is invalid.
+        may_be_negative: whether a negative number is valid. The guard sets such a client aside.
+        is_per_class: whether it is a list with a number for each class.
+        is_size: whether it is the size of the data set. The guard limits sizes by `size_cap`, other
+            metrics by `metric_cap`. Where clients are weighted by another number than their size,
+            it need not be whole.
+        is_divisor: whether rules divide by it. The guard then has a lower limit, too.
+        bounds: the guard clips values to this range instead of a multiple of the median.
+        evaluates: the models whose loss and accuracy on the local data it is computed from.
+        needs_accuracy: whether the task must have an accuracy.
+        is_recorded: whether it changes from round to round and is part of the record of a round.
+            Sizes and labels do not change, and would make every line longer.
+    """
+
+    name: str
+    meaning: str
+    used_by: str = ""
+    typical: tuple[float, float] = (0.1, 1.0)
+    is_integer: bool = False
+    is_positive: bool = False
+    may_be_negative: bool = False
+    is_per_class: bool = False
+    is_size: bool = False
+    is_divisor: bool = False
+    bounds: tuple[float, float] | None = None
+    evaluates: tuple[Literal["received", "trained"], ...] = ()
+    needs_accuracy: bool = False
+    is_recorded: bool = False
+
+
+_METRICS = (
+    Metric(
+        "num_examples",
+        "size of the local data set",
+        "most rules, as the initial weights",
+        typical=(10, 17),
+        is_integer=True,
+        is_positive=True,
+        is_size=True,
+    ),
+    Metric(
+        "num_steps",
+        "number of local optimizer steps",
+        "`fednova:tau_eff=steps`",
+        typical=(3, 4),
+        is_integer=True,
+        is_divisor=True,
+    ),
+    Metric(
+        "normalizer",
+        "FedNova's a_i: the number of steps for plain SGD",
+        "`fednova`",
+        typical=(2, 9),
+        is_positive=True,
+        is_divisor=True,
+    ),
+    Metric(
+        "label_hist",
+        "number of examples of each class",
+        "`feddisco`",
+        typical=(1, 50),
+        is_per_class=True,
+    ),
+    Metric(
+        "loss",
+        "mean loss on the local data, after training",
+        "`pa3fed:model=local`",
+        typical=(0.5, 2.5),
+        may_be_negative=True,
+        evaluates=("trained",),
+        is_recorded=True,
+    ),
+    Metric(
+        "accuracy",
+        "accuracy on the local data, after training",
+        "`pa3fed:model=local,score=accuracy`",
+        typical=(0.1, 0.9),
+        may_be_negative=True,
+        bounds=(0.0, 1.0),
+        evaluates=("trained",),
+        needs_accuracy=True,
+        is_recorded=True,
+    ),
+    Metric(
+        "grad_norm",
+        "eta |g|^2, summed over the steps of an epoch",
+        "`pa3fed`, `gate`",
+        typical=(0.1, 1.0),
+        may_be_negative=True,
+        is_recorded=True,
+    ),
+    Metric(
+        "loss_before",
+        "mean loss of the received model on the local data",
+        "`pa3fed`",
+        typical=(0.5, 2.5),
+        may_be_negative=True,
+        evaluates=("received",),
+        is_recorded=True,
+    ),
+    Metric(
+        "accuracy_before",
+        "accuracy of the received model on the local data",
+        "`pa3fed:score=accuracy`",
+        typical=(0.1, 0.9),
+        may_be_negative=True,
+        bounds=(0.0, 1.0),
+        evaluates=("received",),
+        needs_accuracy=True,
+        is_recorded=True,
+    ),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
+"""The metrics that simulated clients and our Flower client can report, by name."""
+
+MEANING: dict[str, str] = {name: metric.meaning for name, metric in METRICS.items()}
+"""The meaning of each metric of `METRICS`."""
+
+
+def find_metric(name: str) -> Metric:
+    """Return the metric of this name; one of the user's own is described by its name alone.
+
+    A metric of the user is a weight, or may become one: it must not be negative, unless its name
+    says that it is a loss or an accuracy.
+    """
+    metric = METRICS.get(name)
+    if metric is not None:
+        return metric
+    may_be_negative = name.startswith(("loss", "accuracy"))
+    return Metric(name, "a metric of your own", may_be_negative=may_be_negative)
 
 
 def metric_table(metrics: Any, ids: Sequence[ClientId]) -> Table:
@@ -132,13 +268,14 @@ def _valid_column(
     name: str, column: Mapping[ClientId, Any], ids: Sequence[ClientId], whole: bool
 ) -> dict[ClientId, Any]:
     """Return the valid values of these clients for a metric, as plain numbers."""
-    length = _common_length(column, ids) if name == "label_hist" else 0
+    is_per_class = find_metric(name).is_per_class
+    length = _common_length(column, ids) if is_per_class else 0
     values: dict[ClientId, Any] = {}
     for client in ids:
         if client not in column:
             continue
         value: Any
-        if name == "label_hist":
+        if is_per_class:
             value = _histogram(column[client], length)
         else:
             value = valid_number(name, column[client], whole)
@@ -171,13 +308,12 @@ def valid_number(name: str, value: Any, whole: bool) -> float | None:
         return None
 
     # The range of the metric.
-    if name == "num_steps" or (name == "num_examples" and whole):
+    metric = find_metric(name)
+    if metric.is_integer and (whole or not metric.is_size):
         return number if number >= 1 and number == int(number) else None
-    if name in ("normalizer", "num_examples"):
+    if metric.is_positive:
         return number if number >= 1 / MOST else None
-    # Any other metric is a weight, or may become one: it must not be negative.
-    may_be_negative = name.startswith(("loss", "accuracy")) or name == "grad_norm"
-    return number if may_be_negative or number >= 0 else None
+    return number if metric.may_be_negative or number >= 0 else None
 
 
 def _counts(value: Any) -> NDArray[np.float64] | None:

@@ -15,6 +15,7 @@ from steelyard.models import MODELS
 from steelyard.rules.detectors import DETECTORS
 from steelyard.testing import check_rule
 from tests import options_page
+from tests.tables import TABLES, replace_table
 from tests.test_plugins import install
 
 ROOT = Path(__file__).parent.parent
@@ -137,10 +138,11 @@ def test_contributing_names_only_files_that_exist():
     for name, path in (
         ("FORMULAS", "tests/client/test_terms.py"),
         ("default_model", "steelyard/data/sources.py"),
-        ("MEANING", "steelyard/metrics.py"),
-        ("valid_number", "steelyard/metrics.py"),
-        ("_report", "steelyard/sim/group.py"),
-        ("CHANGING", "steelyard/sim/evaluation.py"),
+        ("METRICS", "steelyard/metrics.py"),
+        ("_compute_metrics", "steelyard/sim/group.py"),
+        ("_compute_class_metric", "steelyard/sim/group.py"),
+        ("ROUND_RECORD", "steelyard/core/round_record.py"),
+        ("_round", "steelyard/sim/simulator.py"),
         ("LocalTraining", "steelyard/client/local.py"),
         ("Execution", "steelyard/sim/experiment.py"),
         ("SOME", "tests/experiments/test_paper_tables.py"),
@@ -149,6 +151,13 @@ def test_contributing_names_only_files_that_exist():
         assert re.search(
             rf"^ *(def |class )?{name}\b", (ROOT / path).read_text(), flags=re.MULTILINE
         ), (name, path)
+
+
+@pytest.mark.parametrize(("page", "name"), TABLES)
+def test_generated_tables_are_current(page, name):
+    """If this fails, run `python -m tests.tables`."""
+    text = (ROOT / "docs" / page).read_text()
+    assert replace_table(text, name, TABLES[page, name]()) == text
 
 
 def test_links_between_pages_lead_somewhere():

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 import steelyard
+from steelyard.metrics import METRICS, find_metric
+from tests.sim.runs import simulate
 
 BASE, CLIENTS = torch.zeros(4), torch.eye(4)[:3]
 
@@ -57,3 +59,18 @@ def test_histograms_come_in_any_form(form):
 def test_what_is_no_table_is_refused_with_a_sentence(metrics):
     with pytest.raises(steelyard.SteelyardError, match="metrics"):
         steelyard.aggregate("fedavg", BASE, CLIENTS, metrics=metrics)
+
+
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.is_recorded])
+def test_a_metric_has_the_same_value_alone_and_with_all_others(name):
+    """An entry of the table says which models must be evaluated for the metric."""
+    alone = simulate("fedavg", metrics=(name,), rounds=1).records[0]["reported"]
+    together = simulate("fedavg", metrics=tuple(METRICS), rounds=1).records[0]["reported"]
+    assert alone[name] == together[name]
+    assert any(alone[name].values())
+
+
+def test_a_metric_of_the_user_is_described_by_its_name():
+    assert not find_metric("quality").may_be_negative
+    assert find_metric("loss_on_proxy").may_be_negative
+    assert find_metric("num_examples") is METRICS["num_examples"]

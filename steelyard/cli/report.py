@@ -44,11 +44,11 @@ def report(
 
     steelyard report runs/awa-vs-avg --target 0.9 -o comparison.html --open
     """
-    from steelyard.report.build import gather, write
+    from steelyard.report.build import build_report, write_report
 
     try:
-        contents = gather(directories, target, out)
-        path = write(contents, out)
+        contents = build_report(directories, target, out)
+        path = write_report(contents, out)
     except (SteelyardError, OSError, ValueError) as error:
         fail(error)
     errors = Console(stderr=True)
@@ -93,8 +93,8 @@ def plot(
 
     steelyard plot runs/avg-1 runs/awa-1 accuracy -o accuracy.csv
     """
-    from steelyard.report.build import find, gather
-    from steelyard.report.matplotlib_figures import save
+    from steelyard.report.build import build_report, find_figure
+    from steelyard.report.matplotlib_figures import save_figure
 
     # The last argument is the name of a figure unless it is a directory. os.path.isdir returns
     # False for texts that cannot be a path; Path.is_dir raises an error.
@@ -103,10 +103,10 @@ def plot(
         name = directories[-1]
     try:
         if name is None:
-            _print_figures(gather(directories, target), directories)
+            _print_figures(build_report(directories, target), directories)
             return
-        report = gather(directories[:-1], target)
-        path = save(find(report, name), out or Path(f"{name}.pdf"))
+        report = build_report(directories[:-1], target)
+        path = save_figure(find_figure(report, name), out or Path(f"{name}.pdf"))
     except (SteelyardError, OSError, ValueError) as error:
         fail(error)
     Console().print(escape(str(path)), highlight=False, soft_wrap=True)

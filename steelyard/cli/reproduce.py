@@ -99,7 +99,7 @@ def reproduce(
     """
     console = Console()
     try:
-        from steelyard.experiments.paper_table import read
+        from steelyard.experiments.paper_table import read_table
 
         # Without a name, only the list of all tables can be printed.
         if name is None:
@@ -112,7 +112,7 @@ def reproduce(
         changes = list(settings or [])
         if rounds is not None:
             changes.append(f"rounds={rounds}")
-        table = read(name).select_cells(cells or []).apply_settings(changes)
+        table = read_table(name).select_cells(cells or []).apply_settings(changes)
         seed_list = table.seeds if seeds is None else read_seeds(seeds)
 
         # List the cells or run them.
@@ -148,14 +148,14 @@ def _run_table(
         console: where to print.
     """
     from steelyard.experiments.reproduce import compute_results, make_jobs, to_csv, to_markdown
-    from steelyard.runs.directory import environment, write_text
+    from steelyard.runs.directory import describe_environment, write_text
 
     outcomes = run_with_board(
         make_jobs(table, seeds), out, "reproduction", parallel, overwrite, quiet, console
     )
     cell_results = compute_results(table, outcomes)
     command = ["steelyard", *sys.argv[1:]]
-    write_text(out / "table.md", to_markdown(table, cell_results, command, environment()))
+    write_text(out / "table.md", to_markdown(table, cell_results, command, describe_environment()))
     write_text(out / "table.csv", to_csv(cell_results))
     if not quiet:
         _print_results(table, cell_results, console)

@@ -303,10 +303,10 @@ def _print_problems(plan: Sweep, summary: Summary, quiet: bool) -> None:
     if not quiet:
         for note in summary.notes:
             errors.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
-    for sentence in summary.unlike:
+    for sentence in summary.start_differences:
         errors.print(f"[red]steelyard:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
     print_failures(summary.failed, len(plan.jobs))
-    if summary.unlike:
+    if summary.start_differences:
         raise typer.Exit(1)
 
 

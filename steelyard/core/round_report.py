@@ -12,24 +12,9 @@ from steelyard.core.gram import Array, Gram
 from steelyard.core.layout import Layers
 from steelyard.core.mixture import Mixture
 from steelyard.core.needs import Needs
+from steelyard.core.round_record import OLD_NAMES, ROUND_RECORD
 from steelyard.core.store import UpdateStore
 from steelyard.core.weighting import Weighting
-
-GEOMETRY = {
-    "param_norm": "|theta|: norm of the model the round started from",
-    "update_norm": "|sum_k w_k d_k|: norm of the aggregated step, before the server optimizer",
-    "coherence": "local gradient coherence (FedLAW, Def. 5.1)",
-    "moved": "mean |d_k|: how far local models moved (FedCos, Fig. 12a)",
-    "spread": "mean |theta_i - theta_j| over pairs of clients (FedCos, Fig. 12b)",
-    "mean_cosine": "mean cos(d_i, d_j) over pairs of clients (FedCos, Fig. 3)",
-    "weighted_cosine": "sum_k psi_k cos(d_k, d), psi_k the share of client k, d as for divergence (FedAdp, Theorem 1)",
-    "divergence": "mean |d_k - d|, d the mean by size, or plain where the rule does not know sizes (FedAdp, Fig. 7)",
-    "shrinking": "|(1 - gamma) theta|: norm of the pseudo-gradient of weight shrinking (FedLAW, Eq. 4)",
-    "shrinking_ratio": "r = update_norm / shrinking, times the lr of server=sgd (FedLAW, Fig. 3)",
-}
-"""What a record says of the updates as a whole, all of it read off the Gram."""
-
-_SHRINKING = ("shrinking", "shrinking_ratio")  # only where a rule scales the global model
 
 
 class Report(dict[str, Any]):
@@ -38,18 +23,20 @@ class Report(dict[str, Any]):
     Always: `round`, `clients`, `effective_clients` (1 / sum of squared shares), `quarantined`
     (reasons by client id), `void` (the reason, or None) and `layers` (names).
 
-    With a Gram: `norms` and `cosines` (of each update to the aggregated one) and the numbers in
-    `GEOMETRY`; in a run with FedCos, from round 2 on, `direction_cosines` (of each update to the
-    direction that clients received).
+    With a Gram, also the keys of `steelyard.core.round_record.ROUND_RECORD` that need one. In a run
+    with FedCos, from round 2 on, also `direction_cosines`.
 
     Also the notes of the rule: `angles`, `alpha`, `gamma`, `clipped`, ...
     """
 
     def __missing__(self, key: str) -> Any:
-        if key in ("norms", "cosines", *GEOMETRY) and key not in _SHRINKING:
+        entry = ROUND_RECORD.get(key)
+        if entry is not None and entry.needs_gram:
             raise KeyError(
                 f"{key!r}: this rule computes no Gram; use aggregate(..., diagnose=True)"
             )
+        if key in OLD_NAMES:
+            raise KeyError(f"{key!r}: this key is now {OLD_NAMES[key]!r}")
         raise KeyError(key)
 
 
@@ -134,11 +121,13 @@ def _diversity(gram: Gram, sizes: Array | None, weights: Array) -> dict[str, Any
     total = np.abs(weights).sum()
     share = weights / total if total > 0 else weights
     return {
-        "moved": float(norms.mean()),
-        "spread": float(np.sqrt(gram.sq_distances()).sum() / pairs) if pairs else None,
+        "mean_update_norm": float(norms.mean()),
+        "mean_pairwise_distance": float(np.sqrt(gram.sq_distances()).sum() / pairs)
+        if pairs
+        else None,
         "mean_cosine": float(cosines / pairs) if pairs else None,
         "weighted_cosine": float((share * gram.cosines_to(mean[None])[0]).sum()),
-        "divergence": float(np.sqrt(gram.sq_distances_to(mean[None])).mean()),
+        "update_divergence": float(np.sqrt(gram.sq_distances_to(mean[None])).mean()),
     }
 
 

@@ -276,7 +276,9 @@ def is_finished(job: Job, out: str | Path) -> bool:
         return False
     _holds_other_run(job, path, overwrite=False)
     records = _read_records(path)
-    return len(records) >= job.config.rounds or Monitor.read(read_config(path)).is_done(records)
+    return len(records) >= job.config.rounds or Monitor.from_config(
+        read_config(path)
+    ).is_target_reached(records)
 
 
 def _holds_other_run(job: Job, path: Path, overwrite: bool) -> bool:

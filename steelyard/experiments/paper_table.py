@@ -173,10 +173,10 @@ def names() -> list[str]:
 
 def tables() -> Iterator[Table]:
     """Return all tables."""
-    return (read(name) for name in names())
+    return (read_table(name) for name in names())
 
 
-def read(name: str) -> Table:
+def read_table(name: str) -> Table:
     """Return a table by name."""
     if name not in names():
         raise SteelyardError(describe_unknown_name("table", name, names()))

@@ -132,14 +132,14 @@ def read_runs(
     for path in _find_run_directories(map(Path, directories)):
         config = read_config(path)
         records = read_log(path)
-        monitor = Monitor.read(config)
+        monitor = Monitor.from_config(config)
         planned = config.get("resolved", {}).get("rounds", 0)
         note = f"{path}: unfinished ({len(records)} of {planned} rounds)"
         if not records:
             notes.append(f"{note}, left out: {_resume_hint(path)}")
             continue
         history = History(path.name, records, {}, path, monitor)
-        if len(history) < planned and not monitor.is_done(history):
+        if len(history) < planned and not monitor.is_target_reached(history):
             if not unfinished:
                 notes.append(f"{note}, left out: {_resume_hint(path)}")
                 continue

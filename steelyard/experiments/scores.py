@@ -16,8 +16,9 @@ from itertools import pairwise
 import numpy as np
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.round_record import OLD_NAMES
 from steelyard.runs.history import History
-from steelyard.runs.monitor import is_lower_better, read_number
+from steelyard.runs.monitor import as_finite_number, is_lower_better
 
 WINDOW = 5
 
@@ -330,6 +331,8 @@ def metric(name: str, histories: Sequence[History] = ()) -> Metric:
 
     # The last value of a recorded number.
     recorded = _find_recorded_numbers(histories)
+    if name not in recorded:
+        name = OLD_NAMES.get(name, name)
     if name not in (*recorded, "loss"):
         names = ", ".join(METRICS)
         if recorded:
@@ -390,7 +393,9 @@ def _find_recorded_numbers(histories: Sequence[History]) -> list[str]:
     names: set[str] = set()
     for history in histories:
         for record in history:
-            names.update(name for name, value in record.items() if read_number(value) is not None)
+            names.update(
+                name for name, value in record.items() if as_finite_number(value) is not None
+            )
     return sorted(names - {"round"})
 
 

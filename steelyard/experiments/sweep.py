@@ -287,7 +287,7 @@ class Summary:
         overview: all scores.
         comparisons: the comparison of every algorithm with the reference.
         failed: the outcomes of failed jobs.
-        unlike: sentences about runs with the same seed that did not start alike.
+        start_differences: sentences about runs with the same seed that did not start alike.
         notes: what the user should know.
     """
 
@@ -295,7 +295,7 @@ class Summary:
     overview: Table
     comparisons: tuple[Comparison, ...]
     failed: tuple[Outcome, ...]
-    unlike: tuple[str, ...]
+    start_differences: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -337,7 +337,7 @@ def to_markdown(sweep: Sweep, summary: Summary, metric: Metric) -> str:
     if summary.failed:
         errors = [f"{outcome.job.name}: {outcome.error or ''}" for outcome in summary.failed]
         parts += ["## Failed\n", _format_list(errors)]
-    notes = (*summary.unlike, *summary.notes)
+    notes = (*summary.start_differences, *summary.notes)
     if notes:
         parts += ["## Notes\n", _format_list(notes)]
     parts.append(

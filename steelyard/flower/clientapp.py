@@ -318,8 +318,8 @@ class _Job:
         row = self.buffers.reports[0].tolist()
         values = dict(zip(self.work.metrics, row, strict=True)) if int(self.work.sizes[0]) else {}
         metrics: dict[str, Any] = {name.replace("_", "-"): value for name, value in values.items()}
-        if "label-hist" in metrics:
-            metrics["label-hist"] = self.buffers.histograms[0].tolist()
+        for name in values.keys() & self.buffers.class_reports.keys():
+            metrics[name.replace("_", "-")] = self.buffers.class_reports[name][0].tolist()
         return {
             **metrics,
             "num-examples": int(self.work.sizes[0]),

@@ -72,7 +72,12 @@ class RoundReplies:
     def record(self) -> dict[str, Any]:
         """What is put on record of it."""
         dropped = sorted(set(self.failed) - {str(client) for client in self.late})
-        return {"dropped": dropped, "late": self.late, "failed": self.failed, "strays": self.strays}
+        return {
+            "dropped_clients": dropped,
+            "late_clients": self.late,
+            "failed": self.failed,
+            "unmatched_replies": self.strays,
+        }
 
     def by_name(self, names: ClientIds) -> dict[ClientId, RecordDict]:
         """The contents by client id."""

@@ -58,7 +58,7 @@ class RunLog:
             Path(checkpoint_dir) if out is not None and checkpoint_dir is not None else None
         )
         self.resume, self.every, self.keep = resume, every, keep
-        self.monitor = Monitor.of(monitor.replace("-", "_"), mode)
+        self.monitor = Monitor.from_options(monitor.replace("-", "_"), mode)
         self.directory: RunDirectory | None = None
         self.identity = ""
         self.cohorts: list[list[ClientId]] = []
@@ -93,7 +93,7 @@ class RunLog:
         if self.apart is not None:
             self.directory.checkpoints = Checkpoints(self.apart, self.keep)
         snapshot = None
-        if self.directory.used:
+        if self.directory.has_run:
             if not self.resume:
                 self.close()
                 raise SteelyardError(
@@ -120,7 +120,7 @@ class RunLog:
 
     def _read_checkpoint(self, checkpoints: Checkpoints) -> Snapshot | None:
         """The newest checkpoint that verifies; warns of what is damaged."""
-        snapshot, problems = checkpoints.newest(self.identity)
+        snapshot, problems = checkpoints.read_newest(self.identity)
         damage = None if snapshot is None else checkpoints.verify_best(snapshot, None)
         for problem in [*problems, *([] if damage is None else [damage])]:
             log(WARNING, "Damaged checkpoint in %s: %s", checkpoints.path, problem)
@@ -274,7 +274,7 @@ class RunLog:
         What clients report counts by its median: one client cannot decide which model is the best.
         """
         medians = record.get("evaluation", {}).get("median", {})
-        score = self.monitor.score_of({**record, **medians})
+        score = self.monitor.score_record({**record, **medians})
         if score is None or (self.best is not None and score <= self.best):
             return False
         self.best = score

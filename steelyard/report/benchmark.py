@@ -18,7 +18,7 @@ from steelyard.experiments.jobs import flatten_keys
 from steelyard.experiments.ranking import Analysis, Ranks, Score
 from steelyard.experiments.scores import METRICS
 from steelyard.experiments.tables import markdown_text
-from steelyard.report.build import content_policy, fill_template, read_asset
+from steelyard.report.build import fill_template, make_content_policy, read_asset
 from steelyard.runs.directory import write_text
 
 MAIN = SCORES[0]
@@ -159,7 +159,7 @@ def write_html(
         _page_data(benchmark, analysis, results), separators=(",", ":"), allow_nan=False
     )
     parts = {
-        "POLICY": escape(content_policy(script, live=False)),
+        "POLICY": escape(make_content_policy(script, live=False)),
         "VERSION": escape(__version__),
         "TITLE": escape(benchmark.title),
         "STYLE": read_asset("benchmark.css"),

@@ -18,11 +18,12 @@ from typing import Any
 
 from steelyard._version import __version__
 from steelyard.core.errors import SteelyardError, describe_unknown_name
+from steelyard.core.round_record import Section
 from steelyard.experiments.run_groups import Run, find_differences
 from steelyard.experiments.scores import best, last, rounds_to, seconds
 from steelyard.experiments.statistics import mean
 from steelyard.report import client_figures, round_figures
-from steelyard.report.figures import Figure, Report, Row, Section, Table, Value
+from steelyard.report.figures import Figure, Report, Row, Table, Value
 from steelyard.report.series import Series, read_series
 from steelyard.runs.directory import ENVIRONMENT, read_config
 from steelyard.runs.files import parse_json, read_bytes
@@ -31,22 +32,20 @@ from steelyard.runs.monitor import Monitor, check_target
 # Writes a report as one HTML page that needs no network.
 #
 # Recorded values are in the page as base64 of gzip, and the script shows them as text nodes: a
-# name
-# cannot become markup. A Content-Security-Policy forbids all connections, and all scripts except
-# the
-# script of the page and plotly.
+# name cannot become markup. A Content-Security-Policy forbids all connections, and all scripts
+# except the script of the page and plotly.
 
 _PARTS = files("steelyard.report")
 
 
-def write(report: Report, path: str | Path) -> Path:
+def write_report(report: Report, path: str | Path) -> Path:
     """Write a report to an HTML file. An existing file is replaced."""
     path = Path(path)
     if path.suffix.lower() not in (".html", ".htm"):
         raise SteelyardError(f"{path}: a report is an HTML page: use a name that ends with .html")
     if not path.parent.is_dir():
         raise SteelyardError(f"{path}: there is no directory {path.parent}: make it first")
-    text = html(report)
+    text = render_html(report)
     try:
         # "replace", because a name may contain half of a surrogate pair.
         path.write_text(text, "utf-8", "replace")
@@ -55,7 +54,7 @@ def write(report: Report, path: str | Path) -> Path:
     return path
 
 
-def html(report: Report | None, live: bool = False, title: str = "") -> str:
+def render_html(report: Report | None, live: bool = False, title: str = "") -> str:
     """Return the HTML text of a page.
 
     Args:
@@ -69,13 +68,13 @@ def html(report: Report | None, live: bool = False, title: str = "") -> str:
         title = report.title
         data = _compress(json.dumps(report.to_dict(), separators=(",", ":"), allow_nan=False))
     parts = {
-        "POLICY": escape(content_policy(script, live)),
+        "POLICY": escape(make_content_policy(script, live)),
         "VERSION": escape(__version__),
         "TITLE": escape(title),
         "STYLE": read_asset("page.css"),
         "LIVE": "yes" if live else "no",
         "REPORT": data,
-        "PLOTLY": _plotly(),
+        "PLOTLY": _read_plotly(),
         "SCRIPT": script,
     }
     return fill_template("page.html", parts)
@@ -86,7 +85,7 @@ def fill_template(name: str, parts: Mapping[str, str]) -> str:
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], read_asset(name))
 
 
-def content_policy(script: str, live: bool) -> str:
+def make_content_policy(script: str, live: bool) -> str:
     """Return the Content-Security-Policy of a page.
 
     It allows the script of the page, plotly (from memory, as a blob) and the inline styles that
@@ -106,7 +105,7 @@ def content_policy(script: str, live: bool) -> str:
 
 
 @cache
-def _plotly() -> str:
+def _read_plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError:
@@ -133,7 +132,7 @@ _CLIENT_SECTIONS: tuple[Section, ...] = (
 )
 
 
-def gather(
+def build_report(
     directories: Sequence[str | Path],
     target: float | None = None,
     out: str | Path | None = None,
@@ -154,7 +153,7 @@ def gather(
     targets = _choose_targets(runs, configs.values(), target)
     user_metrics: dict[str, None] = {}
     for config in configs.values():
-        user_metrics.update(dict.fromkeys(_user_metrics(config)))
+        user_metrics.update(dict.fromkeys(_find_user_metrics(config)))
 
     # Notes: unfinished runs, void rounds, and whether finished runs are comparable.
     notes += _describe_void_rounds(all_series)
@@ -176,11 +175,11 @@ def gather(
         configuration=tuple(configuration),
         environment=tuple(_read_environment(run.path for run in runs).items()),
         command=_make_command(directories, target, out),
-        going=unfinished,
+        unfinished_runs=unfinished,
     )
 
 
-def find(report: Report, name: str) -> Figure:
+def find_figure(report: Report, name: str) -> Figure:
     """Return the figure with this name."""
     for figure in report.figures:
         if figure.name == name:
@@ -190,7 +189,7 @@ def find(report: Report, name: str) -> Figure:
     )
 
 
-def _user_metrics(config: dict[str, Any]) -> list[str]:
+def _find_user_metrics(config: dict[str, Any]) -> list[str]:
     """Return the names of the user's own metrics in a `config.json`."""
     names = config.get("test_metrics")
     if not isinstance(names, list):
@@ -240,7 +239,7 @@ def _choose_targets(
     """
     if target is not None:
         return [target]
-    run_targets = {Monitor.read(config).target for config in configs} - {None}
+    run_targets = {Monitor.from_config(config).target for config in configs} - {None}
     if run_targets:
         return sorted(value for value in run_targets if value is not None)
     if runs[0].history.monitor.metric != "accuracy":

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.diagnostics.recorded import NOT_BY_CLIENT
+from steelyard.core.round_record import ROUND_RECORD, FigureText, Section
 from steelyard.experiments.statistics import mean
-from steelyard.report.figures import Bars, Figure, Heat, Row, Section, Table
+from steelyard.report.figures import Bars, Figure, Heat, Row, Table
 from steelyard.report.series import Series, as_number
 from steelyard.runs.directory import read_clients
 
@@ -24,87 +23,24 @@ MAX_BARS = 40  # clients in a bar chart
 STAGES = ("train", "aggregate", "evaluate")
 
 
-@dataclass(frozen=True)
-class Description:
-    """How a value that rounds record by client is shown.
-
-    Attributes:
-        title: the title of the figure.
-        z: what the colour means.
-        caption: what to look for.
-        section: the section of the page.
-        palette: a diverging palette is centred at zero.
-        zero: whether the colours begin at zero.
-    """
-
-    title: str
-    z: str
-    caption: str
-    section: Section = "What the rule learned"
-    palette: Literal["sequential", "diverging"] = "sequential"
-    zero: bool = False
-
-
-_DESCRIPTIONS = {
-    "weights": Description(
-        "Weights",
-        "weight",
-        "The weight of each client in each round: a dark row is a client with much weight, a white "
-        "cell a client that did not take part.",
-        "Weights",
-        zero=True,
-    ),
-    "cosines": Description(
-        "Cosine to the global update",
-        "cosine",
-        "A client that stays orange moves against the others: it is an outlier, or the only one "
-        "with its kind of data.",
-        "Geometry of the updates",
-        "diverging",
-    ),
-    "direction_cosines": Description(
-        "Cosine to the direction sent",
-        "cosine",
-        "How well a client follows the last global update, as FedCos asks it to.",
-        "Geometry of the updates",
-        "diverging",
-    ),
-    "lambda": Description(
-        "Lambda, learned shares", "share", "What the rule learned on its proxy data.", zero=True
-    ),
-    "angles": Description(
-        "Smoothed angles", "radians", "FedAdp gives clients with small angles more weight."
-    ),
-    "alpha": Description(
-        "Alpha, change of scores", "factor", "Above one, PA3Fed raises the client's weight."
-    ),
-    "client_accuracy": Description(
-        "Accuracy by client",
-        "accuracy",
-        "The global model on each client's own data.",
-        "Clients and data",
-    ),
-    "client_loss": Description(
-        "Loss by client", "loss", "The global model on each client's own data.", "Clients and data"
-    ),
-}
-# Values with a figure of their own; norms are shown as a mean.
-_EXCLUDED = {*NOT_BY_CLIENT, "quarantined", "norms", "layer_weights"}
+_SECTION_OF_UNKNOWN: Section = "What the rule learned"
 
 
 def make_heat_maps(all_series: Sequence[Series], sections: Sequence[Section]) -> list[Figure]:
     """Return a heat map for every value that rounds record by client, in these sections."""
     figures = []
     for name in _find_names(all_series):
-        description = _DESCRIPTIONS.get(name)
-        if description is None:
-            description = Description(name.replace("_", " "), name, "As the rule records it.")
-        if description.section in sections:
-            figures.append(make_heat_map(all_series, name, description))
+        entry = ROUND_RECORD.get(name)
+        text = entry.figure if entry is not None else None
+        if text is None:
+            title = name.replace("_", " ")
+            text = FigureText(title, name, "As the rule records it.", _SECTION_OF_UNKNOWN)
+        if text.section in sections:
+            figures.append(make_heat_map(all_series, name, text))
     return figures
 
 
-def make_heat_map(all_series: Sequence[Series], name: str, description: Description) -> Figure:
+def make_heat_map(all_series: Sequence[Series], name: str, text: FigureText) -> Figure:
     """Return a heat map of clients x rounds with a panel per series.
 
     A panel shows the first seed only: a client of another seed has other data.
@@ -113,7 +49,7 @@ def make_heat_map(all_series: Sequence[Series], name: str, description: Descript
     recorded = [series for series in all_series if _has_value(series, name)]
     heats: list[Heat] = []
     rows: list[Row] = []
-    sentences = [description.caption]
+    sentences = [text.caption]
     for series in recorded[:MAX_PANELS]:
         heat, panel_rows, notes = _make_panel(series, name)
         heats.append(heat)
@@ -128,16 +64,16 @@ def make_heat_map(all_series: Sequence[Series], name: str, description: Descript
     heads = ("series", "client", "mean", "least", "most", "rounds")
     return Figure(
         name,
-        description.title,
+        text.title,
         " ".join(sentences),
-        description.section,
+        text.section,
         "round",
         "client",
         Table(heads, tuple(rows)),
-        z=description.z,
+        z=text.axis,
         heats=tuple(heats),
-        palette=description.palette,
-        zero=description.zero,
+        palette=text.palette,
+        zero=text.starts_at_zero,
     )
 
 
@@ -217,15 +153,16 @@ def _average_blocks(
 
 
 def _find_names(all_series: Sequence[Series]) -> list[str]:
-    """Return the names of the values that are recorded by client, described ones first."""
-    names: dict[str, None] = {}
+    """Return the names of the values by client to draw, first those of the table, in its order."""
+    names: set[str] = set()
     for series in all_series:
         for record in series.first.history:
-            for name, value in record.items():
-                if name not in names and name not in _EXCLUDED and _is_by_client(value):
-                    names[name] = None
-    described = [name for name in _DESCRIPTIONS if name in names]
-    return described + sorted(name for name in names if name not in _DESCRIPTIONS)
+            names.update(name for name, value in record.items() if _is_by_client(value))
+    listed = []
+    for key, entry in ROUND_RECORD.items():
+        if key in names and entry.figure is not None and not entry.figure.is_special:
+            listed.append(key)
+    return listed + sorted(names.difference(ROUND_RECORD))
 
 
 def _is_by_client(value: Any) -> bool:
@@ -233,6 +170,13 @@ def _is_by_client(value: Any) -> bool:
     if not isinstance(value, Mapping):
         return False
     return any(as_number(item) is not None for item in value.values())
+
+
+def _special_text(key: str) -> FigureText:
+    """Return the texts of a figure that has code of its own."""
+    text = ROUND_RECORD[key].figure
+    assert text is not None
+    return text
 
 
 def make_periods_figure(all_series: Sequence[Series]) -> Figure | None:
@@ -259,13 +203,14 @@ def make_periods_figure(all_series: Sequence[Series]) -> Figure | None:
     rows: list[Row] = []
     for name, values in zip(names, runs, strict=True):
         rows.append((name, int(sum(values.values())), len(values)))
+    text = _special_text("critical")
     return Figure(
         "critical",
-        "Critical periods",
-        "Dark rounds are those that the rule considers critical; in them it adapts its weights.",
-        "What the rule learned",
+        text.title,
+        text.caption,
+        text.section,
         "round",
-        "run",
+        text.axis,
         Table(("run", "critical rounds", "rounds"), tuple(rows)),
         heats=(heat,),
     )
@@ -346,10 +291,8 @@ def make_quarantine_figure(all_series: Sequence[Series]) -> Figure | None:
     clients = tuple(client for client, _ in totals.most_common(MAX_BARS))
     if not clients:
         return None
-    caption = (
-        "Rounds, over all seeds, in which a client's update was left out: because of NaN, a wrong "
-        "shape, or as an outlier; the table has the reasons."
-    )
+    text = _special_text("quarantined")
+    caption = text.caption
     if len(totals) > MAX_BARS:
         caption += f" {MAX_BARS} of {len(totals):,} clients are shown, those left out most often; the table has all."
 
@@ -368,11 +311,11 @@ def make_quarantine_figure(all_series: Sequence[Series]) -> Figure | None:
             bars.append(Bars(series.name, series.style, tuple(values)))
     return Figure(
         "quarantined",
-        "Quarantined clients",
+        text.title,
         caption,
-        "Clients and data",
+        text.section,
         "client",
-        "rounds",
+        text.axis,
         Table(("series", "client", "rounds", "reasons"), tuple(rows)),
         bars=tuple(bars),
         categories=clients,
@@ -404,15 +347,14 @@ def make_timings_figure(all_series: Sequence[Series]) -> Figure | None:
         total = means.get("total")
         hours = None if total is None else total * rounds / 3600
         rows.append((series.name, *(means.get(stage) for stage in STAGES), total, rounds, hours))
+    text = _special_text("timings")
     return Figure(
         "timings",
-        "Timings",
-        "Mean wall time of a round. Aggregation should be short compared with training. Compare "
-        "only "
-        "runs of the same machine.",
-        "Cost",
+        text.title,
+        text.caption,
+        text.section,
         "",
-        "seconds per round",
+        text.axis,
         Table(("series", *STAGES, "total", "rounds", "hours in all"), tuple(rows)),
         bars=tuple(bars),
         categories=tuple(series.name for series in all_series),

@@ -10,18 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from steelyard.core.round_record import Section
 from steelyard.report.panels import COLOURS
 
 Value = float | int | str | None
 Row = tuple[Value, ...]
-Section = Literal[
-    "Results",
-    "Weights",
-    "Geometry of the updates",
-    "What the rule learned",
-    "Clients and data",
-    "Cost",
-]
 
 INKS = tuple(colour for colour in COLOURS if colour != "#f0e442")  # yellow is invisible on white
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -226,7 +219,7 @@ class Report:
         configuration: the name of each series and the text of its configuration.
         environment: the environment of the runs: names and values.
         command: the command that writes this page again.
-        going: the number of unfinished runs.
+        unfinished_runs: the number of unfinished runs.
         styles: the colours, dashes, markers and palettes.
     """
 
@@ -238,7 +231,7 @@ class Report:
     configuration: tuple[tuple[str, str], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     command: str = ""
-    going: int = 0
+    unfinished_runs: int = 0
     styles: dict[str, Any] = field(
         default_factory=lambda: {
             "inks": INKS,
@@ -257,7 +250,7 @@ class Report:
             "configuration": self.configuration,
             "environment": self.environment,
             "command": self.command,
-            "going": self.going,
+            "unfinished_runs": self.unfinished_runs,
             "styles": self.styles,
             "summary": table_to_dict(self.summary),
             "figures": [figure.to_dict() for figure in self.figures],

@@ -42,7 +42,7 @@ _MARKERS = {
 _HATCHES = ("", "///", "xxx", "---", "...", "\\\\\\", "|||")
 
 
-def save(figure: Figure, path: str | Path) -> Path:
+def save_figure(figure: Figure, path: str | Path) -> Path:
     """Write a figure as PNG, SVG or PDF, or its numbers as CSV.
 
     The same figure gives the same bytes with the same version of matplotlib.

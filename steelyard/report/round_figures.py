@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from steelyard.core.round_record import ROUND_RECORD, FigureText, Section
 from steelyard.diagnostics.coherence import critical_point
 from steelyard.experiments.scores import rounds_to
 from steelyard.experiments.statistics import mean
@@ -13,7 +14,6 @@ from steelyard.report.figures import (
     Bars,
     Figure,
     Mark,
-    Section,
     Span,
     Table,
     Value,
@@ -26,7 +26,6 @@ from steelyard.report.series import (
     as_number,
     find_critical_rounds,
     group_consecutive,
-    read_mean,
     read_number,
 )
 
@@ -35,114 +34,7 @@ _BAND = (
     "where bands overlap, little is certain."
 )
 _ONE_SEED = "One seed: it does not tell how much is due to chance."
-# Numbers with a figure of their own.
-_EXCLUDED = {
-    "round",
-    "accuracy",
-    "loss",
-    "critical",
-    "coherence",
-    "lr",
-    "simulated_duration",
-}
-
-
-@dataclass(frozen=True)
-class Description:
-    """How a number that rounds record is shown.
-
-    Attributes:
-        title: the title of the figure.
-        y: the label of the y axis.
-        caption: what to look for.
-        section: the section of the page.
-    """
-
-    title: str
-    y: str
-    caption: str
-    section: Section = "Geometry of the updates"
-
-
-_LEARNED: Section = "What the rule learned"
-_DESCRIPTIONS = {
-    "effective_clients": Description(
-        "Effective clients",
-        "effective clients",
-        "One divided by the sum of squared weights: the number of equally weighted clients that "
-        "would "
-        "average as much. Near one, a single client decides.",
-        "Weights",
-    ),
-    "gamma": Description(
-        "Gamma, the global shrinking factor",
-        "gamma",
-        "The averaged model is multiplied by gamma: below one, the rule pulls the parameters "
-        "towards "
-        "zero, as weight decay does.",
-        _LEARNED,
-    ),
-    "gamma_product": Description(
-        "Product of all gammas so far",
-        "product",
-        "The factor by which the first model has been multiplied so far.",
-        _LEARNED,
-    ),
-    "update_norm": Description(
-        "Length of the global update",
-        "norm",
-        "How far the global model moves in a round; it should become small as training converges.",
-    ),
-    "param_norm": Description(
-        "Length of the global model", "norm", "If it keeps growing, more weight decay may help."
-    ),
-    "mean_cosine": Description(
-        "Mean cosine between clients",
-        "cosine",
-        "How much clients agree: one if all updates have the same direction, zero if they are "
-        "orthogonal.",
-    ),
-    "moved": Description(
-        "Mean length of clients' updates",
-        "norm",
-        "How far clients move from the model that they receive.",
-    ),
-    "spread": Description(
-        "Spread of local models", "distance", "Mean distance between local models: client drift."
-    ),
-    "weighted_cosine": Description(
-        "Weighted cosine to the mean update",
-        "cosine",
-        "FedAdp's Theorem 1: the higher this sum of weight times cosine, the faster the loss "
-        "falls.",
-    ),
-    "divergence": Description(
-        "Divergence of the updates",
-        "divergence",
-        "How far the updates of clients are from their mean weighted by the number of examples.",
-    ),
-    "shrinking": Description(
-        "Shrinking", "norm", "Length of the step that gamma makes towards zero.", _LEARNED
-    ),
-    "shrinking_ratio": Description(
-        "Global step over shrinking",
-        "r",
-        "FedLAW's r: length of the global step divided by the shrinking.",
-        _LEARNED,
-    ),
-    "fgn": Description(
-        "Federated gradient norm",
-        "FGN",
-        "Weighted by the number of examples (PA3Fed): critical while it rises.",
-        _LEARNED,
-    ),
-    "fgn_mean": Description(
-        "Federated gradient norm, plain mean",
-        "FGN",
-        "CriticalFL's: critical while it rises.",
-        _LEARNED,
-    ),
-}
+_SECTION_OF_UNKNOWN: Section = "What the rule learned"
 
 
 def make_result_figures(
@@ -155,18 +47,17 @@ def make_result_figures(
         targets: the values to reach; empty for no figure of rounds to a target.
         user_metrics: the names of the user's own metrics.
     """
-    loss_caption = "A loss that rises while accuracy does not change is overfitting."
-    descriptions = {
-        "accuracy": Description("Accuracy on the test set", "accuracy, %", _ONE_SEED, "Results"),
-        "loss": Description("Loss on the test set", "loss", loss_caption, "Results"),
-    }
+    # Accuracy and loss, then the metrics of the user.
+    accuracy_text = replace(_figure_text("accuracy"), caption=_ONE_SEED)
     curves = [
-        make_curves(all_series, "accuracy", _read_percent, descriptions["accuracy"]),
-        make_curves(all_series, "loss", read_number("loss"), descriptions["loss"]),
+        make_curves(all_series, "accuracy", _read_percent, accuracy_text),
+        make_curves(all_series, "loss", read_number("loss"), _figure_text("loss")),
     ]
     for name in user_metrics:
-        description = Description(f"{name} on the test set", name, _ONE_SEED, "Results")
-        curves.append(make_curves(all_series, name, read_number(name), description))
+        text = FigureText(f"{name} on the test set", name, _ONE_SEED, "Results")
+        curves.append(make_curves(all_series, name, read_number(name), text))
+
+    # Explain bands and shade critical periods.
     figures = []
     for figure in curves:
         if figure is not None:
@@ -174,6 +65,15 @@ def make_result_figures(
     if targets:
         figures.append(make_target_figure(all_series, targets))
     return figures
+
+
+def _figure_text(name: str) -> FigureText:
+    """Return how a recorded number is shown, also if no table describes it."""
+    entry = ROUND_RECORD.get(name)
+    if entry is not None and entry.figure is not None:
+        return entry.figure
+    caption = "As the rule or a callback records it."
+    return FigureText(name.replace("_", " "), name, caption, _SECTION_OF_UNKNOWN)
 
 
 def _read_percent(record: Mapping[str, Any]) -> float | None:
@@ -191,7 +91,7 @@ def _explain_band(figure: Figure) -> Figure:
 
 
 def make_curves(
-    all_series: Sequence[Series], name: str, read: Read, description: Description
+    all_series: Sequence[Series], name: str, read: Read, text: FigureText
 ) -> Figure | None:
     """Return a figure with one line per series; None if no run has the number.
 
@@ -199,7 +99,7 @@ def make_curves(
         all_series: the series.
         name: the name of the figure.
         read: returns the number of a record, or None.
-        description: how to show it.
+        text: title, caption, section and label of the y axis.
     """
     lines = []
     for series in all_series:
@@ -210,11 +110,11 @@ def make_curves(
         return None
     return Figure(
         name,
-        description.title,
-        description.caption,
-        description.section,
+        text.title,
+        text.caption,
+        text.section,
         "round",
-        description.y,
+        text.axis,
         make_round_table(lines),
         lines=tuple(lines),
     )
@@ -291,14 +191,8 @@ def format_target(target: float, metric: str) -> str:
 
 def make_coherence_figure(all_series: Sequence[Series]) -> Figure | None:
     """Return a figure of the coherence with critical points marked; None if it is not recorded."""
-    description = Description(
-        "Local gradient coherence",
-        "coherence",
-        "How much the updates of clients have the same direction (FedLAW, Def. 5.1); rings mark "
-        "the "
-        "critical point, where it first falls to 5 % of its peak.",
-    )
-    figure = make_curves(all_series, "coherence", read_number("coherence"), description)
+    read = read_number("coherence")
+    figure = make_curves(all_series, "coherence", read, _figure_text("coherence"))
     if figure is None:
         return None
     marks = []
@@ -315,65 +209,39 @@ def make_coherence_figure(all_series: Sequence[Series]) -> Figure | None:
 
 
 def make_other_figures(all_series: Sequence[Series], sections: Iterable[Section]) -> list[Figure]:
-    """Return figures of all other recorded numbers in these sections.
-
-    The section on geometry also has the means of cosines that are recorded by client.
-    """
+    """Return figures of all other recorded numbers in these sections."""
     included = set(sections)
-    figures: list[Figure | None] = []
-
-    # Recorded numbers.
+    figures = []
     for name in _find_names(all_series):
-        description = _DESCRIPTIONS.get(name)
-        if description is None:
-            title = name.replace("_", " ")
-            caption = "As the rule or a callback records it."
-            description = Description(title, name, caption, _LEARNED)
-        if description.section in included:
-            figures.append(make_curves(all_series, name, read_number(name), description))
-
-    # Means over clients.
-    if "Geometry of the updates" in included:
-        cosines = Description(
-            "Cosine to the global update, mean",
-            "cosine",
-            "Near one, clients agree with their mean.",
-        )
-        figures.append(make_curves(all_series, "mean_cosines", read_mean("cosines"), cosines))
-        directions = Description(
-            "Cosine to the direction sent, mean", "cosine", "FedCos's penalty raises it."
-        )
-        read = read_mean("direction_cosines")
-        figures.append(make_curves(all_series, "mean_direction_cosines", read, directions))
+        text = _figure_text(name)
+        if text.section in included:
+            figures.append(make_curves(all_series, name, read_number(name), text))
     return [figure for figure in figures if figure is not None]
 
 
 def make_rate_figures(all_series: Sequence[Series]) -> list[Figure]:
     """Return figures of the learning rate and the simulated duration, if they change."""
-    descriptions = {
-        "lr": Description("Learning rate", "rate", "As the schedule sets it.", "Cost"),
-        "simulated_duration": Description(
-            "Simulated duration of a round",
-            "steps",
-            "The time of the slowest client that the server waits for.",
-            "Cost",
-        ),
-    }
     figures = []
-    for name, description in descriptions.items():
-        figure = make_curves(all_series, name, read_number(name), description)
+    for name in ("lr", "simulated_duration"):
+        figure = make_curves(all_series, name, read_number(name), _figure_text(name))
         if figure is not None and any(len(set(line.y)) > 1 for line in figure.lines):
             figures.append(figure)
     return figures
 
 
 def _find_names(all_series: Sequence[Series]) -> list[str]:
-    """Return the names of recorded numbers without a figure of their own, described ones first."""
+    """Return the names of recorded numbers to draw, first those of the table, in its order."""
+    # All numbers on record, and those that are computed from the record.
     names: set[str] = set()
     for series in all_series:
         for run in series.runs:
             for record in run.history:
                 names.update(key for key, value in record.items() if as_number(value) is not None)
-    names -= _EXCLUDED
-    described = [name for name in _DESCRIPTIONS if name in names]
-    return described + sorted(names.difference(_DESCRIPTIONS))
+    names.update(key for key, entry in ROUND_RECORD.items() if entry.compute is not None)
+
+    # Leave out numbers without a figure, and those with a figure of their own.
+    listed = []
+    for key, entry in ROUND_RECORD.items():
+        if key in names and entry.figure is not None and not entry.figure.is_special:
+            listed.append(key)
+    return listed + sorted(names.difference(ROUND_RECORD))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.round_record import get_value
 from steelyard.experiments.run_groups import Run, format_labels, group_runs, read_runs
 from steelyard.experiments.statistics import deviation, mean
 from steelyard.report.figures import Line
@@ -115,24 +116,10 @@ def read_series(directories: Sequence[str | Path]) -> tuple[list[Series], list[s
 
 
 def read_number(name: str) -> Read:
-    """Return a function that reads a number from a record; None if there is none."""
+    """Return a function that reads or computes a number of a record; None if there is none."""
 
     def read(record: Mapping[str, Any]) -> float | None:
-        return as_number(record.get(name))
-
-    return read
-
-
-def read_mean(name: str) -> Read:
-    """Return a function that reads a value by client from a record and returns the mean."""
-
-    def read(record: Mapping[str, Any]) -> float | None:
-        by_client = record.get(name)
-        if not isinstance(by_client, Mapping):
-            return None
-        numbers = [as_number(value) for value in by_client.values()]
-        values = [value for value in numbers if value is not None]
-        return mean(values) if values else None
+        return as_number(get_value(record, name))
 
     return read
 

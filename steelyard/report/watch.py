@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from steelyard.core.errors import SteelyardError
-from steelyard.report.build import gather, html
+from steelyard.report.build import build_report, render_html
 from steelyard.report.figures import Report
 from steelyard.runs.directory import CONFIG, ROUNDS
 
@@ -65,7 +65,7 @@ class Source:
 
     def _build_news(self) -> dict[str, Any]:
         try:
-            report = gather(self.directories, self.target)
+            report = build_report(self.directories, self.target)
         except (SteelyardError, OSError, ValueError) as error:
             # A run has just started, or a file is being written.
             return {"state": f"Waiting: {error}"}
@@ -77,9 +77,9 @@ class Source:
 
 
 def _describe_state(report: Report) -> str:
-    if not report.going:
+    if not report.unfinished_runs:
         return "Live: all runs are finished; new runs will be added."
-    return f"Live: {report.going} unfinished; this page updates itself."
+    return f"Live: {report.unfinished_runs} unfinished; this page updates itself."
 
 
 class Watch(ThreadingHTTPServer):
@@ -98,7 +98,7 @@ class Watch(ThreadingHTTPServer):
         self, directories: Sequence[str | Path], port: int = 0, target: float | None = None
     ) -> None:
         self.source = Source(directories, target)
-        self.page = html(None, live=True, title="Waiting for the first round").encode(
+        self.page = render_html(None, live=True, title="Waiting for the first round").encode(
             "utf-8", "replace"
         )
         try:

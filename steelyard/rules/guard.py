@@ -43,11 +43,11 @@ from steelyard.core.state import ClientId, State
 from steelyard.core.sums import Selection
 from steelyard.core.view import View
 from steelyard.core.weighting import Info, Weighting
+from steelyard.metrics import METRICS, find_metric
 from steelyard.rules.combinators import Chain, parse_rule, with_default_source
 from steelyard.rules.modifiers import water_fill
 
 _MEMORY = 10  # number of rounds whose median norms are stored
-_WORK = ("normalizer", "num_steps")  # metrics that rules divide by: they have a lower limit, too
 
 
 @RULES.register
@@ -163,13 +163,14 @@ class Guard(Weighting):
         """Return the reported values, limited to a multiple of their median."""
         if values.ndim != 1:
             return values
-        if name.removesuffix("_before") == "accuracy":
-            return np.clip(values, 0.0, 1.0)
+        metric = find_metric(name)
+        if metric.bounds is not None:
+            return np.clip(values, *metric.bounds)
         median = float(np.median(values))
         if median <= 0:
             return values
-        cap = self.size_cap if name == "num_examples" else self.metric_cap
-        low = median / cap if name in _WORK else -np.inf
+        cap = self.size_cap if metric.is_size else self.metric_cap
+        low = median / cap if metric.is_divisor else -np.inf
         return np.clip(values, low, cap * median)
 
     def _cap_weights(self, mixture: Mixture, clients: int) -> tuple[Mixture, list[int]]:
@@ -225,7 +226,7 @@ def _find_implausible(norms: Array, view: View) -> dict[ClientId, str]:
     for k in np.flatnonzero(norms == 0):
         reasons[view.ids[k]] = "zero update"
     for name, values in view.metrics.items():
-        if name.removesuffix("_before") in ("loss", "grad_norm", "accuracy"):
+        if name in METRICS and METRICS[name].may_be_negative:
             for k in np.flatnonzero(values < 0):
                 reasons[view.ids[k]] = f"negative {name}"
     return reasons

@@ -1,13 +1,13 @@
-"""Checkpoints: complete or not there at all, verified before they are believed.
+"""Checkpoints: they are written completely or not at all, and verified before they are used.
 
     checkpoints/round-000012/model.safetensors   the global model, for anyone to load
-                             state.safetensors   everything else a run needs to go on
+                             state.safetensors   everything else that a run needs to resume
                              manifest.json       round, identity of the run, size and SHA-256 of the files
     checkpoints/best-000010/                     the best model so far, without the state
     checkpoints/last, checkpoints/best           links to these
 
-A checkpoint is written to a hidden directory, synced, and renamed. The truth is the newest
-directory whose manifest verifies; the links are for people.
+A checkpoint is written to a hidden directory, synced, and renamed. A run resumes from the newest
+directory whose manifest is valid. The links are for users.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from safetensors.torch import load_file, save_file
 from steelyard.core.errors import SteelyardError
 from steelyard.core.state import load_state, save_state, sync
 from steelyard.runs.files import read_bytes
-from steelyard.runs.lock import HeldDirectory, is_present
+from steelyard.runs.lock import DirectoryHandle, is_present
 
-# A checkpoint as it lies on disk: its names, its manifest, and how it is verified.
+# The files of a checkpoint: names, manifest, verification.
 
 SCHEMA = 1
 MODEL, STATE, MANIFEST = "model.safetensors", "state.safetensors", "manifest.json"
@@ -51,15 +51,14 @@ _FILES = re.compile(
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run between two rounds, in memory of its own; without a state, only its model.
+    """A copy of a run between two rounds; without a state, only of its model.
 
     Attributes:
-        round: the last round that is in it.
+        round: the last round that it contains.
         model: the global model.
-        state: everything else a run needs to go on; None for a best model.
-        identity: of the run.
-        log: SHA-256 of the log's lines up to this round; None in checkpoints from before it was
-            stored.
+        state: everything else that a run needs to resume; None for a best model.
+        identity: the identity of the run.
+        log: the SHA-256 of the lines of the log up to this round; None in old checkpoints.
     """
 
     round: int
@@ -70,12 +69,12 @@ class Snapshot:
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """The name of its directory."""
         return f"{'best' if self.state is None else 'round'}-{self.round:06d}"
 
 
-def verified(path: Path) -> Snapshot:
-    """Reads a checkpoint, checking size and SHA-256 of every file first."""
+def read_verified(path: Path) -> Snapshot:
+    """Return a checkpoint, after checking size and SHA-256 of every file."""
     manifest = _read_manifest(path)
     if manifest["schema"] != SCHEMA:
         raise SteelyardError(f"written in format {manifest['schema']}, this version reads {SCHEMA}")
@@ -92,14 +91,14 @@ def verified(path: Path) -> Snapshot:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, if that is as it was written."""
+    """Return the manifest of a checkpoint; raises an error if it is damaged."""
     try:
         manifest = json.loads(read_bytes(path / MANIFEST))
         expected_digest = manifest.pop("sha256")
         files = manifest["files"]
         sizes = [(files[name]["size"], files[name]["sha256"]) for name in files]
         is_sound = (
-            expected_digest == seal(manifest)
+            expected_digest == hash_manifest(manifest)
             and {MODEL} <= files.keys() <= {MODEL, STATE}
             and all(isinstance(size, int) and isinstance(digest, str) for size, digest in sizes)
             and type(manifest["round"]) is int
@@ -115,8 +114,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return checked
 
 
-def written_by_us(path: Path) -> bool:
-    """Whether a name in a directory of checkpoints is one we make, and holds nothing but what we write."""
+def is_own_entry(path: Path) -> bool:
+    """Return whether an entry of the directory has a name and contents that this module writes."""
     if path.is_symlink():
         is_link = path.name in LINKS or path.name in {f".{link}.new" for link in LINKS}
         return is_link and NAMES.fullmatch(os.readlink(path)) is not None
@@ -127,21 +126,21 @@ def written_by_us(path: Path) -> bool:
     return all(_FILES.fullmatch(entry.name) and entry.is_file() for entry in path.iterdir())
 
 
-def is_of_run(path: Path, identity: str) -> bool:
-    """Whether a directory is a checkpoint of this run, and nothing else."""
+def belongs_to_run(path: Path, identity: str) -> bool:
+    """Return whether a directory is a checkpoint of this run and contains nothing else."""
     try:
-        return written_by_us(path) and _read_manifest(path)["run"] == identity
+        return is_own_entry(path) and _read_manifest(path)["run"] == identity
     except (OSError, SteelyardError):
         return False
 
 
-def round_of(path: Path) -> int:
-    """The round in a checkpoint's name."""
+def parse_round_number(path: Path) -> int:
+    """Return the round in the name of a checkpoint."""
     return int(path.name.rpartition("-")[2])
 
 
-def seal(manifest: Mapping[str, Any]) -> str:
-    """The hash of a manifest that is stored in it."""
+def hash_manifest(manifest: Mapping[str, Any]) -> str:
+    """Return the hash that is stored in a manifest."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
@@ -152,36 +151,38 @@ class CheckpointError(SteelyardError):
 class Checkpoints:
     """The directory of a run's checkpoints.
 
-    It may hold files of others: only names that this class makes are read, renamed or removed, and
-    a directory is removed only if its manifest says that it belongs to the same run.
+    It may contain files of other programs: only entries with names of this class are read, renamed
+    or removed, and a directory is removed only if its manifest says that it belongs to the run.
     """
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         self.path, self.keep = path, keep
-        self.held: HeldDirectory | None = None  # the directory, once it is in use
+        self.handle: DirectoryHandle | None = None  # the directory, once it is in use
 
     def open(self) -> None:
-        """Creates the directory, or checks that it is still the one that was used before."""
-        if self.held is None:
+        """Create the directory, or check that it is still the one that was used before."""
+        if self.handle is None:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.held = HeldDirectory(self.path)
-        elif not self.held.is_in_place():
+            self.handle = DirectoryHandle(self.path)
+        elif not self.handle.is_unchanged():
             raise CheckpointError(
                 f"{self.path}: the directory was removed or replaced during the run: the run "
                 f"stops, and rounds since "
-                "its last checkpoint are lost. Bring the directory back and resume, or start afresh"
+                "its last checkpoint are lost. Restore the directory and resume, or start again"
             )
 
     def close(self) -> None:
         """Release the directory."""
-        if self.held is not None:
-            self.held.close()
-            self.held = None
+        if self.handle is not None:
+            self.handle.close()
+            self.handle = None
 
     def save(self, snapshot: Snapshot, log: int | None = None) -> None:
-        """Writes a checkpoint, points a link to it and removes those nobody needs.
+        """Write a checkpoint, set the link to it and remove old ones.
 
-        Syncs the handle `log` first.
+        Args:
+            snapshot: the checkpoint.
+            log: the handle of the log, which is synced first.
         """
         name = snapshot.name
         try:
@@ -189,7 +190,7 @@ class Checkpoints:
             hidden = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}."))
             try:
                 self.open()  # it may have been replaced by a link to another place just before
-                self._fill(hidden, snapshot)
+                self._write_files(hidden, snapshot)
                 if log is not None:
                     os.fsync(
                         log
@@ -207,7 +208,8 @@ class Checkpoints:
                 "earlier checkpoints are intact: make room, then resume"
             ) from error
 
-    def _fill(self, directory: Path, snapshot: Snapshot) -> None:
+    def _write_files(self, directory: Path, snapshot: Snapshot) -> None:
+        """Write and sync the files of a checkpoint."""
         tied = {id(tensor): tensor for tensor in snapshot.model.values()}
         shared = len(tied) < len(snapshot.model)  # the format refuses shared memory: store copies
         model = {n: t.clone() if shared else t for n, t in snapshot.model.items()}
@@ -227,16 +229,17 @@ class Checkpoints:
         }
         if snapshot.log is not None:
             manifest["log"] = snapshot.log
-        manifest["sha256"] = seal(manifest)
+        manifest["sha256"] = hash_manifest(manifest)
         (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
         for name in [*files, MANIFEST]:
             sync(directory / name)
         sync(directory)
 
     def _publish(self, hidden: Path, name: str) -> None:
+        """Rename a hidden directory to the name of its checkpoint."""
         final = self.path / name
         if is_present(final):  # a resumed run passes through rounds it has been in before
-            if not written_by_us(final):
+            if not is_own_entry(final):
                 raise CheckpointError(
                     f"{final}: is in the way and is not a checkpoint of this run: move it away"
                 )
@@ -246,12 +249,13 @@ class Checkpoints:
         sync(self.path)
 
     def _link(self, link: str, name: str) -> None:
+        """Set a link to a checkpoint."""
         final, hidden = self.path / link, self.path / f".{link}.new"
-        if is_present(final) and not written_by_us(final):
+        if is_present(final) and not is_own_entry(final):
             raise CheckpointError(
                 f"{final}: is in the way and is not a link to a checkpoint: move it away"
             )
-        if written_by_us(hidden):
+        if is_own_entry(hidden):
             hidden.unlink()
         if final.is_dir() and not final.is_symlink():
             shutil.rmtree(final)  # a copied run has a directory in place of the link
@@ -259,83 +263,90 @@ class Checkpoints:
         os.replace(hidden, final)
 
     def _prune(self, identity: str) -> None:
-        """Removes this run's older checkpoints, and all its best models but the one that the link names."""
+        """Remove older checkpoints of the run, and best models other than the linked one."""
         best = self.path / "best"
         best_name = os.readlink(best) if best.is_symlink() else None
-        rounds = [path for path in self._list_directories("round") if is_of_run(path, identity)]
+        rounds = [
+            path for path in self._list_directories("round") if belongs_to_run(path, identity)
+        ]
         models = [
             path
             for path in self._list_directories("best")
-            if path.name != best_name and is_of_run(path, identity)
+            if path.name != best_name and belongs_to_run(path, identity)
         ]
         for path in [*rounds[self.keep :], *models]:
             self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Removes a checkpoint.
+        """Remove a checkpoint.
 
-        One that is killed on the way leaves a hidden directory, not half a checkpoint.
+        A process that is killed meanwhile leaves a hidden directory, not an incomplete checkpoint.
         """
         hidden = tempfile.mkdtemp(dir=self.path, prefix=f".{path.name}.")
         os.rename(path, hidden)  # replaces the empty directory
         shutil.rmtree(hidden)
 
     def _list_directories(self, kind: str) -> list[Path]:
-        """The directories called `round-` or `best-` and a number, newest first."""
+        """Return the directories named `round-` or `best-` and a number, newest first."""
         candidates = [
             path
-            for path in self._entries()
+            for path in self._list_entries()
             if NAMES.fullmatch(path.name) and path.name.startswith(f"{kind}-")
         ]
         real = [path for path in candidates if path.is_dir() and not path.is_symlink()]
-        return sorted(real, key=round_of, reverse=True)
+        return sorted(real, key=parse_round_number, reverse=True)
 
-    def _entries(self) -> list[Path]:
+    def _list_entries(self) -> list[Path]:
         return sorted(self.path.iterdir()) if self.path.is_dir() else []
 
-    def in_the_way(self, is_own: bool, is_ours: bool) -> list[Path]:
-        """What a new run here would overwrite, or might mistake for its own.
+    def find_obstacles(self, is_own: bool, is_ours: bool) -> list[Path]:
+        """Return the entries that a new run would overwrite, or could mistake for its own.
 
         Args:
-            is_own: whether the directory is the run's own, to have nothing else in it; else it is
-                one that the user chose, where only names that the run will use are in the way.
-            is_ours: whether an earlier run of ours had this directory as its own.
+            is_own: whether the directory belongs to the run alone; otherwise the user chose it, and
+                only names that the run will use are returned.
+            is_ours: whether an earlier run of ours used the directory alone.
         """
         if is_present(self.path) and not self.path.is_dir():
             return [self.path]
         if not is_own:
             return [
-                path for path in self._entries() if NAMES.fullmatch(path.name) or path.name in LINKS
+                path
+                for path in self._list_entries()
+                if NAMES.fullmatch(path.name) or path.name in LINKS
             ]
-        return [path for path in self._entries() if not (is_ours and written_by_us(path))]
+        return [path for path in self._list_entries() if not (is_ours and is_own_entry(path))]
 
     @property
-    def holds_any(self) -> bool:
-        """Whether there is a checkpoint in it."""
-        return any(NAMES.fullmatch(path.name) for path in self._entries())
+    def has_checkpoints(self) -> bool:
+        """Whether the directory contains a checkpoint."""
+        return any(NAMES.fullmatch(path.name) for path in self._list_entries())
 
     def clear(self) -> None:
-        """Removes what runs of ours wrote, and the directory if nothing else is in it."""
-        for path in self._entries():
-            if written_by_us(path):
+        """Remove the entries of our runs, and the directory if it is then empty."""
+        for path in self._list_entries():
+            if is_own_entry(path):
                 path.unlink() if path.is_symlink() else shutil.rmtree(path)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
-    def newest(self, identity: str | None) -> tuple[Snapshot | None, list[str]]:
-        """The newest checkpoint that verifies, and why newer ones do not.
+    def read_newest(self, identity: str | None) -> tuple[Snapshot | None, list[str]]:
+        """Return the newest valid checkpoint, and the problems of newer ones.
 
-        Damaged ones are set aside under another name, half-written ones removed.
+        Damaged checkpoints are renamed, incomplete ones are removed.
+
+        Args:
+            identity: the identity that the run must have; None for any.
         """
         problems = []
-        for leftover in self._entries():
-            if leftover.name.startswith(".") and written_by_us(leftover):
+        for leftover in self._list_entries():
+            if leftover.name.startswith(".") and is_own_entry(leftover):
                 leftover.unlink() if leftover.is_symlink() else shutil.rmtree(leftover)
         for path in self._list_directories("round"):
-            if not written_by_us(path) and not (path / MANIFEST).is_file():
+            if not is_own_entry(path) and not (path / MANIFEST).is_file():
                 continue  # a directory of somebody else
             try:
-                snapshot = verified(path)
+                snapshot = read_verified(path)
             except (OSError, SteelyardError) as error:
                 problems.append(f"{path.name}: {error}")
                 self._set_aside(path)
@@ -349,50 +360,52 @@ class Checkpoints:
         return None, problems
 
     def verify_best(self, snapshot: Snapshot, number: int | None) -> str | None:
-        """Verifies the best model of a run that goes on from a checkpoint.
+        """Verify the best model of a run that resumes from a checkpoint.
 
-        Returns what is wrong with it.
-
-        A damaged one is set aside, and written anew if the checkpoint of the same round is still
-        there.
+        A damaged model is renamed, and written again if the checkpoint of the same round exists.
 
         Args:
             snapshot: the checkpoint.
-            number: the best round up to the checkpoint; None if that is not known.
+            number: the best round up to the checkpoint; None if it is not known.
+
+        Returns:
+            The problem with the model; None if it is valid.
         """
         # Without a round to look for, the link says which model is the best.
         link = self.path / "best"
         if number is None and not link.is_symlink():
             return None
         name = os.readlink(link) if number is None else f"best-{number:06d}"
-        problem = self._problem_of(name, snapshot.identity)
+        problem = self._find_problem(name, snapshot.identity)
         if problem is None:
             return None
         # Better rounds after the checkpoint replaced the model, and will be gone through again.
         later = [
-            path.name for path in self._list_directories("best") if round_of(path) > snapshot.round
+            path.name
+            for path in self._list_directories("best")
+            if parse_round_number(path) > snapshot.round
         ]
         if is_present(self.path / name) is False and any(
-            self._problem_of(later_name, snapshot.identity) is None for later_name in later
+            self._find_problem(later_name, snapshot.identity) is None for later_name in later
         ):
             return None
         # Set the damaged model aside; the link may not lead to it, nor to nothing.
-        if written_by_us(self.path / name):
+        if is_own_entry(self.path / name):
             self._set_aside(self.path / name)
-        if written_by_us(link) and os.readlink(link) == name:
+        if is_own_entry(link) and os.readlink(link) == name:
             link.unlink()
         # The checkpoint of the same round holds the same model.
         try:
-            twin = verified(self.path / name.replace("best", "round"))
+            twin = read_verified(self.path / name.replace("best", "round"))
             self.save(Snapshot(twin.round, twin.model, None, twin.identity))
         except (OSError, SteelyardError):
             return f"{name}: {problem}: the best model is lost, unless a later round is better"
-        return f"{name}: {problem}: written anew from the checkpoint of that round"
+        return f"{name}: {problem}: written again from the checkpoint of that round"
 
-    def _problem_of(self, name: str, identity: str) -> str | None:
-        """Why a best model cannot be used; None if it can."""
+    def _find_problem(self, name: str, identity: str) -> str | None:
+        """Return why a best model cannot be used; None if it can."""
         try:
-            snapshot = verified(self.path / name)
+            snapshot = read_verified(self.path / name)
         except FileNotFoundError:
             return "it is missing"
         except (OSError, SteelyardError) as error:
@@ -400,8 +413,8 @@ class Checkpoints:
         return None if snapshot.identity == identity else "it belongs to another run"
 
     def _set_aside(self, path: Path) -> None:
-        """Renames a damaged checkpoint, unless it holds files of others."""
-        if not written_by_us(path):
+        """Rename a damaged checkpoint, unless it contains files of other programs."""
+        if not is_own_entry(path):
             return
         aside = path.with_name(f"damaged-{path.name}")
         count = 1
@@ -411,15 +424,15 @@ class Checkpoints:
         os.rename(path, aside)
 
 
-# Writes checkpoints beside the training.
+# Writing checkpoints during training.
 
 
 class Writer:
-    """Writes checkpoints beside the training, in a thread: rounds do not wait for the disk.
+    """Writes checkpoints in a thread, so that rounds do not wait for the disk.
 
-    A snapshot is wanted when the last one is on disk and writing takes up no more than `pace` of
-    the time: a run of short rounds is not slowed down by its checkpoints. An error comes out of the
-    next call.
+    A snapshot is due when the last one is on disk and writing takes at most the share `pace` of the
+    time: checkpoints do not slow down a run of short rounds. The next call raises the error of a
+    write that failed.
     """
 
     def __init__(self, checkpoints: Checkpoints, log: int, pace: float) -> None:
@@ -427,61 +440,67 @@ class Writer:
         self.rest_until = 0.0
         self.pending: list[Snapshot] = []
         self.error: Exception | None = None
-        self.busy = False
-        self.closed = False
-        self.changed = threading.Condition()
-        self.thread = threading.Thread(target=self._work, name="steelyard-checkpoints", daemon=True)
+        self.is_busy = False
+        self.is_closed = False
+        self.condition = threading.Condition()
+        self.thread = threading.Thread(
+            target=self._write_pending, name="steelyard-checkpoints", daemon=True
+        )
         self.thread.start()
 
     def is_due(self) -> bool:
-        """Whether a snapshot should be taken now."""
-        with self.changed:
-            self._raise()
-            return not (self.busy or self.pending) and time.monotonic() >= self.rest_until
+        """Return whether a snapshot should be taken now."""
+        with self.condition:
+            self._raise_error()
+            return not (self.is_busy or self.pending) and time.monotonic() >= self.rest_until
 
     def offer(self, *snapshots: Snapshot) -> None:
-        """Takes snapshots to write, in this order."""
-        with self.changed:
-            self._raise()
+        """Add snapshots to write, in this order."""
+        with self.condition:
+            self._raise_error()
             self.pending += snapshots
-            self.changed.notify_all()
+            self.condition.notify_all()
 
     def flush(self) -> None:
-        """Returns when everything taken is on disk."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.error is not None or not (self.pending or self.busy))
-            self._raise()
+        """Wait until all snapshots are on disk."""
+        with self.condition:
+            self.condition.wait_for(
+                lambda: self.error is not None or not (self.pending or self.is_busy)
+            )
+            self._raise_error()
 
     def close(self) -> None:
-        """Ends the thread after what it is writing."""
-        with self.changed:
-            self.closed = True
-            self.changed.notify_all()
+        """Stop the thread after the snapshot that it is writing."""
+        with self.condition:
+            self.is_closed = True
+            self.condition.notify_all()
         self.thread.join()
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
+        """Raise the error of a write that failed, if one did."""
         if self.error is not None:
             raise self.error
 
-    def _work(self) -> None:
+    def _write_pending(self) -> None:
+        """Write snapshots until the writer is closed or a write fails."""
         while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.pending or self.closed)
+            with self.condition:
+                self.condition.wait_for(lambda: self.pending or self.is_closed)
                 if not self.pending:
                     return
                 snapshot = self.pending.pop(0)
-                self.busy = True
+                self.is_busy = True
             began = time.monotonic()
             try:
                 self.checkpoints.save(snapshot, self.log)
             except Exception as error:
-                with self.changed:
-                    self.error, self.busy, self.closed = error, False, True
+                with self.condition:
+                    self.error, self.is_busy, self.is_closed = error, False, True
                     self.pending.clear()
-                    self.changed.notify_all()
+                    self.condition.notify_all()
                 return
             ended = time.monotonic()
-            with self.changed:
-                self.busy = False
+            with self.condition:
+                self.is_busy = False
                 self.rest_until = ended + (ended - began) * (1 / self.pace - 1)
-                self.changed.notify_all()
+                self.condition.notify_all()

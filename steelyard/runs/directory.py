@@ -1,4 +1,4 @@
-"""The run directory: configuration, environment, clients, cohorts, a line of JSON per round, checkpoints, a lock."""
+"""The run directory: configuration, environment, clients, cohorts, log, checkpoints and lock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from steelyard.runs.files import (
     FILES,
     ROUNDS,
     is_file_of_run,
-    parse_json,
+    parse_record,
     read_bytes,
     read_clients,
     read_cohorts,
@@ -37,10 +37,10 @@ from steelyard.runs.files import (
 )
 from steelyard.runs.lock import (
     LOCK,
-    HeldDirectory,
+    DirectoryHandle,
     close_private,
     is_present,
-    lead_to_same,
+    is_same_file,
     lock,
     open_private,
     remove_lock,
@@ -53,7 +53,7 @@ __all__ = [
     "ENVIRONMENT",
     "ROUNDS",
     "RunDirectory",
-    "environment",
+    "describe_environment",
     "read_clients",
     "read_cohorts",
     "read_config",
@@ -71,15 +71,15 @@ class RunDirectory:
         self.is_new = not path.exists()
         self.had_lock = (path / LOCK).exists()
         self.lock = lock(path, "run")
-        self.held = HeldDirectory(path)
+        self.handle = DirectoryHandle(path)
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
         self.has_begun = False
         self.log: int | None = None
-        self.lines = hashlib.sha256()  # of the log
+        self.log_hash = hashlib.sha256()  # of the log
 
     @property
-    def used(self) -> bool:
-        """Whether there is a run in it already; a `config.json` of somebody else is refused."""
+    def has_run(self) -> bool:
+        """Whether the directory holds a run; a `config.json` of another program raises an error."""
         if not is_present(self.path / CONFIG):
             return False
         if not is_file_of_run(self.path, CONFIG):
@@ -91,16 +91,16 @@ class RunDirectory:
         return True
 
     def prepare(self, overwrite: bool = False) -> None:
-        """Makes room for a new run.
+        """Prepare the directory for a new run.
 
-        Removes what an earlier run wrote, and refuses if anything else is in the way.
+        The files of an earlier run are removed. Files of other programs raise an error.
 
         Args:
-            overwrite: whether an earlier run may be removed; without it, only what is left of one
-                that had not begun.
+            overwrite: whether an earlier run may be removed; otherwise only the rest of one that
+                had not begun.
         """
         # Look at everything before anything is removed.
-        has_run = self.used
+        has_run = self.has_run
         is_own = (
             self.checkpoints.path == self.path / "checkpoints"
         )  # not a place that the user chose
@@ -111,7 +111,7 @@ class RunDirectory:
             for name in present
             if not (is_ours and is_file_of_run(self.path, name))
         ]
-        foreign += self.checkpoints.in_the_way(is_own, is_ours)
+        foreign += self.checkpoints.find_obstacles(is_own, is_ours)
         if foreign:
             raise SteelyardError(
                 f"{self.path}: cannot be a run directory: {', '.join(map(str, foreign[:5]))} would "
@@ -121,12 +121,12 @@ class RunDirectory:
                 "(out, --out)"
             )
         # What is left of a run without its configuration is a run, too.
-        if not overwrite and (has_run or ROUNDS in present or self.checkpoints.holds_any):
-            way = f"go on with it (steelyard resume {shlex.quote(str(self.path))})"
+        if not overwrite and (has_run or ROUNDS in present or self.checkpoints.has_checkpoints):
+            way = f"resume it (steelyard resume {shlex.quote(str(self.path))})"
             raise SteelyardError(
-                f"{self.path}: holds a run: {way if has_run else f'bring its {CONFIG} back'}, "
+                f"{self.path}: holds a run: {way if has_run else f'restore its {CONFIG}'}, "
                 f"choose another directory "
-                "(out, --out), or start afresh (overwrite=True, --overwrite)"
+                "(out, --out), or start again (overwrite=True, --overwrite)"
             )
         for name in present:
             (self.path / name).unlink()
@@ -136,14 +136,17 @@ class RunDirectory:
     def begin(
         self, config: Mapping[str, Any], cohorts: list[list[Any]], clients: Mapping[str, Any] | None
     ) -> None:
-        """Writes down what the run is, before its first round.
+        """Write the description of the run, before its first round.
 
-        Who holds what may only be known later.
+        Args:
+            config: the configuration.
+            cohorts: the clients of each round.
+            clients: the clients, with their sizes and labels; None if they are not known yet.
         """
-        if not self.used:
+        if not self.has_run:
             self.prepare()
         self.check()
-        write_json(self.path / ENVIRONMENT, environment())
+        write_json(self.path / ENVIRONMENT, describe_environment())
         if clients is not None:
             self.write_clients(clients)
         write_json(self.path / COHORTS, cohorts, compact=True)
@@ -152,64 +155,64 @@ class RunDirectory:
         self.has_begun = True
 
     def write_clients(self, clients: Mapping[str, Any]) -> None:
-        """Who holds what."""
+        """Write the clients, with their sizes and labels."""
         self.check()
         write_json(self.path / CLIENTS, clients, compact=True)
 
     def check(self) -> None:
-        """Raises an error if the directory or its log was removed or replaced since it was opened."""
-        if not self.held.is_in_place():
+        """Raise an error if the directory, its log or its configuration was removed or replaced."""
+        if not self.handle.is_unchanged():
             raise SteelyardError(
                 f"{self.path}: the run directory was removed or replaced during the run: the run "
                 f"stops, and what it "
-                "did since its last checkpoint is lost. Bring the directory back and resume, or "
-                "start afresh"
+                "did since its last checkpoint is lost. Restore the directory and resume, or "
+                "start again"
             )
-        if self.log is not None and not lead_to_same(self.path / ROUNDS, self.log):
+        if self.log is not None and not is_same_file(self.path / ROUNDS, self.log):
             raise SteelyardError(
                 f"{self.path / ROUNDS}: the log was removed or replaced during the run: the run "
-                f"stops. Bring the file "
-                "back and resume, or start afresh (overwrite=True, --overwrite)"
+                "stops. Restore the file and resume, or start again (overwrite=True, --overwrite)"
             )
         if self.has_begun and not is_present(self.path / CONFIG):
             raise SteelyardError(
-                f"{self.path / CONFIG}: was removed during the run: bring the file back and resume"
+                f"{self.path / CONFIG}: was removed during the run: restore the file and resume"
             )
 
     @property
     def has_rounds(self) -> bool:
-        """Whether rounds are on record."""
+        """Whether the log has rounds."""
         path = self.path / ROUNDS
         return path.is_file() and path.stat().st_size > 0
 
     def open_log(self, rounds: int, digest: str | None = None) -> list[dict[str, Any]]:
-        """Opens the log for appending after the first `rounds` lines.
-
-        Later ones, half lines too, are cut off.
+        """Open the log for appending after the first `rounds` lines; later lines are removed.
 
         Args:
-            rounds: how many lines to keep.
-            digest: SHA-256 of these lines when they were written, if that is known.
+            rounds: the number of lines to keep.
+            digest: the SHA-256 of these lines when they were written, if it is known.
+
+        Returns:
+            The records in these lines, with the keys of today.
         """
         path = self.path / ROUNDS
         try:
             lines = read_bytes(path).splitlines(keepends=True)[:rounds] if path.exists() else []
-            records = [parse_json(line) for line in lines]
+            records = [parse_record(line) for line in lines]
             complete = [record["round"] for record in records] == list(range(1, rounds + 1))
         except (OSError, ValueError, KeyError, TypeError):
             complete = False
         if not complete:
             raise SteelyardError(
                 f"{path}: lines of rounds 1 to {rounds} are missing or damaged, the run cannot go "
-                f"on: start afresh "
+                f"on: start again "
                 "(overwrite=True, --overwrite)"
             )
-        self.lines = hashlib.sha256(b"".join(lines))
-        if digest is not None and digest != self.lines.hexdigest():
+        self.log_hash = hashlib.sha256(b"".join(lines))
+        if digest is not None and digest != self.log_hash.hexdigest():
             raise SteelyardError(
                 f"{path}: the lines of rounds 1 to {rounds} are not those that were written, the "
                 f"run cannot go on: "
-                "bring the file back, or start afresh (overwrite=True, --overwrite)"
+                "restore the file, or start again (overwrite=True, --overwrite)"
             )
         try:
             self.log = open_private(path, os.O_WRONLY | os.O_APPEND)
@@ -219,11 +222,11 @@ class RunDirectory:
         return records
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """One line for one round."""
+        """Append the record of a round to the log."""
         assert self.log is not None
         self.check()
         data = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        self.lines.update(data)
+        self.log_hash.update(data)
         try:
             while data:  # the last bytes of a disk are taken without an error
                 data = data[os.write(self.log, data) :]
@@ -234,22 +237,22 @@ class RunDirectory:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the lines in the log."""
-        return self.lines.hexdigest()
+        """The SHA-256 of the lines in the log."""
+        return self.log_hash.hexdigest()
 
     def close(self) -> None:
-        """Releases the directory."""
+        """Release the lock of the directory."""
         if self.log is not None:
             close_private(self.log)
             self.log = None
         # Leave a directory in which no run began as it was before.
-        if self.held.is_in_place() and not is_file_of_run(self.path, CONFIG):
+        if self.handle.is_unchanged() and not is_file_of_run(self.path, CONFIG):
             with contextlib.suppress(OSError):
                 if self.is_new or not self.had_lock:
                     remove_lock(self.path, self.lock)
                 if self.is_new:
                     self.path.rmdir()
-        self.held.close()
+        self.handle.close()
         self.checkpoints.close()
         close_private(self.lock)
 
@@ -266,13 +269,13 @@ class RunDirectory:
 
 
 def write_json(path: Path, value: Any, compact: bool = False) -> None:
-    """Writes JSON atomically."""
+    """Write a JSON file atomically."""
     text = json.dumps(value, separators=(",", ":")) if compact else json.dumps(value, indent=1)
     write_text(path, text + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file atomically: the old one or the new one is there, whatever happens."""
+    """Write a file atomically: at any time, either the old or the new one exists."""
     hidden = path.with_name(f".{path.name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     try:
@@ -285,8 +288,8 @@ def write_text(path: Path, text: str) -> None:
         raise SteelyardError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def environment() -> dict[str, Any]:
-    """What a run's bits may depend on, beside its configuration."""
+def describe_environment() -> dict[str, Any]:
+    """Return what the bits of a run may depend on, besides its configuration."""
     return {
         "steelyard": __version__,
         "python": platform.python_version(),

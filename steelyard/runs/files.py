@@ -1,8 +1,8 @@
 """The files of a run directory, read and checked.
 
-Whatever a file holds, reading it ends with plain data of the expected types or with a
-`SteelyardError` that names the file: wrong types, numbers beyond any float, deep nesting. What is
-checked is what other code relies on; keys that nobody relies on may hold anything.
+Reading a file returns plain data of the expected types, or raises a `SteelyardError` that names the
+file: for wrong types, numbers that are too large, and deep nesting. Only the keys that other code
+relies on are checked.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.round_record import ROUND_RECORD, Form, rename_old_keys
 
 CONFIG, ENVIRONMENT, COHORTS, ROUNDS = (
     "config.json",
@@ -30,10 +31,16 @@ FILES = (
     CLIENTS,
     ENVIRONMENT,
 )  # removed in this order: the last one tells whose they are
-_RESOLVED = {"algorithm", "seed", "rounds", "data", "model"}  # what a configuration says of any run
-_DEEPEST = 32  # levels of nesting
-_LARGEST = 1 << 1000  # of whole numbers: beyond it, they do not become a float
-_COUNT = 1 << 53  # of anything that is counted
+_REQUIRED_KEYS = {
+    "algorithm",
+    "seed",
+    "rounds",
+    "data",
+    "model",
+}  # what a configuration says of any run
+_MAX_DEPTH = 32  # levels of nesting
+_MAX_INTEGER = 1 << 1000  # of whole numbers: beyond it, they do not become a float
+_MAX_COUNT = 1 << 53  # of anything that is counted
 
 Check = Callable[[Any], bool]
 
@@ -46,7 +53,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _COUNT
+    return type(value) is int and 0 <= value < _MAX_COUNT
 
 
 def _is_id(value: Any) -> bool:
@@ -70,24 +77,25 @@ def _dict_of(check: Check) -> Check:
 
 
 def _is_table(value: Any) -> bool:
-    """Rows of numbers, all of one length."""
+    """Return whether a value is a list of rows of numbers, all of the same length."""
     return _list_of(_list_of(_is_number))(value) and len({len(row) for row in value}) <= 1
 
 
-_RECORD: dict[str, Check] = {
-    "accuracy": _or_none(_is_number),
-    "loss": _or_none(_is_number),
-    "weights": _dict_of(_or_none(_is_number)),
-    "layer_weights": _dict_of(_list_of(_or_none(_is_number))),
-    "quarantined": _dict_of(_is_text),
-    "void": _or_none(_is_text),
-    "dropped": _list_of(_is_id),
-    "late": _list_of(_is_id),
-    "timings": _dict_of(_is_number),
-    "client_accuracy": _dict_of(_or_none(_is_number)),
-    "reported": _dict_of(_dict_of(_or_none(_is_number))),
-}  # where a round has these keys
-_ABOUT: dict[str, Check] = {
+_CHECKS_BY_FORM: dict[Form, Check] = {
+    "number": _or_none(_is_number),
+    "text": _or_none(_is_text),
+    "number by client": _dict_of(_or_none(_is_number)),
+    "reason by client": _dict_of(_is_text),
+    "list of clients": _list_of(_is_id),
+    "numbers by layer": _dict_of(_list_of(_or_none(_is_number))),
+    "numbers by name": _dict_of(_is_number),
+    "numbers by metric and client": _dict_of(_dict_of(_or_none(_is_number))),
+}
+# The keys of a record that other code relies on.
+_RECORD_CHECKS: dict[str, Check] = {
+    entry.key: _CHECKS_BY_FORM[entry.form] for entry in ROUND_RECORD.values() if entry.is_validated
+}
+_RESOLVED_CHECKS: dict[str, Check] = {
     "algorithm": _dict_of(_or_none(_is_text)),
     "seed": lambda value: type(value) is int,
     "rounds": _is_count,
@@ -102,12 +110,12 @@ _ABOUT: dict[str, Check] = {
     "participation": lambda value: isinstance(value, dict),
     "proxy": lambda value: isinstance(value, dict),
 }  # where the resolved configuration has these keys
-_ASKED: dict[str, Check] = {
+_REQUESTED_CHECKS: dict[str, Check] = {
     "target": _or_none(_is_number),
     "data": lambda value: isinstance(value, dict),
     "seed": lambda value: type(value) is int,
 }  # where the configuration of the command line has these keys
-_CLIENTS: dict[str, Check] = {
+_CLIENTS_CHECKS: dict[str, Check] = {
     "ids": _list_of(_is_id),
     "sizes": _list_of(_is_number),
     "counts": _is_table,
@@ -115,29 +123,33 @@ _CLIENTS: dict[str, Check] = {
 }
 
 
-def _wrong_key(value: Mapping[str, Any], checks: Mapping[str, Check]) -> str | None:
-    """The first key whose value is not what it should be."""
+def _find_wrong_key(value: Mapping[str, Any], checks: Mapping[str, Check]) -> str | None:
+    """Return the first key whose value does not pass its check; None if all pass."""
     return next(
         (name for name, check in checks.items() if name in value and not check(value[name])), None
     )
 
 
 def parse_json(data: bytes) -> Any:
-    """JSON as plain data; raises ValueError for all that is not, or that nobody can compute with."""
+    """Return JSON as plain data.
+
+    Raises:
+        ValueError: the data is not JSON, is nested too deeply, or has an integer that is too large.
+    """
     try:
         value = json.loads(data)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     # Level by level: a recursion could go too deep.
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         inner: list[Any] = []
         for item in level:
             if isinstance(item, dict):
                 inner += item.values()
             elif isinstance(item, list):
                 inner += item
-            elif isinstance(item, int) and abs(item) >= _LARGEST:
+            elif isinstance(item, int) and abs(item) >= _MAX_INTEGER:
                 raise ValueError(f"a number of {item.bit_length()} bits")
         if not inner:
             return value
@@ -146,27 +158,30 @@ def parse_json(data: bytes) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The contents of a file.
+    """Return the contents of a file.
 
-    Raises OSError for all that is not one, such as a pipe that nobody writes to.
+    Raises:
+        OSError: it is not a regular file, for example a pipe, or it cannot be read.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a file")
     return path.read_bytes()
 
 
-def _read(path: Path, cure: str) -> Any:
-    """A file of JSON; errors name it."""
+def _read_json(path: Path, advice: str) -> Any:
+    """Return the data of a JSON file; errors name the file and end with the advice."""
     try:
         return parse_json(read_bytes(path))
     except ValueError as error:
-        raise SteelyardError(f"{path}: not JSON: {error}: {cure}") from None
+        raise SteelyardError(f"{path}: not JSON: {error}: {advice}") from None
     except OSError as error:
-        raise SteelyardError(f"{path}: cannot be read: {error.strerror or error}: {cure}") from None
+        raise SteelyardError(
+            f"{path}: cannot be read: {error.strerror or error}: {advice}"
+        ) from None
 
 
 def is_file_of_run(directory: Path, name: str) -> bool:
-    """Whether a file of a run directory is there, and is what a run writes under this name."""
+    """Return whether a file of a run directory exists and has the content that a run writes."""
     path = directory / name
     if path.is_symlink() or not path.is_file():
         return False
@@ -185,70 +200,95 @@ def is_file_of_run(directory: Path, name: str) -> bool:
     if not isinstance(value, dict) or not value.keys() >= keys:
         return False
     return name != CONFIG or (
-        isinstance(value["resolved"], dict) and value["resolved"].keys() >= _RESOLVED
+        isinstance(value["resolved"], dict) and value["resolved"].keys() >= _REQUIRED_KEYS
     )
 
 
-def _is_record(line: bytes) -> bool:
+def parse_record(line: bytes) -> dict[str, Any]:
+    """Return the record in a line of the log, with the keys of today.
+
+    Lines of older versions have other keys: they are renamed here, for all readers.
+
+    Raises:
+        ValueError: the line is not the record of a round.
+    """
     try:
         record = parse_json(line)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(record, dict) or not _is_count(record.get("round")):
+        raise ValueError("not the record of a round")
+    return rename_old_keys(record)
+
+
+def _is_record(line: bytes) -> bool:
+    """Return whether a line of the log is the record of a round."""
+    try:
+        parse_record(line)
     except ValueError:
         return False
-    return isinstance(record, dict) and _is_count(record.get("round"))
+    return True
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What `begin` wrote into a run directory."""
+    """Return the configuration of a run directory."""
     if not (path / CONFIG).exists():
         raise SteelyardError(f"{path}: holds no run (no {CONFIG})")
-    cure = "leave this directory out, or remove it"
-    config = _read(path / CONFIG, cure)
+    advice = "leave this directory out, or remove it"
+    config = _read_json(path / CONFIG, advice)
     resolved = config.get("resolved") if isinstance(config, dict) else None
-    if not isinstance(resolved, dict) or not resolved.keys() >= _RESOLVED:
-        raise SteelyardError(f"{path / CONFIG}: does not say what was run: {cure}")
+    if not isinstance(resolved, dict) or not resolved.keys() >= _REQUIRED_KEYS:
+        raise SteelyardError(f"{path / CONFIG}: does not say what was run: {advice}")
     requested = config.get("config", {})
     if not isinstance(requested, dict):
-        raise SteelyardError(f"{path / CONFIG}: config is not a table of options: {cure}")
-    for section, value, checks in (("resolved", resolved, _ABOUT), ("config", requested, _ASKED)):
-        wrong = _wrong_key(value, checks)
+        raise SteelyardError(f"{path / CONFIG}: config is not a table of options: {advice}")
+    for section, value, checks in (
+        ("resolved", resolved, _RESOLVED_CHECKS),
+        ("config", requested, _REQUESTED_CHECKS),
+    ):
+        wrong = _find_wrong_key(value, checks)
         if wrong is not None:
             raise SteelyardError(
-                f"{path / CONFIG}: {section}.{wrong} is {_brief(value[wrong])}: {cure}"
+                f"{path / CONFIG}: {section}.{wrong} is {_shorten_json(value[wrong])}: {advice}"
             )
     try:
         json.dumps(config, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise SteelyardError(f"{path / CONFIG}: holds text that is not Unicode: {cure}") from None
+        raise SteelyardError(f"{path / CONFIG}: holds text that is not Unicode: {advice}") from None
     checked: dict[str, Any] = config
     return checked
 
 
-def _brief(value: Any) -> str:
+def _shorten_json(value: Any) -> str:
+    """Return a value as JSON of at most 60 characters."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def read_clients(path: Path) -> dict[str, Any] | None:
-    """Who holds what in a run; None for a run from before this was written down."""
+    """Return the clients of a run, with their sizes and labels; None if an old run has no such file."""
     if not (path / CLIENTS).exists():
         return None
-    cure = "resume the run to write it anew"
-    clients = _read(path / CLIENTS, cure)
+    advice = "resume the run to write it again"
+    clients = _read_json(path / CLIENTS, advice)
     if not isinstance(clients, dict) or not isinstance(clients.get("ids"), list):
-        raise SteelyardError(f"{path / CLIENTS}: names no clients: {cure}")
-    wrong = _wrong_key(clients, _CLIENTS)
+        raise SteelyardError(f"{path / CLIENTS}: names no clients: {advice}")
+    wrong = _find_wrong_key(clients, _CLIENTS_CHECKS)
     if wrong is None:
         count = len(clients["ids"])
         wrong = next(
-            (name for name in _CLIENTS if name in clients and len(clients[name]) != count), None
+            (name for name in _CLIENTS_CHECKS if name in clients and len(clients[name]) != count),
+            None,
         )
     if wrong is not None:
-        raise SteelyardError(f"{path / CLIENTS}: {wrong} is {_brief(clients[wrong])}: {cure}")
+        raise SteelyardError(
+            f"{path / CLIENTS}: {wrong} is {_shorten_json(clients[wrong])}: {advice}"
+        )
     return clients
 
 
 def read_cohorts(path: Path) -> list[Any] | None:
-    """Whom each round asked; None if that cannot be read."""
+    """Return the cohort of each round; None if the file cannot be read."""
     try:
         cohorts = parse_json(read_bytes(path / COHORTS))
     except (OSError, ValueError):
@@ -257,7 +297,7 @@ def read_cohorts(path: Path) -> list[Any] | None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The rounds on record; a half line at the end, of a run that was killed, is left out."""
+    """Return the records of a run; an incomplete last line of a killed run is left out."""
     try:
         data = read_bytes(path / ROUNDS) if (path / ROUNDS).exists() else b""
     except OSError as error:
@@ -277,17 +317,15 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def _append_record(line: bytes, records: list[dict[str, Any]]) -> str | None:
-    """Adds the record in a line to those before it; returns what is wrong with it, if anything."""
+    """Append the record in a line to the records; return the problem instead if there is one."""
     try:
-        record = parse_json(line)
+        record = parse_record(line)
     except ValueError as error:
-        return f"not JSON: {error}"
-    if not isinstance(record, dict) or not _is_count(record.get("round")):
-        return "not the record of a round"
+        return str(error)
     if records and record["round"] <= records[-1]["round"]:
         return f"round {record['round']} after round {records[-1]['round']}"
-    wrong = _wrong_key(record, _RECORD)
+    wrong = _find_wrong_key(record, _RECORD_CHECKS)
     if wrong is not None:
-        return f"{wrong} is {_brief(record[wrong])}"
+        return f"{wrong} is {_shorten_json(record[wrong])}"
     records.append(record)
     return None

@@ -1,4 +1,4 @@
-"""What a run leaves in memory: its records, its model, and ways to look at them."""
+"""The history of a run: its records, its final model, and ways to read them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.round_record import OLD_NAMES, ROUND_RECORD
 from steelyard.runs.directory import CONFIG, read_config, read_log
 from steelyard.runs.monitor import Monitor
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_COUNTED_FORMS = ("list of clients", "reason by client")  # one column each: the number of clients
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,19 +49,19 @@ class History:
 
     @staticmethod
     def read(path: str | Path) -> History:
-        """The history of a run directory, finished or not."""
+        """Return the history of a run directory, finished or not."""
         path = Path(path)
         records = read_log(path)
         if not records:
             raise SteelyardError(f"{path}: holds no rounds")
-        monitor = Monitor.read(read_config(path)) if (path / CONFIG).exists() else Monitor()
+        monitor = Monitor.from_config(read_config(path)) if (path / CONFIG).exists() else Monitor()
         return History(path.name, records, {}, path, monitor)
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __repr__(self) -> str:
-        """A few lines: the last round, and where everything is; `records` holds it all."""
+        """Return a few lines: the last round, the path and the number of tensors."""
         last = self.records[-1] if self.records else {}
         measured = [
             f"{key}={last[key]:.4f}"
@@ -77,9 +80,16 @@ class History:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.records)
 
+    def find_key(self, name: str) -> str:
+        """Return the key of a recorded value; keys of older versions are translated."""
+        if name in OLD_NAMES and not any(name in record for record in self.records):
+            return OLD_NAMES[name]
+        return name
+
     def column(self, name: str) -> list[Any]:
-        """One value for each round that has it."""
-        return [record[name] for record in self.records if record.get(name) is not None]
+        """Return the values of a key, one for each round that has it."""
+        key = self.find_key(name)
+        return [record[key] for record in self.records if record.get(key) is not None]
 
     @property
     def accuracy(self) -> list[float]:
@@ -106,7 +116,7 @@ class History:
 
         The highest accuracy, unless `monitor=` named another metric.
         """
-        return self.monitor.best(self.monitored)
+        return self.monitor.find_best(self.monitored)
 
     def rounds_to(self, target: float) -> int | None:
         """Return the first round whose monitored metric is as good as the target.
@@ -119,15 +129,16 @@ class History:
         return next(rounds, None)
 
     def comparable(self) -> list[dict[str, Any]]:
-        """The records without what differs from run to run: timings."""
+        """Return the records without timings, which differ from run to run."""
         return [
             {name: value for name, value in r.items() if name != "timings"} for r in self.records
         ]
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per round; weights as columns `weight.<client>`, timings as `seconds.<stage>`.
+        """Return a table with one row per round.
 
-        FedCos's cosines are `direction_cosine.<client>`.
+        Weights are columns `weight.<client>`, timings `seconds.<stage>`, and FedCos's cosines
+        `direction_cosine.<client>`. Lists of clients are columns with their lengths.
         """
         try:
             import pandas as pd
@@ -136,6 +147,7 @@ class History:
         return pd.DataFrame([_flatten_record(record) for record in self.records]).set_index("round")
 
     def _repr_html_(self) -> str:
+        """Return a table of the first and last rounds, for notebooks."""
         own = () if self.monitor.metric in ("accuracy", "loss") else (self.monitor.metric,)
         columns = ("round", *own, "accuracy", "loss", "coherence", "effective_clients")
         head = "".join(f"<th>{escape(name)}</th>" for name in columns)
@@ -148,17 +160,23 @@ class History:
 
 
 def _flatten_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {name: value for name, value in record.items() if not isinstance(value, (dict, list))}
-    plain |= {f"weight.{client}": weight for client, weight in record.get("weights", {}).items()}
-    plain |= {
-        f"direction_cosine.{client}": cosine
-        for client, cosine in record.get("direction_cosines", {}).items()
-    }
-    plain |= {f"seconds.{stage}": time for stage, time in record.get("timings", {}).items()}
-    return plain | {name: len(record.get(name, ())) for name in ("quarantined", "dropped", "late")}
+    """Return a record as one row: tables have a column per client or stage, lists their length."""
+    row = {name: value for name, value in record.items() if not isinstance(value, (dict, list))}
+    entries = [entry for entry in ROUND_RECORD.values() if entry.column]
+    for entry in entries:
+        if entry.form not in _COUNTED_FORMS:
+            for name, value in record.get(entry.key, {}).items():
+                row[f"{entry.column}.{name}"] = value
+    for entry in entries:
+        if entry.form in _COUNTED_FORMS:
+            row[entry.column] = len(record.get(entry.key, ()))
+    return row
 
 
 def _cell(value: Any) -> str:
-    return (
-        "" if value is None else f"{value:.4f}" if isinstance(value, float) else escape(str(value))
-    )
+    """Return a value as the text of a cell."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return escape(str(value))

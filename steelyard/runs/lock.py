@@ -1,4 +1,4 @@
-"""Locks: directories that only one process writes to at a time."""
+"""Locks: only one process at a time writes to a directory."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from steelyard.core.errors import SteelyardError
 # Whether a path still leads to the file or directory that it led to before.
 
 
-class HeldDirectory:
-    """A directory that is held open, so that one that takes its place can be told from it.
+class DirectoryHandle:
+    """An open directory, which can be distinguished from another one at the same path.
 
-    While a directory is open, the file system gives its inode number to no other.
+    While a directory is open, the file system does not use its inode number again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def is_in_place(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether the path still leads to this directory."""
-        return self._handle is not None and lead_to_same(self.path, self._handle)
+        return self._handle is not None and is_same_file(self.path, self._handle)
 
     def close(self) -> None:
         """Release the directory."""
@@ -40,7 +40,7 @@ class HeldDirectory:
         self.close()
 
 
-def lead_to_same(path: Path, handle: int) -> bool:
+def is_same_file(path: Path, handle: int) -> bool:
     """Return whether a path leads to an open file or directory."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))
@@ -49,7 +49,7 @@ def lead_to_same(path: Path, handle: int) -> bool:
 
 
 def is_present(path: Path) -> bool:
-    """Return whether something has this name, if only a link that leads nowhere."""
+    """Return whether the path exists, also as a broken link."""
     return os.path.lexists(path)
 
 
@@ -76,7 +76,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Opens a file, which is created if need be, with a handle that forked processes do not keep."""
+    """Open a file, and create it if it is missing; forked processes close the handle."""
     with _guard:
         handle = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         _private.add(handle)
@@ -84,7 +84,7 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def close_private(handle: int) -> None:
-    """Closes a handle of `open_private`; does nothing in a process that was forked since."""
+    """Close a handle of `open_private`; a process that was forked later does nothing."""
     with _guard:
         if handle in _private:
             _private.remove(handle)
@@ -121,7 +121,7 @@ def lock(path: Path, kind: str) -> int:
             f"{path}: this {kind} is in use by {owner}: wait for it, or choose another directory "
             f"(out, --out)"
         ) from None
-    if not lead_to_same(path / LOCK, handle):  # its last owner removed it just now
+    if not is_same_file(path / LOCK, handle):  # its last owner removed it just now
         close_private(handle)
         return lock(path, kind)
     os.ftruncate(handle, 0)
@@ -130,7 +130,7 @@ def lock(path: Path, kind: str) -> int:
 
 
 def _check_lock_file(path: Path, kind: str) -> None:
-    """Refuses a file of somebody else that has the name of ours: it would be overwritten."""
+    """Raise an error if the file is not a lock of ours: it would be overwritten."""
     try:
         status = os.lstat(path)
         is_ours = stat.S_ISREG(status.st_mode) and status.st_size <= 400
@@ -146,8 +146,8 @@ def _check_lock_file(path: Path, kind: str) -> None:
 
 
 def remove_lock(path: Path, handle: int) -> None:
-    """Removes the lock file of a directory that was not used, if it is still the one that was locked."""
-    if lead_to_same(path / LOCK, handle):
+    """Remove the lock file of an unused directory, if it is still the one that was locked."""
+    if is_same_file(path / LOCK, handle):
         (path / LOCK).unlink()
 
 
@@ -155,7 +155,7 @@ def remove_lock(path: Path, handle: int) -> None:
 def lock_directory(path: Path, kind: str) -> Iterator[None]:
     """Lock a directory while the block runs.
 
-    Remove one that was created for it and stayed empty.
+    The directory is created if it is missing. It is removed again if it stays empty.
     """
     is_new = not path.exists()
     handle = lock(path, kind)

@@ -1,4 +1,4 @@
-"""The metric that a run's `target` and its best model refer to, and which way it gets better."""
+"""The metric that decides which model is best and when a run has reached its target."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from steelyard.core.checks import LARGEST
 from steelyard.core.errors import SteelyardError, shorten
+from steelyard.core.round_record import ROUND_RECORD
 
 MODES = ("auto", "max", "min")
 
@@ -46,16 +47,19 @@ class Monitor:
     target: float | None = None
 
     @classmethod
-    def of(
+    def from_options(
         cls, metric: str = "accuracy", mode: str = "auto", target: float | None = None
     ) -> Monitor:
-        """Check the options of a run.
+        """Return the monitor for the options of a run, after checking them.
 
-        `mode="auto"` is `min` for losses and errors, `max` for all else.
+        Args:
+            metric: the name of the metric.
+            mode: `max`, `min`, or `auto`, which is `min` for losses and errors and else `max`.
+            target: the value that ends the run.
         """
         if not isinstance(metric, str) or not metric:
             raise SteelyardError(
-                f"monitor={metric!r}: give the name of a metric, such as 'accuracy' or 'loss'"
+                f"monitor={metric!r}: pass the name of a metric, such as 'accuracy' or 'loss'"
             )
         if mode not in MODES:
             raise SteelyardError(f"mode={mode!r}: use auto, max or min")
@@ -65,10 +69,10 @@ class Monitor:
         return cls(metric, mode, target)
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Monitor:
-        """Return what `config.json` of a run says.
+    def from_config(cls, config: Mapping[str, Any]) -> Monitor:
+        """Return the monitor that `config.json` of a run specifies.
 
-        Runs from before it said so have a target on the accuracy.
+        Old runs do not specify one: they monitor the accuracy.
         """
         monitor = config.get("monitor")
         if (
@@ -76,16 +80,18 @@ class Monitor:
             and isinstance(monitor.get("metric"), str)
             and monitor.get("mode") in MODES[1:]
         ):
-            return cls(monitor["metric"], monitor["mode"], read_number(monitor.get("target")))
+            return cls(monitor["metric"], monitor["mode"], as_finite_number(monitor.get("target")))
         requested = config.get("config")
         return cls(
-            target=read_number(requested.get("target")) if isinstance(requested, Mapping) else None
+            target=as_finite_number(requested.get("target"))
+            if isinstance(requested, Mapping)
+            else None
         )
 
-    def progress(self) -> dict[str, Any]:
-        """Return what a checkpoint says of it.
+    def to_progress(self) -> dict[str, Any]:
+        """Return the entry of a checkpoint.
 
-        Nothing for the highest accuracy, as before there were others.
+        It is empty for the highest accuracy, as in checkpoints of older versions.
         """
         return (
             {}
@@ -93,10 +99,16 @@ class Monitor:
             else {"monitor": [self.metric, self.mode]}
         )
 
-    def check_resumed(
+    def check_same_metric(
         self, path: Path, progress: Mapping[str, Any], records: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Refuse to go on with another metric than the one by which the run in a directory keeps its best model."""
+        """Raise an error if a resumed run chose its best model by another metric.
+
+        Args:
+            path: the run directory.
+            progress: the progress in the checkpoint.
+            records: the records up to the checkpoint.
+        """
         if progress["best"] is None:
             return
         usual = (
@@ -107,8 +119,8 @@ class Monitor:
         metric, mode = progress.get("monitor", usual)
         if (metric, mode) != (self.metric, self.mode):
             raise SteelyardError(
-                f"{path}: the run in it keeps its best model by monitor={metric!r}, mode={mode!r}: "
-                f"give the same, or "
+                f"{path}: the best model of its run was chosen by monitor={metric!r}, mode={mode!r}: "
+                f"pass the same, or "
                 "choose another directory (out, --out)"
             )
 
@@ -117,15 +129,15 @@ class Monitor:
         return asdict(self)
 
     def score(self, value: float) -> float:
-        """Return a value with the sign that makes more better."""
+        """Return a value with the sign with which higher is better."""
         return value if self.mode == "max" else -value
 
-    def score_of(self, record: Mapping[str, Any]) -> float | None:
-        """Return the score of a round; None if it has no such number on record."""
-        value = read_number(record.get(self.metric))
+    def score_record(self, record: Mapping[str, Any]) -> float | None:
+        """Return the score of a round; None if its record does not have the metric."""
+        value = as_finite_number(record.get(self.metric))
         return None if value is None else self.score(value)
 
-    def best(self, values: Iterable[float]) -> float | None:
+    def find_best(self, values: Iterable[float]) -> float | None:
         """Return the best of some values; None if there is none."""
         return max(values, key=self.score, default=None)
 
@@ -134,19 +146,19 @@ class Monitor:
 
         Never, if there is no target.
         """
-        score = self.score_of(record)
+        score = self.score_record(record)
         return target is not None and score is not None and score >= self.score(target)
 
-    def is_done(self, records: Iterable[Mapping[str, Any]]) -> bool:
-        """Return whether a round on record has reached the run's own target."""
+    def is_target_reached(self, records: Iterable[Mapping[str, Any]]) -> bool:
+        """Return whether a recorded round has reached the target of the run."""
         return any(self.has_reached(record, self.target) for record in records)
 
 
 def check_target(target: float | None, metric: str = "accuracy") -> None:
-    """Refuse a target that no round can have, or that every round has."""
+    """Raise an error if a target is not a number, or is an accuracy outside of (0, 1]."""
     if target is None:
         return
-    number = read_number(target)
+    number = as_finite_number(target)
     if metric == "accuracy" and (number is None or not 0 < number <= 1):
         text = f"{target:g}" if isinstance(target, float) else shorten(target)
         raise SteelyardError(f"target={text}: use an accuracy in (0, 1], such as 0.9")
@@ -155,13 +167,19 @@ def check_target(target: float | None, metric: str = "accuracy") -> None:
 
 
 def is_lower_better(metric: str) -> bool:
-    """Return whether the name of a metric says that less is better: `loss`, `mae`, `val_error`."""
+    """Return whether less is better: the table of recorded keys, or else the name, says so.
+
+    Names that say so are `loss`, `mae`, `val_error`, ...
+    """
+    entry = ROUND_RECORD.get(metric)
+    if entry is not None and entry.better:
+        return entry.better == "lower"
     words = re.split(r"[^a-z0-9]+", metric.lower())
     return any(word in _LOWER_IS_BETTER or word.endswith(("loss", "error")) for word in words)
 
 
-def read_number(value: Any) -> float | None:
-    """Return a finite number that is not a truth value, or None."""
+def as_finite_number(value: Any) -> float | None:
+    """Return a finite number as it is; None for anything else, and for truth values."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isinstance(value, int) and abs(value) > LARGEST:

@@ -1,4 +1,4 @@
-"""A round as one line of JSON."""
+"""Records of rounds in a form that JSON can hold."""
 
 from __future__ import annotations
 
@@ -19,47 +19,56 @@ Record = dict[str, Any]
 def make_record(
     report: Mapping[str, Any], weights: Mapping[ClientId, float], by_layer: Array
 ) -> Record:
-    """A report as one line of JSON: text keys, and null where a number is not one."""
+    """Return the record of a round: keys are text, and numbers that are not finite are None.
+
+    Args:
+        report: the report of the round.
+        weights: the weights of the clients.
+        by_layer: the weights of the clients in each layer, `[g, K]`.
+    """
     record: Record = {"round": report["round"], "weights": weights}
     if by_layer.shape[0] > 1:
         record["layer_weights"] = dict(zip(report["layers"], by_layer.tolist(), strict=True))
     record |= {
         name: value for name, value in report.items() if name not in ("round", "layers", "clients")
     }
-    cleaned: Record = _clean(record)
+    cleaned: Record = _replace_non_finite(record)
     return cleaned
 
 
-def _clean(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
+    """Return a value with text keys, and None in place of numbers that are not finite."""
     if isinstance(value, float):
         return finite_or_none(value)
     if isinstance(value, Mapping):
-        return {str(key): _clean(item) for key, item in value.items()}
+        return {str(key): _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_clean(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return value
 
 
-def make_written(record: Record) -> tuple[Record, dict[str, str]]:
-    """Bring a record that callbacks have added to into a form that JSON can hold, in place.
+def to_json_record(record: Record) -> tuple[Record, dict[str, str]]:
+    """Convert the values of a record, which callbacks may have changed, to those of JSON, in place.
 
     Numbers and arrays of numpy and torch become numbers and lists, numbers that are not finite
-    null, keys text.
+    become None, and keys become text.
 
     Returns:
-        What is to be written, and by name why the other values cannot be.
+        The record to write, and the reasons by key why other values cannot be written.
     """
     plain_record: Record = {}
     problems: dict[str, str] = {}
     for name, value in record.items():
         try:
-            record[name] = plain_record[str(name)] = _make_json_safe(value)
+            record[name] = _make_json_safe(value)
+            plain_record[str(name)] = record[name]
         except (TypeError, RecursionError) as error:
             problems[str(name)] = str(error)
     return plain_record, problems
 
 
 def _make_json_safe(value: Any) -> Any:
+    """Return a value as plain data; raises TypeError if it cannot be converted."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     elif isinstance(value, torch.Tensor):
@@ -78,9 +87,9 @@ def _make_json_safe(value: Any) -> Any:
         return [_make_json_safe(item) for item in value]
     if isinstance(value, set | frozenset):
         return [_make_json_safe(item) for item in sorted(value, key=repr)]
-    raise TypeError(f"JSON has no {type(value).__name__}")
+    raise TypeError(f"JSON cannot hold a {type(value).__name__}")
 
 
 def finite_or_none(value: float) -> float | None:
-    """The number, or null where it is not one: JSON has no NaN."""
+    """Return the number, or None if it is not finite: JSON cannot hold NaN."""
     return value if math.isfinite(value) else None

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from steelyard.core.layout import Layout
+from steelyard.metrics import METRICS
 
 # Memory that parent and workers share: pages mapped before the fork, gone with the last process.
 #
@@ -85,7 +86,11 @@ class Buffers:
         self.work = shared_zeros([places], f64)
         self.seconds = shared_zeros([places], f64)
         self.reports = shared_zeros([places, needs.metrics], f64)
-        self.histograms = shared_zeros([places, needs.classes], f64)
+        self.class_reports = {
+            name: shared_zeros([places, needs.classes], f64)
+            for name, metric in METRICS.items()
+            if metric.is_per_class
+        }
         shards = -(-needs.test // SHARD)
         self.shown = shared_zeros([dim], real)
         self.test_results = shared_zeros([shards, 3], f64)

@@ -53,7 +53,7 @@ class Until(Callback):
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> bool:
         """Return whether the round has reached the target."""
-        return self.monitor.is_done([record])
+        return self.monitor.is_target_reached([record])
 
 
 def warn(callbacks: Sequence[Callback], message: str) -> None:

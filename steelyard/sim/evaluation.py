@@ -1,4 +1,4 @@
-"""What a run can measure of its task, and when: checked before the first round."""
+"""The evaluations of a run, and their checks before the first round."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ import torch
 from steelyard.client.flat import count_right
 from steelyard.client.losses import Loss, check_targets
 from steelyard.core.errors import SteelyardError, describe_unknown_name
-from steelyard.core.round_report import GEOMETRY
+from steelyard.core.round_record import OLD_NAMES, ROUND_RECORD
 from steelyard.core.state import ClientId
 from steelyard.data import Federation
+from steelyard.metrics import METRICS
 from steelyard.rules.detectors import gradient_norm
 from steelyard.runs.monitor import Monitor
 from steelyard.runs.record import Record, finite_or_none
 
 
 def check_task(federation: Federation, loss: Loss) -> None:
-    """Refuse targets that the loss would make nonsense of.
+    """Raise an error if the loss cannot use the targets.
 
-    Where only some clients have such, name the first.
+    If only some clients have such targets, the error names the first of them.
     """
     reasons: dict[ClientId, SteelyardError] = {}
     for client, index in zip(federation.ids, federation.index, strict=True):
@@ -47,13 +48,13 @@ def check_task(federation: Federation, loss: Loss) -> None:
 def choose_monitor(
     monitor: Monitor, has_accuracy: bool, own: Collection[str], has_callbacks: bool
 ) -> Monitor:
-    """Return the metric to monitor: the loss, where accuracy is asked for and the task has none.
+    """Return the metric to monitor: the loss, if the task has no accuracy.
 
     Args:
-        monitor: what was asked for.
+        monitor: the monitor of the options.
         has_accuracy: whether the task has an accuracy.
-        own: names of the user's metrics.
-        has_callbacks: whether there are callbacks, which may put any name on record.
+        own: the names of the user's metrics.
+        has_callbacks: whether there are callbacks, which may record any name.
     """
     metric_names = ("accuracy", "loss", *own)
     if monitor.metric not in metric_names and not has_callbacks:
@@ -67,7 +68,7 @@ def choose_monitor(
         alternatives = ", ".join(repr(name) for name in metric_names[1:])
         raise SteelyardError(
             f"target={monitor.target:g} is an accuracy, and this task has none (its targets are "
-            f"not classes): give "
+            f"not classes): pass "
             f"monitor={alternatives}, or add one to test_metrics"
         )
     return Monitor("loss", "min")
@@ -76,7 +77,7 @@ def choose_monitor(
 def can_count_right(outputs: torch.Tensor | None, targets: torch.Tensor) -> bool:
     """Return whether a task has an accuracy.
 
-    Where the network could not be tried, whether its targets are classes.
+    If there are no outputs of the network, return whether the targets are classes.
     """
     if outputs is None:
         return not targets.is_floating_point()
@@ -84,7 +85,7 @@ def can_count_right(outputs: torch.Tensor | None, targets: torch.Tensor) -> bool
 
 
 def keep_one_output(outputs: torch.Tensor | None, count: int) -> torch.Tensor:
-    """Return the network's output of one sample, whose shape and type the test set's outputs will have."""
+    """Return the output for one sample: outputs of the test set have its shape and type."""
     if outputs is None or outputs.ndim == 0 or len(outputs) != count:
         shape = "not a tensor" if outputs is None else f"of shape {list(outputs.shape)}"
         raise SteelyardError(
@@ -96,15 +97,12 @@ def keep_one_output(outputs: torch.Tensor | None, count: int) -> torch.Tensor:
 
 
 def is_due(number: int, every: int, last: bool) -> bool:
-    """Return whether a round is to be evaluated: every so many, and the last.
-
-    Never, if `every` is 0.
-    """
+    """Return whether a round is evaluated: every `every` rounds, and the last; never if it is 0."""
     return bool(every) and (last or number % every == 0)
 
 
 def record_clients(record: Record, ids: Sequence[ClientId], results: torch.Tensor) -> None:
-    """Put the accuracy on each client's own data on record, or the loss where the task has no accuracy."""
+    """Record the accuracy on each client's data, or the loss if the task has no accuracy."""
     rows = [(str(name), row) for name, row in zip(ids, results.tolist(), strict=True) if row[2]]
     accuracies = {name: finite_or_none(right / count) for name, (_, right, count) in rows}
     if any(value is not None for value in accuracies.values()):
@@ -115,30 +113,19 @@ def record_clients(record: Record, ids: Sequence[ClientId], results: torch.Tenso
         }
 
 
-# Metrics of the user's own, computed on the whole test set.
+# Metrics of the user, computed on the whole test set.
 
 TestMetric = Callable[[torch.Tensor, torch.Tensor], float]
 
-RECORDED = {
-    *(
-        "round",
-        "weights",
-        "layer_weights",
-        "quarantined",
-        "void",
-        "dropped",
-        "late",
-        "lr",
-        "simulated_duration",
-    ),
-    *("loss", "accuracy", "client_accuracy", "reported", "timings", "effective_clients"),
-}
 _MEASURES = {
     *("last10", "best", "best10", "final", "rounds", "seconds"),
     *("worst_client", "client_q10", "server_seconds", "void_rounds"),
     *("deviation", "moving", "absolute", "range", "change"),
 }  # what `compare --metric` calls something else
-_RESERVED = {*RECORDED, *GEOMETRY, *_MEASURES}
+_ALWAYS_RECORDED = {
+    entry.key for entry in ROUND_RECORD.values() if not {"rule", "Flower"}.issuperset(entry.sources)
+}
+_RESERVED = {*_ALWAYS_RECORDED, *OLD_NAMES, *_MEASURES}
 
 
 def resolve_test_metrics(
@@ -151,7 +138,7 @@ def resolve_test_metrics(
         name = getattr(metrics, "__name__", "")
         if not callable(metrics) or not name or name == "<lambda>":
             raise SteelyardError(
-                f"test_metrics={metrics!r}: give a dict of functions by name, such as "
+                f"test_metrics={metrics!r}: pass a dict of functions by name, such as "
                 f"{{'mae': mae}}, or one function "
                 "that has a name"
             )
@@ -168,7 +155,7 @@ def resolve_test_metrics(
             )
         if not callable(function):
             raise SteelyardError(
-                f"test_metrics: {name!r} is {function!r}: give a function of (outputs, targets)"
+                f"test_metrics: {name!r} is {function!r}: pass a function of (outputs, targets)"
             )
     return dict(metrics)
 
@@ -176,15 +163,13 @@ def resolve_test_metrics(
 def add_test_metrics(
     record: Record, metrics: Mapping[str, TestMetric], outputs: torch.Tensor, targets: torch.Tensor
 ) -> None:
-    """Compute every metric on all test samples, and put it on record.
-
-    Null where it is not a number.
+    """Compute every metric on all test samples and record it; None if it is not finite.
 
     Args:
-        record: of the round.
-        metrics: by name.
-        outputs: the network's, of all test samples, `[n, ...]`.
-        targets: of all test samples.
+        record: the record of the round.
+        metrics: the metrics by name.
+        outputs: the outputs of the network for all test samples, `[n, ...]`.
+        targets: the targets of all test samples.
     """
     for name, metric in metrics.items():
         prefix = f"round {record['round']}, test metric {name!r}"
@@ -203,25 +188,29 @@ def add_test_metrics(
             raise SteelyardError(f"{prefix}: {type(error).__name__}: {error}") from error
 
 
-# What a round's record keeps of the clients' reports.
+# The part of a record that clients report.
 
-CHANGING = ("accuracy", "accuracy_before", "grad_norm", "loss", "loss_before")
-"""What differs from round to round; sizes and labels do not, and would make every line longer."""
+_RECORDED_METRICS = sorted(name for name, metric in METRICS.items() if metric.is_recorded)
 
 
 def report_metrics(
     table: Mapping[str, Mapping[ClientId, Any]], ids: Sequence[ClientId]
 ) -> dict[str, Any]:
-    """`reported` by metric and client, to six digits, and FGN where clients report `grad_norm`.
+    """Return the entries of a record about what clients reported.
 
-    `fgn` is PA3Fed's Eq. (5), weighted by sizes, where clients report those too; `fgn_mean` is
-    CriticalFL's plain mean.
+    These are `reported` by metric and client, to six digits, and, if all clients report
+    `grad_norm`, `fgn_mean` (CriticalFL's plain mean) and `fgn` (PA3Fed's Eq. (5), weighted by
+    sizes, if clients report those, too).
+
+    Args:
+        table: the reports by metric and client.
+        ids: the clients of the round.
     """
     reported = {
         name: {
             client: float(f"{table[name][client]:.6g}") for client in ids if client in table[name]
         }
-        for name in CHANGING
+        for name in _RECORDED_METRICS
         if table.get(name)
     }
     record: dict[str, Any] = {"reported": reported} if reported else {}

@@ -219,7 +219,7 @@ class Experiment:
             with locate_errors(f"model={self.model!r}"):
                 parse(self.model, MODELS)
         resolve_loss(self.loss)
-        Monitor.of(self.monitor, self.mode, self.target)
+        Monitor.from_options(self.monitor, self.mode, self.target)
         self.local.check_terms(self.algorithm.client)
 
     @functools.cached_property

@@ -18,6 +18,7 @@ from steelyard.core.errors import NOT_FINITE
 from steelyard.core.rng import number
 from steelyard.core.sums import are_finite
 from steelyard.core.term import ClientContext, ClientTerm
+from steelyard.metrics import METRICS
 from steelyard.sim.buffers import Buffers
 from steelyard.sim.work import ClientSlot, SimulationContext
 
@@ -197,7 +198,7 @@ class _Group:
 
     def _evaluate_start(self, i: int) -> tuple[float, float]:
         """Return loss and accuracy of the received model on the client's data; 0 if not needed."""
-        if not {"loss_before", "accuracy_before"} & set(self.work.metrics):
+        if not _needs_evaluation(self.work.metrics, "received"):
             return 0.0, 0.0
         start = self.received[min(i, len(self.received) - 1)]
         self.work.model.load(start, self.buffers.stats, self.buffers.counts)
@@ -237,30 +238,60 @@ class _Group:
 
     def _report(self, i: int, work: float, norm: float, before: tuple[float, float]) -> None:
         """Write the metrics that the algorithm or the user asks for."""
-        trainee, metrics = self.trainees[i], self.work.metrics
+        # Evaluate the trained model on the client's data, if a metric needs it.
+        trainee = self.trainees[i]
         after = (0.0, 0.0)
-        if {"loss", "accuracy"} & set(metrics):
+        if _needs_evaluation(self.work.metrics, "trained"):
             if self.model is not self.work.model:
                 self.work.model.load(self.params[i], self.buffers.stats, self.buffers.counts)
             after = self.work.evaluate_client(trainee.client)
-        values = {
+
+        # A number for each metric; metrics with a number per class have tables of their own.
+        values = self._compute_metrics(trainee, work, norm, before, after)
+        reports = [values.get(name, 0.0) for name in self.work.metrics]
+        self.buffers.reports[trainee.place] = torch.tensor(reports, dtype=torch.float64)
+        for name in self.buffers.class_reports.keys() & set(self.work.metrics):
+            self.buffers.class_reports[name][trainee.place] = self._compute_class_metric(
+                name, trainee.client
+            )
+
+    def _compute_metrics(
+        self,
+        trainee: _Trainee,
+        work: float,
+        grad_norm: float,
+        before: tuple[float, float],
+        after: tuple[float, float],
+    ) -> dict[str, float]:
+        """Return all metrics of `steelyard.metrics.METRICS` that are single numbers.
+
+        Args:
+            trainee: the client.
+            work: its amount of local work, FedNova's a_i.
+            grad_norm: the sum of its squared gradient norms times the learning rate.
+            before: loss and accuracy of the received model.
+            after: loss and accuracy of the trained model.
+        """
+        return {
             "num_examples": float(self.work.sizes[trainee.client]),
             "num_steps": float(trainee.batches.steps),
             "normalizer": work,
-            "grad_norm": norm,
+            "grad_norm": grad_norm,
             "loss_before": before[0],
             "accuracy_before": before[1],
             "loss": after[0],
             "accuracy": after[1],
-            "label_hist": 0.0,  # has a table of its own
         }
-        self.buffers.reports[trainee.place] = torch.tensor(
-            [values[name] for name in metrics], dtype=torch.float64
-        )
-        if "label_hist" in metrics:
-            data = self.work.federation
-            labels = data.train.targets[torch.from_numpy(data.index[trainee.client])]
-            classes = self.buffers.histograms.shape[1]
-            self.buffers.histograms[trainee.place] = torch.bincount(
-                labels, minlength=classes
-            ).double()
+
+    def _compute_class_metric(self, name: str, client: int) -> torch.Tensor:
+        """Return a metric of `steelyard.metrics.METRICS` that has a number for each class."""
+        data = self.work.federation
+        labels = data.train.targets[torch.from_numpy(data.index[client])]
+        classes = self.buffers.class_reports[name].shape[1]
+        metrics = {"label_hist": torch.bincount(labels, minlength=classes).double()}
+        return metrics[name]
+
+
+def _needs_evaluation(metrics: Sequence[str], model: str) -> bool:
+    """Return whether a metric is computed from an evaluation of the received or trained model."""
+    return any(model in METRICS[name].evaluates for name in metrics)

@@ -19,7 +19,7 @@ from steelyard.core.spec import to_text
 from steelyard.core.state import ClientId
 from steelyard.data.proxy import Proxy
 from steelyard.runs.directory import read_cohorts
-from steelyard.runs.fingerprint import code_of, fingerprint
+from steelyard.runs.fingerprint import fingerprint, hash_code
 from steelyard.sim.participation import Participation
 from steelyard.sim.simulator import Simulation
 from steelyard.sim.work import SimulationContext
@@ -71,7 +71,7 @@ def describe_run(
             "parameters": work.model.layout.dim,
             "initial": digest.hexdigest(),
             "layers": _layers(work.model.module),
-            "code": code_of(work.model.module),
+            "code": hash_code(work.model.module),
             "loss": fingerprint(loss),
         },
         "device": work.model.device.type,

@@ -1,9 +1,9 @@
 """Loggers: callbacks that show a run to TensorBoard, MLflow or Weights & Biases.
 
-Each writes the configuration once and, for each round, what its record has of accuracy, loss,
-metrics of the user's own, effective clients, gamma, coherence and timings. Steps are round numbers:
-a resumed run goes on where it was. The run directory stays the record, a logger is a window on it.
-One that fails says so once and goes quiet: it never ends a run.
+Each writes the configuration once. For each round it writes the keys of the record that
+`ROUND_RECORD` marks as logged, the user's metrics and the timings. Steps are round numbers, so a
+resumed run continues its curves. If a logger fails, it warns once and then writes nothing more. It
+never ends a run.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steelyard.core.errors import SteelyardError
+from steelyard.core.round_record import ROUND_RECORD
 from steelyard.core.spec import to_text
 from steelyard.sim.callbacks import Callback
 
@@ -26,67 +27,69 @@ if TYPE_CHECKING:
     from steelyard.sim.simulator import Simulation
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-WRITTEN = ("accuracy", "loss", "effective_clients", "gamma", "coherence")
+LOGGED_KEYS = tuple(entry.key for entry in ROUND_RECORD.values() if entry.is_logged)
 
 
 class Logger(Callback, ABC):
-    """What all loggers share. `open`, `write` and `close` may raise what they like."""
+    """Base class of loggers. Errors of `open`, `write` and `close` do not end the run."""
 
     title: str
-    quiet = True  # but between start and end
+    is_silent = True  # except between start and end
 
     @abstractmethod
     def open(self, run: Simulation, config: Mapping[str, Any]) -> None:
-        """Begins, or goes on if the run has records."""
+        """Start logging, or continue if the run has records."""
 
     @abstractmethod
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """One round."""
+        """Write the numbers of a round."""
 
     @abstractmethod
     def close(self, failed: bool) -> None:
-        """The run has ended, by an error or as planned."""
+        """End logging; `failed` says whether the run ended with an error."""
 
     def start(self, simulation: Simulation) -> None:
-        """Here and no earlier: workers are forked by now, and inherit no open connection."""
-        self.quiet = False
+        """Open the logger after workers are forked, so that they do not inherit connections."""
+        self.is_silent = False
         self._try(lambda: self.open(simulation, flatten_config(simulation)))
 
     def round(self, simulation: Simulation, record: Mapping[str, Any]) -> None:
-        """Writes what the record has."""
+        """Write the numbers of a record."""
         self._try(
-            lambda: self.write(record["round"], numbers(record, tuple(simulation.test_metrics)))
+            lambda: self.write(
+                record["round"], select_numbers(record, tuple(simulation.test_metrics))
+            )
         )
 
     def end(self, simulation: Simulation) -> None:
-        """Closes."""
+        """Close the logger."""
         self._close(failed=False)
 
     def failed(self, simulation: Simulation, error: BaseException) -> None:
-        """Closes, and says that the run failed."""
+        """Close the logger and mark the run as failed."""
         self._close(failed=True)
 
     def _close(self, failed: bool) -> None:
         self._try(lambda: self.close(failed))
-        self.quiet = True
+        self.is_silent = True
 
     def _try(self, action: Callable[[], None]) -> None:
-        if self.quiet:
+        if self.is_silent:
             return
         try:
             action()
         except Exception as error:
-            self.quiet = True
+            self.is_silent = True
             warnings.warn(
-                f"{self.title} failed ({type(error).__name__}: {error}): the run goes on without "
-                f"it",
+                f"{self.title} failed ({type(error).__name__}: {error}): the run continues "
+                "without it",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
 
 class TensorBoard(Logger):
-    """Writes event files into `directory`; look at them with `tensorboard --logdir`."""
+    """Writes event files into `directory`; show them with `tensorboard --logdir`."""
 
     title = "TensorBoard"
 
@@ -96,9 +99,9 @@ class TensorBoard(Logger):
         self.writer: Any = None
 
     def open(self, run: Simulation, config: Mapping[str, Any]) -> None:
-        """Steps after the checkpoint a run is resumed from are written anew.
+        """Open the event file.
 
-        The old ones are not shown.
+        Steps after the checkpoint of a resumed run are written again, and the old ones are hidden.
         """
         from torch.utils.tensorboard import SummaryWriter
 
@@ -111,13 +114,13 @@ class TensorBoard(Logger):
             self.writer.add_text("config", f"| option | value |\n|---|---|\n{rows}", 0)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """One point on each curve."""
+        """Write one point of each curve."""
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
     def close(self, failed: bool) -> None:
-        """Closes the file."""
+        """Close the file."""
         self.writer.close()
 
 
@@ -126,8 +129,8 @@ class MLflow(Logger):
 
     MLflow's own default if `uri` is None.
 
-    A run directory is one MLflow run: a resumed run goes on in it. MLflow's default may be a
-    database on this machine, which takes packages that the extra does not bring.
+    A run directory is one MLflow run, which a resumed run continues. MLflow's default may be a
+    database on this machine, which needs packages that the extra does not install.
     """
 
     title = "MLflow"
@@ -139,17 +142,18 @@ class MLflow(Logger):
             map(_installed, ("sqlalchemy", "alembic"))
         ):
             raise SteelyardError(
-                f"MLflow keeps runs in a database here ({tracking_uri}): give the address of a "
-                f"tracking server, such "
-                "as MLflow('http://127.0.0.1:5000'), or pip install sqlalchemy alembic"
+                f"MLflow keeps runs in a database here ({tracking_uri}): pass the address of a "
+                "tracking server, such as MLflow('http://127.0.0.1:5000'), or pip install sqlalchemy alembic"
             )
-        self.uri, self.experiment = uri, experiment
+        self.uri = uri
+        self.experiment = experiment
         self.client: Any = None
-        self.run_id, self.done = "", 0
+        self.run_id = ""
+        self.last_step = 0
 
     def open(self, run: Simulation, config: Mapping[str, Any]) -> None:
-        """Finds the experiment, and the run to go on with."""
-        self.done = 0
+        """Find the experiment, and the run to continue or a new one."""
+        self.last_step = 0
         self.client = self.package.MlflowClient(tracking_uri=self.uri)
         experiment = self.client.get_experiment_by_name(self.experiment)
         experiment_id = (
@@ -166,7 +170,7 @@ class MLflow(Logger):
         if earlier_runs:
             self.run_id = earlier_runs[0].info.run_id
             self.client.update_run(self.run_id, status="RUNNING")
-            self.done = max((metric.step for metric in self._steps()), default=0)
+            self.last_step = max((metric.step for metric in self._steps()), default=0)
             return
         self.run_id = self.client.create_run(
             experiment_id, tags=tags, run_name=_name(run)
@@ -179,53 +183,65 @@ class MLflow(Logger):
         return self.client.get_metric_history(self.run_id, "timings/total")
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """One batch; rounds that are trained again after a kill have the same bits, and are there already."""
-        if step <= self.done:
+        """Write one batch; rounds that are trained again have the same bits and are skipped."""
+        if step <= self.last_step:
             return
-        entities, timestamp = importlib.import_module("mlflow.entities"), int(time.time() * 1000)
+        entities = importlib.import_module("mlflow.entities")
+        timestamp = int(time.time() * 1000)
         metrics = [entities.Metric(name, value, timestamp, step) for name, value in numbers.items()]
         self.client.log_batch(self.run_id, metrics=metrics)
 
     def close(self, failed: bool) -> None:
-        """Marks the run as finished or failed."""
+        """Mark the run as finished or failed."""
         self.client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
 
 
 class WandB(Logger):
-    """Writes to Weights & Biases; `options` go to `wandb.init`. A run directory is one W&B run."""
+    """Writes to Weights & Biases. A run directory is one W&B run.
+
+    `options` are passed to `wandb.init`.
+    """
 
     title = "W&B"
 
     def __init__(self, project: str, **options: Any) -> None:
         self.package = _package("wandb", "wandb", self.title)
-        self.project, self.options = project, options
+        self.project = project
+        self.options = options
         self.run: Any = None
 
     def open(self, run: Simulation, config: Mapping[str, Any]) -> None:
-        """A resumed run has the id it had."""
+        """Start the W&B run; a resumed run has the same id as before."""
         identity = {"id": key, "resume": "allow"} if (key := _key(run)) else {}
         options = {"name": _name(run), "config": dict(config), **identity, **self.options}
         self.run = self.package.init(project=self.project, **options)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """One step; W&B passes over those it has."""
+        """Write one step; W&B ignores steps that it has."""
         self.run.log(dict(numbers), step=step)
 
     def close(self, failed: bool) -> None:
-        """Uploads what is left."""
+        """Upload the rest and end the W&B run."""
         self.run.finish(exit_code=int(failed))
 
 
-def numbers(record: Mapping[str, Any], own: Sequence[str] = ()) -> dict[str, float]:
-    """What loggers write of a record; `own` are the names of the user's metrics."""
-    plain = {name: record[name] for name in (*WRITTEN, *own) if record.get(name) is not None}
+def select_numbers(record: Mapping[str, Any], user_metrics: Sequence[str] = ()) -> dict[str, float]:
+    """Return the numbers of a record that loggers write.
+
+    Args:
+        record: the record of a round.
+        user_metrics: the names of the user's metrics.
+    """
+    plain = {
+        name: record[name] for name in (*LOGGED_KEYS, *user_metrics) if record.get(name) is not None
+    }
     return plain | {
         f"timings/{stage}": seconds for stage, seconds in record.get("timings", {}).items()
     }
 
 
 def flatten_config(run: Simulation) -> dict[str, Any]:
-    """The configuration as one flat table."""
+    """Return the configuration as one flat table."""
     work = run.work
     parts: dict[str, Any] = {"local": work.local, "participation": run.participation}
     options = {
@@ -253,9 +269,9 @@ def _name(run: Simulation) -> str:
 
 
 def _key(run: Simulation) -> str | None:
-    """What tells a run directory from all others, before and after a resume.
+    """Return a key that identifies a run directory, also after a resume.
 
-    A run without one is never resumed.
+    None for a run without a directory, which cannot be resumed.
     """
     if run.directory is None:
         return None

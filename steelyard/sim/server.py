@@ -135,10 +135,9 @@ class SimulationServer:
             name: {ids[seat.client]: row[column] for seat, row in rows.items()}
             for column, name in enumerate(self.work.metrics)
         }
-        if "label_hist" in table:
-            table["label_hist"] = {
-                ids[s.client]: self.buffers.histograms[s.place].tolist() for s in seats
-            }
+        for name, values in self.buffers.class_reports.items():
+            if name in table:
+                table[name] = {ids[s.client]: values[s.place].tolist() for s in seats}
         return table
 
     def _settle(

@@ -16,7 +16,7 @@ from steelyard.client.losses import resolve_loss, try_network
 from steelyard.core.errors import SteelyardError
 from steelyard.core.weighting import Weighting
 from steelyard.data import Federation
-from steelyard.metrics import MEANING
+from steelyard.metrics import METRICS
 from steelyard.runs.directory import RunDirectory, read_config
 from steelyard.runs.history import History
 from steelyard.runs.monitor import Monitor
@@ -94,7 +94,7 @@ def simulate(
             config = _describe(experiment, simulation, about)
             _enter(directory, simulation, config, resume, overwrite)
         # A resumed run may be done already.
-        if not simulation.monitor.is_done(simulation.records):
+        if not simulation.monitor.is_target_reached(simulation.records):
             simulation.run()
         return History(
             str(experiment.algorithm),
@@ -165,7 +165,7 @@ def _prepare(
             flat, first_samples.inputs, first_samples.targets, required=bool(test_metrics)
         )
     has_accuracy = can_count_right(outputs, first_samples.targets)
-    requested = Monitor.of(experiment.monitor, experiment.mode, experiment.target)
+    requested = Monitor.from_options(experiment.monitor, experiment.mode, experiment.target)
     monitor = choose_monitor(requested, has_accuracy, test_metrics, bool(callbacks))
     reported = _reported(algorithm, experiment.metrics, federation, has_accuracy)
 
@@ -221,7 +221,7 @@ def _enter(
     overwrite: bool,
 ) -> None:
     """Start a run in a directory, or resume the one in it."""
-    if resume and directory.used:
+    if resume and directory.has_run:
         check_same(
             directory.path, read_config(directory.path).get("resolved", {}), config["resolved"]
         )
@@ -250,7 +250,7 @@ def _describe_clients(simulation: Simulation) -> dict[str, Any]:
 def _reported(
     algorithm: Algorithm, metrics: Sequence[str], federation: Federation, has_accuracy: bool
 ) -> tuple[str, ...]:
-    known_metrics = set(MEANING)
+    known_metrics = set(METRICS)
     for name in metrics:
         if name not in known_metrics:
             raise SteelyardError(

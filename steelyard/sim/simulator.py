@@ -25,7 +25,7 @@ from steelyard.core.state import sort_key
 from steelyard.runs.checkpoint import Snapshot, Writer
 from steelyard.runs.directory import RunDirectory
 from steelyard.runs.monitor import Monitor
-from steelyard.runs.record import Record, finite_or_none, make_record, make_written
+from steelyard.runs.record import Record, finite_or_none, make_record, to_json_record
 from steelyard.sim.buffers import SHARD, Buffers
 from steelyard.sim.callbacks import Callback, warn
 from steelyard.sim.evaluation import TestMetric, add_test_metrics, is_due, record_clients
@@ -97,7 +97,7 @@ class Simulation:
         """
         assert self.directory is not None
         checkpoints = self.directory.checkpoints
-        snapshot, problems = checkpoints.newest(self.identity)
+        snapshot, problems = checkpoints.read_newest(self.identity)
         # Without a checkpoint, the run starts over.
         if snapshot is None:
             has_rounds = self.directory.has_rounds
@@ -122,7 +122,7 @@ class Simulation:
                 f"({error}): start afresh "
                 "(overwrite=True, --overwrite)"
             ) from error
-        self.monitor.check_resumed(self.directory.path, progress, self.records)
+        self.monitor.check_same_metric(self.directory.path, progress, self.records)
         warnings = (
             [f"checkpoint passed over ({'; '.join(problems)}), the one before is used"]
             if problems
@@ -207,7 +207,7 @@ class Simulation:
             asked_to_stop = [callback.round(self, record) for callback in self.callbacks]
         finally:  # also after an error of theirs: the round is done
             record["round"] = number
-            plain_record, problems = make_written(record)
+            plain_record, problems = to_json_record(record)
             for name in problems:
                 self._warn_once(
                     name,
@@ -250,7 +250,8 @@ class Simulation:
         trained = time.perf_counter()
         record = self._aggregate(number, seats)
         aggregated = time.perf_counter()
-        record |= {"dropped": [ids[c] for c in dropped], "late": [ids[c] for c in late]}
+        record["dropped_clients"] = [ids[c] for c in dropped]
+        record["late_clients"] = [ids[c] for c in late]
         if self.participation.spread or self.participation.deadline is not None:
             record["simulated_duration"] = duration
         record["lr"] = work.local.rate(number, work.rounds)
@@ -385,7 +386,7 @@ class Simulation:
 
     def _is_best(self, record: Record) -> bool:
         """Return whether this is the best round so far in the monitored metric; remember its score."""
-        score = self.monitor.score_of(record)
+        score = self.monitor.score_record(record)
         if score is None or (self.best is not None and score <= self.best):
             return False
         self.best = score
@@ -412,7 +413,7 @@ class Simulation:
             "best": self.best,
             "best_round": self.best_round,
         }
-        progress |= self.monitor.progress()
+        progress |= self.monitor.to_progress()
         best = [self.best_model] if self.best_model is not None else []
         snapshot = self.server.snapshot(len(self.records), progress, self.identity)
         writer.offer(*best, replace(snapshot, log=self.directory.digest))

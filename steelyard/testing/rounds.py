@@ -11,6 +11,7 @@ import torch
 
 from steelyard.core.layout import Layout
 from steelyard.core.state import ClientId
+from steelyard.metrics import METRICS
 
 # What both kinds of checks share.
 
@@ -92,17 +93,18 @@ def make_reports(
     def draw(low: float, high: float) -> dict[ClientId, Any]:
         return {c: low + (high - low) * torch.rand((), generator=g).item() for c in ids}
 
-    metrics = {
-        "num_examples": {c: 10 + 7 * k for k, c in enumerate(ids)},
-        "num_steps": {c: 3 + k for k, c in enumerate(ids)},
-        "normalizer": draw(2, 9),
-        "label_hist": {c: torch.randint(1, 50, (10,), generator=g).tolist() for c in ids},
-        "loss": draw(0.5, 2.5),
-        "accuracy": draw(0.1, 0.9),
-        "grad_norm": draw(0.1, 1.0),
-        "loss_before": draw(0.5, 2.5),
-        "accuracy_before": draw(0.1, 0.9),
-    }
+    # In the order of the table: a metric at its end does not change the numbers of the others.
+    metrics: dict[str, dict[ClientId, Any]] = {}
+    for name, metric in METRICS.items():
+        low, high = metric.typical
+        if metric.is_integer:
+            metrics[name] = {c: int(low + (high - low) * k) for k, c in enumerate(ids)}
+        elif metric.is_per_class:
+            metrics[name] = {
+                c: torch.randint(int(low), int(high), (10,), generator=g).tolist() for c in ids
+            }
+        else:
+            metrics[name] = draw(low, high)
     return metrics | {name: draw(0.1, 1.0) for name in sorted(extra) if name not in metrics}
 
 

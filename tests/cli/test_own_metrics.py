@@ -11,7 +11,7 @@ from steelyard import History, simulate
 from steelyard.cli.app import app
 from steelyard.experiments import scores
 from steelyard.experiments.run_groups import read_runs
-from steelyard.report.build import find, gather
+from steelyard.report.build import build_report, find_figure
 from steelyard.runs.monitor import Monitor
 
 DRAW = torch.Generator().manual_seed(0)
@@ -105,8 +105,8 @@ def test_runs_that_monitor_different_metrics_are_not_mixed():
 
 
 def test_the_report_shows_own_metrics(folder, tmp_path):
-    report = gather([folder], target=3.0)
-    figure = find(report, "mae")
+    report = build_report([folder], target=3.0)
+    figure = find_figure(report, "mae")
     assert (figure.section, figure.title) == ("Results", "mae on the test set")
     assert "bands" in figure.caption
     assert "accuracy" not in {figure.name for figure in report.figures}
@@ -115,7 +115,7 @@ def test_the_report_shows_own_metrics(folder, tmp_path):
     assert best[0] == pytest.approx(
         sum(History.read(folder / f"avg-{seed}").best for seed in (0, 1)) / 2
     )
-    reach = find(report, "rounds")
+    reach = find_figure(report, "rounds")
     assert (reach.x, reach.categories) == ("mae", ("3",))
     code, output = call("report", folder, "-o", tmp_path / "page.html")
     assert code == 0, output

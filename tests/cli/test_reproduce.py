@@ -71,7 +71,9 @@ def test_names_of_cells_are_whole_on_a_narrow_terminal(columns):
         app, ["reproduce", "fedlaw-table3", "--list"], env={"COLUMNS": columns}
     )
     words = result.output.split()
-    assert [cell.name for cell in table.read("fedlaw-table3").cells if cell.name not in words] == []
+    assert [
+        cell.name for cell in table.read_table("fedlaw-table3").cells if cell.name not in words
+    ] == []
 
 
 def test_a_table_is_run_reused_and_written(small):

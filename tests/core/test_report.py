@@ -37,9 +37,9 @@ def test_geometry(made, rule):
     assert out.report["coherence"] == pytest.approx(sum(pairs) / 5)
     assert out.report["effective_clients"] == pytest.approx(1 / (share**2).sum())
     assert out.report["param_norm"] == pytest.approx(np.linalg.norm(base.numpy()))
-    assert out.report["moved"] == pytest.approx(np.linalg.norm(updates, axis=1).mean())
+    assert out.report["mean_update_norm"] == pytest.approx(np.linalg.norm(updates, axis=1).mean())
     pairs = list(itertools.combinations(range(5), 2))
-    assert out.report["spread"] == pytest.approx(
+    assert out.report["mean_pairwise_distance"] == pytest.approx(
         np.mean([np.linalg.norm(clients[i].numpy() - clients[j].numpy()) for i, j in pairs])
     )
     assert out.report["mean_cosine"] == pytest.approx(
@@ -47,7 +47,9 @@ def test_geometry(made, rule):
     )
     sizes = np.array(metrics["num_examples"])
     mean = sizes / sizes.sum() @ updates
-    assert out.report["divergence"] == pytest.approx(np.linalg.norm(updates - mean, axis=1).mean())
+    assert out.report["update_divergence"] == pytest.approx(
+        np.linalg.norm(updates - mean, axis=1).mean()
+    )
     assert out.report["weighted_cosine"] == pytest.approx(
         share @ unit @ mean / np.linalg.norm(mean)
     )
@@ -59,18 +61,20 @@ def test_divergence_without_sizes_is_to_the_plain_mean(made):
     out = steelyard.aggregate("uniform", base, clients, diagnose=True)
     updates = (clients - base).numpy()
     expected = np.linalg.norm(updates - updates.mean(axis=0), axis=1).mean()
-    assert out.report["divergence"] == pytest.approx(expected)
+    assert out.report["update_divergence"] == pytest.approx(expected)
 
 
 def test_one_client_has_no_pairs(made):
     base, clients, _ = made
     report = steelyard.aggregate("uniform", base, clients[:1], diagnose=True).report
-    assert report["spread"] is None
+    assert report["mean_pairwise_distance"] is None
     assert report["mean_cosine"] is None
     assert (
-        report["moved"] == report["update_norm"] == pytest.approx(float((clients[0] - base).norm()))
+        report["mean_update_norm"]
+        == report["update_norm"]
+        == pytest.approx(float((clients[0] - base).norm()))
     )
-    assert report["divergence"] == 0.0
+    assert report["update_divergence"] == 0.0
 
 
 def test_an_update_of_zero_has_no_direction(made):

@@ -5,7 +5,14 @@ import pytest
 from steelyard.algorithm import parse_refiner
 from steelyard.core.errors import SteelyardError
 from steelyard.experiments import cost
-from steelyard.experiments.paper_table import METRICS, Number, names, parse_table, read, tables
+from steelyard.experiments.paper_table import (
+    METRICS,
+    Number,
+    names,
+    parse_table,
+    read_table,
+    tables,
+)
 from steelyard.sim.experiment import merge_sections
 
 SOME = {  # read in the papers by hand, apart from the files
@@ -36,7 +43,7 @@ RESNET18 = "another network: simple_cnn (paper: resnet18:max_pool=true)"
 
 @pytest.mark.parametrize(("table", "cell"), SOME)
 def test_numbers_are_the_papers(table, cell):
-    found = {c.name: c.number for c in read(table).cells}
+    found = {c.name: c.number for c in read_table(table).cells}
     assert found[cell] == SOME[table, cell]
 
 
@@ -67,7 +74,7 @@ def test_rows_of_a_column_differ_only_in_their_algorithm(table):
 
 
 def test_cells_are_chosen_by_pattern():
-    table = read("fedadp-table1")
+    table = read_table("fedadp-table1")
     assert [cell.name for cell in table.select_cells(["mnist-1class-5iid/*"]).cells] == [
         "mnist-1class-5iid/fedavg",
         "mnist-1class-5iid/uniform",
@@ -82,7 +89,7 @@ def test_cells_are_chosen_by_pattern():
 
 
 def test_settings_go_on_top_of_every_cell_and_leave_the_table_alone():
-    table = read("fedadp-table1")
+    table = read_table("fedadp-table1")
     changed = table.apply_settings(["rounds=5", "local.lr=0.5"])
     assert {cell.config(1).rounds for cell in changed.cells} == {5}
     assert {cell.config(1).local.lr for cell in changed.cells} == {0.5}
@@ -90,13 +97,17 @@ def test_settings_go_on_top_of_every_cell_and_leave_the_table_alone():
 
 
 def test_the_paper_has_another_network_for_tiny_imagenet():
-    (network,) = [text for text in read("fedawa-table1").deviations if "Another network" in text]
+    (network,) = [
+        text for text in read_table("fedawa-table1").deviations if "Another network" in text
+    ]
     for cells, setting in (
         ("cifar*", "model=resnet20"),
         ("tiny-*", "model=resnet18:max_pool=true"),
     ):
         assert f"--cells '{cells}' --set {setting}" in network
-        for cell in read("fedawa-table1").select_cells([cells]).apply_settings([setting]).cells:
+        for cell in (
+            read_table("fedawa-table1").select_cells([cells]).apply_settings([setting]).cells
+        ):
             assert cell.config(8).model == setting.removeprefix("model=")
     assert "parameters" not in network
 
@@ -119,7 +130,7 @@ def a_table(**changes):
 @pytest.mark.parametrize("table", [name for name in names() if not name.startswith("fedcos")])
 def test_every_table_has_uniform_weights_as_a_control(table):
     """One control per column, which differs from FedAvg in the weights alone. FedCos's tables are all uniform."""
-    cells = {cell.name: cell for cell in read(table).cells}
+    cells = {cell.name: cell for cell in read_table(table).cells}
     columns = {name.partition("/")[0] for name in cells}
     controls = {name for name, cell in cells.items() if cell.is_control}
     assert controls == {f"{column}/uniform" for column in columns}
@@ -134,7 +145,7 @@ def test_every_table_has_uniform_weights_as_a_control(table):
 
 def test_fedcos_tables_are_uniform_without_a_control():
     for table in ("fedcos-table1", "fedcos-table2"):
-        assert {cell.raw["weighting"] for cell in read(table).cells} == {"uniform"}
+        assert {cell.raw["weighting"] for cell in read_table(table).cells} == {"uniform"}
 
 
 def test_a_control_has_no_numbers():
@@ -154,7 +165,7 @@ def test_a_control_has_no_numbers():
 @pytest.mark.parametrize("row", ["feddf", "fedbe", "server-ft"])
 def test_baselines_on_proxy_data_train_at_the_clients_learning_rate(row):
     """The authors build the server's SGD by the line that builds the clients': 0.01 and 5e-5 for CIFAR-100."""
-    cells = read("fedlaw-table3").select_cells([f"*/{row}"]).cells
+    cells = read_table("fedlaw-table3").select_cells([f"*/{row}"]).cells
     assert len(cells) == 12
     for cell in cells:
         refiner, local = parse_refiner(cell.raw["refine"]), cell.config(8).local
@@ -190,7 +201,7 @@ def test_baselines_on_proxy_data_train_at_the_clients_learning_rate(row):
     ],
 )
 def test_another_network_or_data_set_than_the_papers_is_told(table, settings, said):
-    assert {cell.difference for cell in read(table).apply_settings(settings).cells} == said
+    assert {cell.difference for cell in read_table(table).apply_settings(settings).cells} == said
 
 
 def test_who_says_how_many_rounds():
@@ -208,16 +219,16 @@ def test_who_says_how_many_rounds():
     "table", ["fedawa-table1", "fedawa-table3", "fedawa-table4", "fedawa-table8"]
 )
 def test_fedawas_deviations_say_whose_rounds_and_seeds(table):
-    said = " ".join(read(table).deviations)
+    said = " ".join(read_table(table).deviations)
     assert "300 rounds are the default of the authors' code" in said
     assert "seeds 8, 9, 10 are FedLAW's" in said
 
 
 def test_fedawas_table_says_which_feddyn_and_how_much_proxy_data():
-    said = " ".join(read("fedawa-table1").deviations)
+    said = " ".join(read_table("fedawa-table1").deviations)
     assert "FedDyn in its own authors' form" in said
     assert "200 proxy images" in said
-    for cell in read("fedawa-table1").select_cells(["*/fedlaw"]).cells:
+    for cell in read_table("fedawa-table1").select_cells(["*/fedlaw"]).cells:
         classes = {"cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}[cell.paper_data]
         assert cell.raw["proxy"]["per_class"] * classes == 200
 
@@ -226,7 +237,7 @@ def test_an_unknown_table_is_answered_with_the_nearest():
     with pytest.raises(
         SteelyardError, match="unknown table 'fedadp-tabel1': did you mean 'fedadp-table1'"
     ):
-        read("fedadp-tabel1")
+        read_table("fedadp-tabel1")
 
 
 def test_a_row_with_too_few_numbers_is_refused():
@@ -254,7 +265,7 @@ def test_the_second_configuration_wins_section_by_section():
 
 
 def test_costs_grow_with_rounds_and_with_the_network():
-    table = read("fedlaw-table1").select_cells(["alpha-1/gamma-100"])
+    table = read_table("fedlaw-table1").select_cells(["alpha-1/gamma-100"])
     small = cost.estimate_seconds(table.cells[0].config(8))
     longer = cost.estimate_seconds(table.apply_settings(["rounds=400"]).cells[0].config(8))
     deeper = cost.estimate_seconds(table.apply_settings(["model=resnet20"]).cells[0].config(8))
@@ -265,7 +276,7 @@ def test_costs_grow_with_rounds_and_with_the_network():
 def test_cost_counts_what_clients_train_on():
     """10 nodes x 600 samples x 3 passes of 8.5 million operations, and 10 000 test images."""
     cell = (
-        read("fedadp-table1")
+        read_table("fedadp-table1")
         .select_cells(["mnist-1class-5iid/fedavg"])
         .apply_settings(["rounds=1"])
         .cells[0]
@@ -281,7 +292,10 @@ def test_cost_counts_passes_over_proxy_data():
     """FedLAW's 100 passes over 100 samples, on one core, beside training on 42 000 samples three times."""
     plain, learned = (
         cost.estimate_seconds(
-            read("fedlaw-table3").select_cells([f"fashion-mnist-0.1-mlp/{row}"]).cells[0].config(8)
+            read_table("fedlaw-table3")
+            .select_cells([f"fashion-mnist-0.1-mlp/{row}"])
+            .cells[0]
+            .config(8)
         )
         for row in ("fedavg", "fedlaw")
     )
@@ -291,7 +305,7 @@ def test_cost_counts_passes_over_proxy_data():
 
 
 def test_a_row_may_differ_more_in_some_columns():
-    table = {cell.name: cell.raw for cell in read("fedlaw-table3").cells}
+    table = {cell.name: cell.raw for cell in read_table("fedlaw-table3").cells}
     assert table["cifar10-0.1-cnn/fedlaw"]["weighting"] == "fedlaw:lr=0.01"
     assert table["cifar100-0.1-cnn/fedlaw"]["weighting"] == "fedlaw:lr=0.005"
 
@@ -299,7 +313,7 @@ def test_a_row_may_differ_more_in_some_columns():
 def test_an_unknown_data_set_has_no_estimate():
     assert (
         cost.estimate_seconds(
-            read("fedadp-table1").apply_settings(["data.name=svhn"]).cells[0].config(1)
+            read_table("fedadp-table1").apply_settings(["data.name=svhn"]).cells[0].config(1)
         )
         is None
     )
@@ -317,14 +331,16 @@ def test_durations_in_words(value, words):
 def test_every_pa3fed_row_says_which_reading_it_runs():
     """The default of the rule may change; what a table's row ran may not."""
     rows = [
-        str(cell.raw["weighting"]) for cell in read("pa3fed-table2").cells if "PA3Fed" in cell.row
+        str(cell.raw["weighting"])
+        for cell in read_table("pa3fed-table2").cells
+        if "PA3Fed" in cell.row
     ]
     assert len(rows) == 6 * 9
     assert all("pa3fed:" in row and "preset=" in row for row in rows)
 
 
 def test_fedcos_table_2_ends_with_the_500th_epoch():
-    table = read("fedcos-table2")
+    table = read_table("fedcos-table2")
     batches = -(-(60_000 // 7) // 128)
     assert table.rounds == -(-500 * batches // 400) == 84
     assert {cell.config(1).local.steps for cell in table.cells} == {400}
@@ -332,5 +348,5 @@ def test_fedcos_table_2_ends_with_the_500th_epoch():
 
 def test_fedadps_images_are_standardised():
     """In [0, 1], 80 % on Fashion-MNIST is out of reach; MNIST is standardised by default."""
-    found = {cell.config(1).data.name for cell in read("fedadp-table1").cells}
+    found = {cell.config(1).data.name for cell in read_table("fedadp-table1").cells}
     assert found == {"mnist", "fashion-mnist:scale=standard"}

@@ -157,7 +157,7 @@ def test_a_sweep_leaves_its_results(swept):
     assert rows[0].startswith("name,weighting,seed,last10,best,")
     assert [row.split(",")[0] for row in rows[1:]] == [job.name for job in sweep.jobs]
     assert not list(out.glob(".*"))
-    assert summary.failed == summary.unlike == ()
+    assert summary.failed == summary.start_differences == ()
 
 
 def test_rows_are_written_as_runs_finish(tmp_path, here):
@@ -210,7 +210,7 @@ def test_runs_that_did_not_start_alike_are_flagged(swept, file, change, said):
     change(content)
     path.write_text(json.dumps(content))
     summary = run_sweep(sweep, out)
-    (sentence,) = summary.unlike
+    (sentence,) = summary.start_differences
     assert sentence.startswith(f"fedavg (seed 2) and fedadp (seed 2) did not start alike ({said})")
     assert said in (out / "results.md").read_text()
 
@@ -223,7 +223,7 @@ def test_settings_are_not_paired(tmp_path, here):
             "grid": {"data.partition": ["iid", "shards:2"], "weighting": ["fedavg", "uniform"]},
         }
     )
-    assert run_sweep(sweep, tmp_path).unlike == ()
+    assert run_sweep(sweep, tmp_path).start_differences == ()
 
 
 def test_failures_are_on_the_page(tmp_path, here):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.runs.checkpoint import verified
+from steelyard.runs.checkpoint import read_verified
 
 APP = Path(__file__).parent.parent.parent / "examples" / "flower"
 
@@ -51,7 +51,7 @@ def assert_as_simulated(path, clients, rounds):
     checkpoints = sorted((path / "checkpoints").glob("round-*"))
     assert len(checkpoints) == 2  # the last two are kept
     for checkpoint, model in zip(checkpoints, models.seen[-2:], strict=True):
-        kept = verified(checkpoint).model
+        kept = read_verified(checkpoint).model
         assert kept.keys() == model.keys()
         assert all(torch.equal(kept[name], tensor) for name, tensor in model.items())
     assert found.final_accuracy > found.accuracy[0]

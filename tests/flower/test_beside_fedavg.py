@@ -120,7 +120,7 @@ def test_nobody_answers(tmp_path):
     assert torch.equal(model["w"], START["w"])
     assert len(records) == 2
     assert all(record["void"].startswith("no valid client") for record in records)
-    assert records[0]["late"] == [986, 993, 1000]
+    assert records[0]["late_clients"] == [986, 993, 1000]
     with pytest.raises(
         RunStopped, match=r"2 rounds in a row were void.*did not answer within 0.2 s"
     ):

@@ -34,7 +34,7 @@ def test_who_answers_five_times_counts_once(tmp_path):
 
     _, record = evaluated(tmp_path, change)
     assert record["accuracy"] == pytest.approx(0.2)
-    assert len(record["evaluation"]["strays"]) == 4
+    assert len(record["evaluation"]["unmatched_replies"]) == 4
 
 
 def test_the_order_of_replies_does_not_change_bits(tmp_path):
@@ -86,8 +86,11 @@ def test_who_does_not_answer_is_on_record(tmp_path, caplog):
             timeout=0.3,
         )
     (record,) = read_log(tmp_path)
-    assert (record["failed"], record["late"]) == ({}, [])
-    assert (record["evaluation"]["dropped"], record["evaluation"]["late"]) == (["2"], [3])
+    assert (record["failed"], record["late_clients"]) == ({}, [])
+    assert (record["evaluation"]["dropped_clients"], record["evaluation"]["late_clients"]) == (
+        ["2"],
+        [3],
+    )
     assert "no test data" in record["evaluation"]["failed"]["2"]
     assert "round 1, evaluation, client 3: node 979 did not answer" in caplog.text
 

@@ -79,12 +79,16 @@ def test_a_frozen_node_is_named_when_time_is_up(federation, tmp_path):
     assert list(record["failed"].values()) == [
         f"node {federation.node_id(1)} did not answer within 30 s"
     ]
-    assert record["late"] == [federation.node_id(1)]
+    assert record["late_clients"] == [federation.node_id(1)]
     assert set(record["weights"]) == {"0", "2"}
 
     federation.complete(federation.run(rounds=1, out=str(tmp_path / "thawed")))
     (record,) = History.read(tmp_path / "thawed")
-    assert (set(record["weights"]), record["failed"], record["strays"]) == ({"0", "1", "2"}, {}, [])
+    assert (set(record["weights"]), record["failed"], record["unmatched_replies"]) == (
+        {"0", "1", "2"},
+        {},
+        [],
+    )
 
 
 def test_a_killed_node_is_named_and_the_round_goes_on(federation, tmp_path):

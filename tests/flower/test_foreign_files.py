@@ -2,7 +2,7 @@
 
 import pytest
 
-from steelyard.runs.checkpoint import verified
+from steelyard.runs.checkpoint import read_verified
 from steelyard.runs.directory import read_log
 from tests.flower import runs
 
@@ -45,7 +45,7 @@ def test_what_others_put_beside_checkpoints_stays(first, tmp_path):
     assert {name: (home / name).read_text() for name in foreign} == {
         name: f"mine: {name}" for name in foreign
     }
-    assert verified(home / "round-000004").round == 4
+    assert read_verified(home / "round-000004").round == 4
     assert not list(home.glob("damaged-round-0*"))
 
 

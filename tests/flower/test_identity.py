@@ -3,7 +3,7 @@
 import pytest
 
 import steelyard
-from steelyard.runs.checkpoint import verified
+from steelyard.runs.checkpoint import read_verified
 from steelyard.runs.directory import read_log
 from tests.flower import runs
 from tests.flower.example import Models
@@ -54,7 +54,7 @@ def test_the_simulator_and_flower_give_the_same_bits(name, tmp_path):
     rounds = sorted(path.name for path in (tmp_path / "flower/checkpoints").glob("round-*"))
     assert rounds == ["round-000001", "round-000002", "round-000003"]
     for name, model in zip(rounds, models.seen, strict=True):
-        assert runs.same(dict(verified(tmp_path / "flower/checkpoints" / name).model), model)
+        assert runs.same(dict(read_verified(tmp_path / "flower/checkpoints" / name).model), model)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "images"])

@@ -44,12 +44,12 @@ def test_in_later_rounds_by_its_own_id(tmp_path):
 
     grid.push_messages = push
     runs.start(made, grid, rounds=2)
-    assert read_log(tmp_path)[1]["dropped"] == ["2"]
+    assert read_log(tmp_path)[1]["dropped_clients"] == ["2"]
 
 
 def test_silence(tmp_path):
     record = one_round(tmp_path, LocalGrid(runs.app(), runs.COUNT, silent=(0,)))
-    assert record["late"] == [1000]
+    assert record["late_clients"] == [1000]
     assert record["failed"] == {"1000": "node 1000 did not answer within 0.5 s"}
 
 
@@ -70,7 +70,7 @@ def test_a_message_that_ran_out_of_time_is_silence(tmp_path):
     record = one_round(
         tmp_path, LocalGrid(runs.app(), runs.COUNT, change=unavailable("Message Unavailable"))
     )
-    assert record["late"] == [1000]
+    assert record["late_clients"] == [1000]
     assert record["failed"] == {"1000": "node 1000 did not answer within 0.5 s"}
 
 
@@ -99,9 +99,9 @@ def test_double_and_stray_replies(tmp_path):
 
     record = one_round(tmp_path / "odd", LocalGrid(runs.app(), runs.COUNT, change=change))
     assert record["weights"] == plain["weights"]
-    assert len(record["strays"]) == 2
-    assert any("answered twice" in line for line in record["strays"])
-    assert any("no question of this round" in line for line in record["strays"])
+    assert len(record["unmatched_replies"]) == 2
+    assert any("answered twice" in line for line in record["unmatched_replies"])
+    assert any("no question of this round" in line for line in record["unmatched_replies"])
 
 
 def test_two_nodes_with_one_id(tmp_path):
@@ -354,7 +354,7 @@ def test_a_reply_that_could_not_be_fetched_is_no_silence(tmp_path):
             runs.app(), runs.COUNT, change=unavailable("Reply message objects are unavailable.")
         ),
     )
-    assert (record["late"], record["dropped"]) == ([], ["1000"])
+    assert (record["late_clients"], record["dropped_clients"]) == ([], ["1000"])
     assert "objects are unavailable" in record["failed"]["1000"]
 
 

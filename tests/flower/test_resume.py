@@ -17,7 +17,7 @@ from steelyard.core.term import ClientTerm
 from steelyard.core.weighting import Info
 from steelyard.experiments.run_groups import read_runs
 from steelyard.flower import Steelyard
-from steelyard.report.build import find, gather, html
+from steelyard.report.build import build_report, find_figure, render_html
 from steelyard.runs.directory import read_clients, read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
@@ -180,13 +180,13 @@ def test_the_report_reads_flower_runs(tmp_path):
     judge.dies_at = None
     for rule in ("fedavg", "fedawa"):
         runs.start(runs.strategy(rule, out=tmp_path / rule), rounds=3, evaluate_fn=judge)
-    report = gather([tmp_path])
+    report = build_report([tmp_path])
     assert {"accuracy", "weights", "coherence"} <= {figure.name for figure in report.figures}
-    assert [line.name for line in find(report, "accuracy").lines] == [
+    assert [line.name for line in find_figure(report, "accuracy").lines] == [
         "guard(fedavg)",
         "guard(fedawa)",
     ]
-    assert len(html(report)) > 1_000_000
+    assert len(render_html(report)) > 1_000_000
 
 
 def test_arrays_keep_their_order(tmp_path):

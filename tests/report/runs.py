@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from steelyard.report.build import gather, write
+from steelyard.report.build import build_report, write_report
 from steelyard.runs.directory import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
 
 HOSTILE = [
@@ -134,4 +134,4 @@ def write_large_page(folder):
             gamma=rule == "fedlaw",
             **options,
         )
-    return write(gather([folder / "runs"]), folder / "large.html")
+    return write_report(build_report([folder / "runs"]), folder / "large.html")

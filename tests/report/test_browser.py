@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from steelyard.report.build import gather, html, write
+from steelyard.report.build import build_report, render_html, write_report
 from tests.report.conftest import draw_all
 from tests.report.runs import HOSTILE, comparison, falling, write_large_page, write_run
 
@@ -15,7 +15,7 @@ SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("comparison")
-    return gather(
+    return build_report(
         [comparison(folder / "runs", ids=[f"client-{k}" for k in range(12)], rounds=30)],
         out="report.html",
     )
@@ -23,7 +23,7 @@ def report(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page_file(report, tmp_path_factory):
-    return write(report, tmp_path_factory.mktemp("page") / "report.html")
+    return write_report(report, tmp_path_factory.mktemp("page") / "report.html")
 
 
 def column(page, table, number):
@@ -133,8 +133,10 @@ def test_names_do_no_harm(tmp_path, opened, screenshot):
         data=HOSTILE[1],
         done=3,
     )
-    report = gather([tmp_path / "runs"])
-    page = opened(write(report, tmp_path / "hostile.html"), 390, 844, wait="body[data-ready]")
+    report = build_report([tmp_path / "runs"])
+    page = opened(
+        write_report(report, tmp_path / "hostile.html"), 390, 844, wait="body[data-ready]"
+    )
     names = draw_all(page)
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     page.evaluate("document.querySelectorAll('.more').forEach(one => one.click())")
@@ -184,7 +186,7 @@ def test_the_page_may_not_speak_to_anyone(page_file, browser, attempt):
 
 
 def test_script_in_the_page_does_not_run_unless_it_is_ours(report, tmp_path, browser):
-    text = html(report).replace(
+    text = render_html(report).replace(
         "<main>", "<main><script>window.harmed = 1</script><b onclick='window.harmed = 2'>b</b>"
     )
     (tmp_path / "changed.html").write_text(text)
@@ -230,8 +232,8 @@ def test_print_draws_all_figures_and_opens_the_tables(
 
 
 def test_a_long_table_is_whole_on_paper_and_short_again_after(tmp_path, opened):
-    report = gather([write_run(tmp_path / "run", rounds=60)])
-    page = opened(write(report, tmp_path / "long.html"))
+    report = build_report([write_run(tmp_path / "run", rounds=60)])
+    page = opened(write_report(report, tmp_path / "long.html"))
     count = "() => [...document.querySelectorAll('.table')].map(box => box.querySelectorAll('tbody tr').length)"
     before = page.evaluate(count)
     page.evaluate("dispatchEvent(new Event('beforeprint'))")

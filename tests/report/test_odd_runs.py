@@ -207,7 +207,7 @@ RECORDS = {
     "weights": "[1]",
     "quarantined": '{"a":1}',
     "timings": '{"total":null}',
-    "dropped": "3",
+    "dropped_clients": "3",
     "void": "{}",
     "reported": '{"loss":3}',
     "client_accuracy": '{"a":"b"}',

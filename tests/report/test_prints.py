@@ -5,24 +5,26 @@ import csv
 import pytest
 
 from steelyard.core.errors import SteelyardError
-from steelyard.report.build import find, gather
+from steelyard.report.build import build_report, find_figure
 from tests.report.runs import HOSTILE, comparison, write_run
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
-from steelyard.report.matplotlib_figures import _count_columns, draw_figure, save
+from steelyard.report.matplotlib_figures import _count_columns, draw_figure, save_figure
 
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    return gather([comparison(tmp_path_factory.mktemp("runs") / "runs", rounds=12)])
+    return build_report([comparison(tmp_path_factory.mktemp("runs") / "runs", rounds=12)])
 
 
 @pytest.mark.parametrize("suffix", MAGIC)
 def test_a_figure_is_written_and_again_is_the_same_file(report, tmp_path, suffix):
-    figure = find(report, "coherence")
-    first, second = (save(figure, tmp_path / f"{name}.{suffix}").read_bytes() for name in "ab")
+    figure = find_figure(report, "coherence")
+    first, second = (
+        save_figure(figure, tmp_path / f"{name}.{suffix}").read_bytes() for name in "ab"
+    )
     assert first.startswith(MAGIC[suffix])
     assert first == second
 
@@ -43,7 +45,7 @@ def test_every_figure_is_drawn_with_what_it_holds(report):
 
 
 def test_lines_are_told_apart_in_grey(report):
-    lines = draw_figure(find(report, "accuracy")).get_axes()[0].lines
+    lines = draw_figure(find_figure(report, "accuracy")).get_axes()[0].lines
     assert len({line.get_marker() for line in lines}) == len(lines)
     assert len({str(line._unscaled_dash_pattern) for line in lines}) == len(lines)
 
@@ -59,17 +61,19 @@ def test_names_do_no_harm(tmp_path):
             angles=True,
             bad=HOSTILE[2],
         )
-    report = gather([tmp_path])
+    report = build_report([tmp_path])
     for figure in report.figures:
-        text = save(figure, tmp_path / "figure.svg").read_text(encoding="utf-8")
+        text = save_figure(figure, tmp_path / "figure.svg").read_text(encoding="utf-8")
         assert "<script" not in text
-    legend = save(find(report, "accuracy"), tmp_path / "legend.svg").read_text(encoding="utf-8")
+    legend = save_figure(find_figure(report, "accuracy"), tmp_path / "legend.svg").read_text(
+        encoding="utf-8"
+    )
     assert r"$\frac{$ &lt;script&gt;" in legend
 
 
 def test_the_numbers_as_csv(report, tmp_path):
-    figure = find(report, "accuracy")
-    with open(save(figure, tmp_path / "accuracy.csv"), encoding="utf-8", newline="") as file:
+    figure = find_figure(report, "accuracy")
+    with open(save_figure(figure, tmp_path / "accuracy.csv"), encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == list(figure.table.heads)
     assert [float(cell) for cell in rows[-1]] == pytest.approx(figure.table.rows[-1])
@@ -84,6 +88,6 @@ def test_a_legend_is_as_broad_as_fits():
 
 def test_a_wrong_path_is_answered(report, tmp_path):
     with pytest.raises(SteelyardError, match=r"pictures are \.png, \.svg, \.pdf"):
-        save(report.figures[0], tmp_path / "figure.gif")
+        save_figure(report.figures[0], tmp_path / "figure.gif")
     with pytest.raises(SteelyardError, match="cannot be written"):
-        save(report.figures[0], tmp_path / "no" / "figure.csv")
+        save_figure(report.figures[0], tmp_path / "no" / "figure.csv")

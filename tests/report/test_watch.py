@@ -53,7 +53,7 @@ def test_the_page_and_its_data_are_served_and_nothing_else(tmp_path):
         status, body, headers = get(f"{server.address}data?have=")
         news = json.loads(body)
         assert headers["Cache-Control"] == "no-store"
-        assert news["report"]["going"] == 1
+        assert news["report"]["unfinished_runs"] == 1
         assert get(f"{server.address}data?have={news['version']}")[0] == 204
         for path in ("config.json", "../run/config.json", "data/../x"):
             with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -97,7 +97,7 @@ def test_a_page_is_told_of_what_nobody_thought_of(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", done=5)
     with serving(run) as server:
         with monkeypatch.context() as patch:
-            patch.setattr("steelyard.report.watch.gather", fail)
+            patch.setattr("steelyard.report.watch.build_report", fail)
             assert (
                 "cannot be shown (TypeError: unheard of"
                 in json.loads(get(f"{server.address}data")[1])["state"]

@@ -6,7 +6,7 @@ from torch import nn
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.runs.checkpoint import verified
+from steelyard.runs.checkpoint import read_verified
 from steelyard.sim.executors import TaskError
 from steelyard.sim.simulator import RunStopped
 from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
@@ -14,12 +14,12 @@ from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
 
 def test_dropouts_and_stragglers_are_left_out_and_named():
     history = simulate(participation={"dropout": 0.4, "spread": 1.0, "deadline": 1.2}, rounds=8)
-    dropped = [len(r["dropped"]) for r in history.records]
-    late = [len(r["late"]) for r in history.records]
+    dropped = [len(r["dropped_clients"]) for r in history.records]
+    late = [len(r["late_clients"]) for r in history.records]
     assert 0 < sum(dropped) < 48
     assert sum(late) > 0
     for record in history.records:
-        named = {*record["dropped"], *record["late"]}
+        named = {*record["dropped_clients"], *record["late_clients"]}
         assert not named & set(record["weights"])
         assert record["void"] or len(named) + len(record["weights"]) == 6
     again = simulate(participation={"dropout": 0.4, "spread": 1.0, "deadline": 1.2}, rounds=8)
@@ -133,7 +133,7 @@ def test_all_clients_failing_is_one_clear_sentence(tmp_path):
     assert "\n" not in str(caught.value)
     records = steelyard.History.read(tmp_path / "run").records
     assert len(records[-1]["quarantined"]) == 6
-    assert verified(tmp_path / "run" / "checkpoints" / "last").round >= 1
+    assert read_verified(tmp_path / "run" / "checkpoints" / "last").round >= 1
 
 
 @pytest.mark.parametrize("executor", ["serial", "process"])

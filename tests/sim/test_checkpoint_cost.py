@@ -19,7 +19,7 @@ def test_a_resume_reads_the_newest_checkpoint_and_no_other(tmp_path, monkeypatch
         "read_bytes",
         lambda path: reads.append(path.relative_to(tmp_path)) or real(path),
     )
-    assert store.newest("id")[0].round == 5
+    assert store.read_newest("id")[0].round == 5
     files = ("manifest.json", "model.safetensors", "state.safetensors")
     assert sorted(map(str, reads)) == [f"round-000005/{name}" for name in files]
 

@@ -98,7 +98,7 @@ def test_a_run_that_lost_its_configuration_is_not_started_afresh_by_accident(tmp
     (tmp_path / "config.json").unlink()
     before = contents(tmp_path)
     for options in ({}, {"resume": True}):
-        with pytest.raises(SteelyardError, match=r"holds a run: bring its config.json back"):
+        with pytest.raises(SteelyardError, match=r"holds a run: .*config.json"):
             simulate(rounds=2, out=tmp_path, **options)
         assert contents(tmp_path) == before
     simulate(rounds=1, out=tmp_path, overwrite=True)
@@ -161,13 +161,13 @@ def test_checkpoints_touch_only_names_of_their_own(tmp_path):
     before = contents(tmp_path)
     for _ in range(2):
         store = Checkpoints(tmp_path, keep=1)
-        store.newest("id")
+        store.read_newest("id")
         for number in (1, 2, 3):
             store.save(snapshot(number, best=True))
             store.save(snapshot(number))
     for path in (tmp_path / "round-000003", tmp_path / "best-000003"):
         (path / "manifest.json").write_text("damaged")
-    Checkpoints(tmp_path).newest("id")
+    Checkpoints(tmp_path).read_newest("id")
     after = contents(tmp_path)
     assert {name: after.get(name) for name in before} == before
 
@@ -207,11 +207,11 @@ def test_a_file_of_the_user_s_within_a_checkpoint_stays_and_does_no_harm(tmp_pat
     store = Checkpoints(tmp_path, keep=1)
     store.save(snapshot(1))
     put(tmp_path, "round-000001/notes.txt", "a good one")
-    assert store.newest("id")[0].round == 1
+    assert store.read_newest("id")[0].round == 1
     store.save(snapshot(2))
     store.save(snapshot(3))
     assert (tmp_path / "round-000001" / "notes.txt").exists()
-    assert store.newest("id")[0].round == 3
+    assert store.read_newest("id")[0].round == 3
 
 
 def test_a_resumed_run_leaves_files_beside_its_checkpoints(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 import steelyard
 from steelyard.core.errors import SteelyardError
-from steelyard.sim.loggers import Logger, MLflow, TensorBoard, WandB, flatten_config, numbers
+from steelyard.sim.loggers import Logger, MLflow, TensorBoard, WandB, flatten_config, select_numbers
 from tests.sim.runs import clients, same, simulate
 
 OPTIONS = {"test": clients(1, seed=9)["client-0"], "rounds": 4}
@@ -200,7 +200,7 @@ def test_a_failing_logger_warns_once_and_goes_quiet(at, calls):
     logger = Failing(at)
     with pytest.warns(
         RuntimeWarning,
-        match=r"Failing failed \(ConnectionError: no route to host\): the run goes on",
+        match=r"Failing failed \(ConnectionError: no route to host\): the run continues",
     ) as said:
         history = run(logger)
     assert len(said) == 1
@@ -289,7 +289,7 @@ def test_a_missing_package_is_named_with_its_cure(module, make, extra, monkeypat
 
 
 def test_a_round_that_was_not_evaluated_has_fewer_numbers():
-    assert numbers({"round": 1, "loss": None, "coherence": 0.5}) == {"coherence": 0.5}
+    assert select_numbers({"round": 1, "loss": None, "coherence": 0.5}) == {"coherence": 0.5}
 
 
 def test_the_configuration_is_plain():

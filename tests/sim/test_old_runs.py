@@ -4,6 +4,7 @@
 packages were renamed.
 """
 
+import json
 import tarfile
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from typer.testing import CliRunner
 
 import steelyard
 from steelyard.cli.app import app
+from steelyard.core.round_record import OLD_NAMES
+from steelyard.diagnostics.recorded import series
+from steelyard.report.build import build_report, find_figure
 from steelyard.runs.directory import read_log
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "old_runs.tar.xz"
@@ -90,3 +94,33 @@ def test_old_runs_are_reported_and_compared(old_runs, tmp_path):
     assert (tmp_path / "page.html").stat().st_size > 100_000
     output = call("compare", old_runs / "fedavg", old_runs / "guard", "--anyway")
     assert "fedavg" in output
+
+
+def test_old_records_are_read_with_the_keys_of_today(old_runs):
+    lines = (old_runs / "fedavg" / "rounds.jsonl").read_text().splitlines()
+    raw = [json.loads(line) for line in lines]
+    records = read_log(old_runs / "fedavg")
+    for old, new in OLD_NAMES.items():
+        assert not any(old in record for record in records)
+        assert [line.get(old) for line in raw] == [record.get(new) for record in records]
+    assert {"moved", "spread", "divergence", "late", "dropped"} <= raw[0].keys()
+
+
+def test_a_resumed_old_run_has_the_same_keys_in_all_rounds(old_runs):
+    path = old_runs / "from-python"
+    history = steelyard.simulate(**PYTHON_RUN, rounds=5, out=path, resume=True)
+    before = (path / "rounds.jsonl").read_text().splitlines()[0]
+    assert '"moved"' in before  # the lines of the old run are not rewritten
+    for run in (history, steelyard.History.read(path)):
+        assert len({frozenset(record) for record in run}) == 1
+        assert len(run.column("mean_update_norm")) == 5
+        assert run.column("moved") == run.column("mean_update_norm")
+        assert series(run, "moved").rounds.tolist() == [1, 2, 3, 4, 5]
+        assert len(series(run, "gradient_divergence").values) == 5
+    figure = find_figure(build_report([path]), "mean_update_norm")
+    assert figure.lines[0].x == (1, 2, 3, 4, 5)
+
+
+def test_an_old_run_is_compared_by_the_old_name_of_a_number(old_runs):
+    runs = (old_runs / "fedavg", old_runs / "guard", "--anyway")
+    assert "mean_update_norm" in call("compare", *runs, "--metric", "moved")

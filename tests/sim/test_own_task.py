@@ -17,7 +17,7 @@ from steelyard.core.errors import SteelyardError
 from steelyard.runs.monitor import Monitor, is_lower_better
 from steelyard.sim.executors import TaskError
 from steelyard.sim.experiment import read_experiment
-from steelyard.sim.loggers import numbers
+from steelyard.sim.loggers import select_numbers
 from tests.sim.runs import same
 
 DRAW = torch.Generator().manual_seed(0)
@@ -276,10 +276,10 @@ def test_own_metrics_of_classes_and_images():
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        (lambda outputs, targets: 0.0, "give a dict of functions by name"),
-        (functools.partial(mae), "give a dict of functions by name"),
-        (3, "give a dict of functions by name"),
-        ({"mae": 3}, "'mae' is 3: give a function"),
+        (lambda outputs, targets: 0.0, "test_metrics=.* a dict of functions"),
+        (functools.partial(mae), "test_metrics=.* a dict of functions"),
+        (3, "test_metrics=.* a dict of functions"),
+        ({"mae": 3}, "'mae' is 3: .* function"),
         ({"accuracy": mae}, "'accuracy' means something else"),
         ({"weights": mae}, "'weights' means something else"),
         ({"coherence": mae}, "'coherence' means something else"),
@@ -344,13 +344,11 @@ def test_the_best_model_is_that_of_the_monitored_metric(tmp_path):
 def test_a_run_is_not_resumed_with_another_monitor(tmp_path):
     options = {"loss": "mse", "test_metrics": mae, "out": tmp_path / "run"}
     run(**options, monitor="mae", rounds=2)
-    with pytest.raises(SteelyardError, match=r"keeps its best model by monitor='mae', mode='min'"):
+    with pytest.raises(SteelyardError, match=r"monitor='mae', mode='min'"):
         run(**options, rounds=3, resume=True)
     assert len(run(**options, monitor="mae", rounds=3, resume=True)) == 3
     run(CLASSES, net(3), rounds=2, out=tmp_path / "classes")
-    with pytest.raises(
-        SteelyardError, match=r"keeps its best model by monitor='accuracy', mode='max'"
-    ):
+    with pytest.raises(SteelyardError, match=r"monitor='accuracy', mode='max'"):
         run(CLASSES, net(3), rounds=3, out=tmp_path / "classes", resume=True, monitor="loss")
 
 
@@ -397,7 +395,7 @@ class Adds(Callback):
 
 def test_what_a_callback_adds_is_written_and_survives_a_resume(tmp_path):
     with pytest.warns(
-        RuntimeWarning, match=r"record\['network'\] is not written to disk.*JSON has no FlatModel"
+        RuntimeWarning, match=r"record\['network'\] is not written to disk.*FlatModel"
     ):
         run(CLASSES, net(3), rounds=2, out=tmp_path / "run", callbacks=[Adds()])
     with pytest.warns(RuntimeWarning, match="network"):
@@ -447,8 +445,8 @@ def test_an_error_in_a_callback_does_not_lose_the_round(tmp_path):
 
 def test_loggers_get_own_metrics():
     record = run(loss="mse", test_metrics=mae, rounds=1).records[0]
-    assert numbers(record, ["mae"])["mae"] == record["mae"]
-    assert "accuracy" not in numbers(record, ["mae"])
+    assert select_numbers(record, ["mae"])["mae"] == record["mae"]
+    assert "accuracy" not in select_numbers(record, ["mae"])
 
 
 def test_losses_match_shapes_without_broadcasting():

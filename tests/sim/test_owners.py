@@ -65,7 +65,7 @@ def test_a_disk_that_fails_within_safetensors_is_one_sentence(place, tmp_path):
         CheckpointError, match=r"checkpoint of round 2 .* too large .* make room, then resume"
     ):
         store.save(Snapshot(2, {"w": model}, {"x": state}, "id"))
-    assert store.newest("id")[0].round == 1
+    assert store.read_newest("id")[0].round == 1
     assert not list((tmp_path / "c").glob(".round*"))
 
 
@@ -155,7 +155,7 @@ def test_workers_do_not_hold_the_lock(tmp_path):
 
 def test_a_directory_with_a_run_is_not_overwritten_by_accident(tmp_path):
     simulate(out=tmp_path / "run", rounds=2)
-    with pytest.raises(SteelyardError, match=r"holds a run: go on with it \(steelyard resume"):
+    with pytest.raises(SteelyardError, match=r"holds a run: resume it \(steelyard resume"):
         simulate(out=tmp_path / "run", rounds=2)
     (tmp_path / "run" / "notes.txt").write_text("mine")
     simulate(out=tmp_path / "run", rounds=1, overwrite=True)

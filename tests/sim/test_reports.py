@@ -57,7 +57,7 @@ def test_reports_hold_what_they_say():
             reported.update(
                 {n: simulation.buffers.reports[:, i].tolist() for i, n in enumerate(names)}
             )
-            reported["label_hist"] = simulation.buffers.histograms.clone()
+            reported["label_hist"] = simulation.buffers.class_reports["label_hist"].clone()
 
     data = clients(2)
     names = [

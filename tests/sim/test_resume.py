@@ -12,7 +12,7 @@ import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.data import Dataset, Federation
 from steelyard.runs import checkpoint
-from steelyard.runs.checkpoint import Checkpoints, Snapshot, verified
+from steelyard.runs.checkpoint import Checkpoints, Snapshot, read_verified
 from steelyard.runs.directory import read_clients, read_log
 from tests.sim.runs import ALGORITHMS, OPTIONS, Stop, files, net, options, same, simulate
 
@@ -196,7 +196,9 @@ def test_a_run_directory_holds_what_it_should(tmp_path):
         json.loads((tmp_path / "run" / "environment.json").read_text())["torch"]
         == torch.__version__
     )
-    last, best = (verified(tmp_path / "run" / "checkpoints" / name) for name in ("last", "best"))
+    last, best = (
+        read_verified(tmp_path / "run" / "checkpoints" / name) for name in ("last", "best")
+    )
     assert last.round == 6
     top = max(r["accuracy"] for r in records)
     assert best.round == next(r["round"] for r in records if r["accuracy"] == top)
@@ -241,7 +243,7 @@ def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(name, dama
         victim.write_bytes(
             data[: {"empty": 0, "one": 1, "half": len(data) // 2, "short": len(data) - 1}[damage]]
         )
-    snapshot, refused = store.newest("id")
+    snapshot, refused = store.read_newest("id")
     assert snapshot.round == 1
     assert torch.equal(snapshot.model["w"], torch.ones(50))
     assert len(refused) == 1
@@ -335,7 +337,7 @@ def test_killed_at_every_step_of_a_save(call, moment, count, tmp_path, monkeypat
         store.save(Snapshot(2, {"w": torch.full((4,), 2.0)}, {"x": 2}, "id"))
         os._exit(0)
     os.waitpid(child, 0)
-    snapshot, refused = Checkpoints(tmp_path / "c", keep=1).newest("id")
+    snapshot, refused = Checkpoints(tmp_path / "c", keep=1).read_newest("id")
     assert refused == []
     assert snapshot.round in (1, 2)
     assert snapshot.state["x"] == snapshot.round
@@ -343,5 +345,5 @@ def test_killed_at_every_step_of_a_save(call, moment, count, tmp_path, monkeypat
     if snapshot.round == 1:
         assert (tmp_path / "c" / "round-000001" / "state.safetensors").read_bytes() == before
     store.save(Snapshot(3, {"w": torch.full((4,), 3.0)}, {"x": 3}, "id"))
-    assert store.newest("id")[0].round == 3
+    assert store.read_newest("id")[0].round == 3
     assert not [p for p in (tmp_path / "c").iterdir() if p.name.startswith(".")]

@@ -9,7 +9,7 @@ import torch
 from steelyard.core import state as states
 from steelyard.core.errors import SteelyardError
 from steelyard.core.state import save_state
-from steelyard.runs.checkpoint import Checkpoints, Snapshot, verified
+from steelyard.runs.checkpoint import Checkpoints, Snapshot, read_verified
 from steelyard.runs.directory import read_log
 from tests.sim.runs import OPTIONS, Stop, simulate
 
@@ -46,7 +46,7 @@ def test_a_damaged_best_model_is_named_and_set_aside(damage, cut):
         simulate(out=cut, resume=True, **DIVERGING)
     assert len(caught) == 1
     if os.path.lexists(link):  # a model that verifies, or none
-        verified(link)
+        read_verified(link)
 
 
 def test_a_best_model_is_written_anew_from_the_checkpoint_of_its_round(tmp_path):
@@ -57,8 +57,8 @@ def test_a_best_model_is_written_anew_from_the_checkpoint_of_its_round(tmp_path)
         store.save(Snapshot(number, model, {"x": number}, "id"))
     before = (tmp_path / "best" / "model.safetensors").read_bytes()
     flip(tmp_path / "best" / "model.safetensors")
-    snapshot, _ = store.newest("id")
-    assert "best-000001: model.safetensors is damaged: written anew" in store.verify_best(
+    snapshot, _ = store.read_newest("id")
+    assert "best-000001: model.safetensors is damaged: written again" in store.verify_best(
         snapshot, 1
     )
     assert (tmp_path / "best" / "model.safetensors").read_bytes() == before
@@ -70,9 +70,9 @@ def test_a_best_model_from_after_the_checkpoint_is_no_damage(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         simulate(out=tmp_path, callbacks=[Stop(3)], **OPTIONS)
     store = Checkpoints(tmp_path / "checkpoints")
-    snapshot, _ = store.newest(None)
+    snapshot, _ = store.read_newest(None)
     for path in (tmp_path / "checkpoints").glob("best-*"):
-        best = verified(path)
+        best = read_verified(path)
     store.save(type(best)(snapshot.round + 1, best.model, None, best.identity))
     assert [path.name for path in (tmp_path / "checkpoints").glob("best-*")] == [
         f"best-{snapshot.round + 1:06d}"
@@ -106,7 +106,7 @@ def test_a_checkpoint_from_before_the_log_was_hashed_is_good_enough(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         simulate(out=tmp_path, callbacks=[Stop(3)], **OPTIONS)
     store = Checkpoints(tmp_path / "checkpoints")
-    snapshot, _ = store.newest(None)
+    snapshot, _ = store.read_newest(None)
     del snapshot.state["progress"]["best_round"]
     store.save(type(snapshot)(snapshot.round, snapshot.model, snapshot.state, snapshot.identity))
     simulate(out=tmp_path, resume=True, **OPTIONS)
