@@ -160,4 +160,4 @@ def test_a_reply_to_somebody_elses_question_is_a_stray(tmp_path):
 
     _, log = run(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change), rounds=1)
     assert set(log[0]["weights"]) == {"0", "2", "3", "4"}
-    assert log[0]["strays"] == ["node 972: answers a question that node 993 was asked"]
+    assert log[0]["strays"] == ["node 972: it replied to a message for node 993"]

@@ -100,8 +100,8 @@ def test_double_and_stray_replies(tmp_path):
     record = one_round(tmp_path / "odd", LocalGrid(runs.app(), runs.COUNT, change=change))
     assert record["weights"] == plain["weights"]
     assert len(record["strays"]) == 2
-    assert any("answered twice" in line for line in record["strays"])
-    assert any("no question of this round" in line for line in record["strays"])
+    assert any("replied twice" in line for line in record["strays"])
+    assert any("does not belong to a message of this round" in line for line in record["strays"])
 
 
 def test_two_nodes_with_one_id(tmp_path):
@@ -431,9 +431,9 @@ def test_a_metric_that_was_reported_before_voids_a_round(tmp_path):
 def test_the_population_is_who_is_connected(share, monkeypatch, tmp_path):
     seen, real = [], FlowerServer.aggregate
 
-    def aggregate(self, number, model, replies, population):
+    def aggregate(self, number, model, results, population):
         seen.append(population)
-        return real(self, number, model, replies, population)
+        return real(self, number, model, results, population)
 
     monkeypatch.setattr(FlowerServer, "aggregate", aggregate)
     for base in (0, 5000):  # a resumed run has other node ids

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import TERMS
-from steelyard.core.term import ClientTerm
+from steelyard.core.term import ClientTerm, TermTags
 from steelyard.core.weighting import Info
 from steelyard.experiments.run_groups import read_runs
 from steelyard.flower import Steelyard
@@ -71,16 +71,16 @@ class Drift(ClientTerm):
     name = "drift"
     info = Info("drift", "")
     server_slots = ("v",)
-    moves_model = True
+    tags = TermTags(changes_model=True)
 
     def add(self, grad, x, at):
         grad.add_(at.sent["v"], alpha=0.1)
 
-    def settle(self, at):
+    def server_update(self, at):
         at.kept["v"].add_(0.01)
         at.theta.add_(at.kept["v"])
 
-    def shown(self, theta, kept):
+    def params_to_evaluate(self, theta, kept):
         return theta - kept["v"]
 
 
@@ -131,12 +131,12 @@ def test_checkpoints_in_a_place_of_their_own(tmp_path):
 
 
 def test_what_is_refused(tmp_path):
-    with pytest.raises(SteelyardError, match="say from where"):
+    with pytest.raises(SteelyardError, match="resume=True"):
         runs.strategy("fedavg", resume=True)
     runs.start(runs.strategy("fedavg", out=tmp_path), rounds=1)
-    with pytest.raises(SteelyardError, match="holds a run: go on with it"):
+    with pytest.raises(SteelyardError, match="contains a run: .*resume=True"):
         runs.start(runs.strategy("fedavg", out=tmp_path), rounds=1)
-    with pytest.raises(SteelyardError, match=r"the run in it is another one.*fedadp"):
+    with pytest.raises(SteelyardError, match=r"contains another run.*fedadp"):
         runs.start(runs.strategy("fedadp", out=tmp_path, resume=True), rounds=2)
 
 
@@ -217,7 +217,7 @@ def test_another_model_of_the_same_size_is_refused_and_the_run_stays(tmp_path):
     for _ in range(2):  # the lock is given back
         with pytest.raises(
             SteelyardError,
-            match=r"not that of initial_arrays \(missing key 'w'\): pass the same one",
+            match=r"not that of initial_arrays \(missing key 'w'\)",
         ):
             runs.strategy("fedavg", out=tmp_path, resume=True).start(
                 LocalGrid(runs.app(), runs.COUNT),
