@@ -103,7 +103,9 @@ def in_hand(clients: int, rounds: int) -> dict[str, Any]:
     def call(strategy: FedAvg) -> Callable[[], Any]:
         def aggregate() -> Any:
             if isinstance(strategy, Steelyard):
-                strategy.model, strategy.shown, strategy.sent = model, None, sent
+                strategy.model = model
+                strategy.model_to_evaluate = None
+                strategy.train_messages = sent
             return strategy.aggregate_train(1, replies)
 
         return aggregate

@@ -320,9 +320,7 @@ def test_a_strategy_of_ours_is_not_replaced(site):
     strategies = pytest.importorskip("steelyard.flower._generate_strategies")
     text = RULE.format(name="mine").replace("class Part", "class FedProx")
     install(site, "plugin", [("steelyard.rules", {"mine": "part:FedProx"})], {"part": text})
-    with pytest.warns(
-        UserWarning, match=r"part.FedProx has no strategy.*use Steelyard\('mine'\)"
-    ):
+    with pytest.warns(UserWarning, match=r"part.FedProx has no strategy.*use Steelyard\('mine'\)"):
         place, entry = strategies.find_parts()["FedProx"]
     assert (place, entry.name) == ("client", "fedprox")
 

@@ -318,9 +318,7 @@ _PREVIOUS_STATE = f"{STEELYARD_RECORD}.before"
 _STATE_ROUNDS = f"{STEELYARD_RECORD}.rounds"
 
 
-def read_client_state(
-    state: RecordDict, accepted: int | None
-) -> tuple[ArrayRecord | None, bool]:
+def read_client_state(state: RecordDict, accepted: int | None) -> tuple[ArrayRecord | None, bool]:
     """Return the vectors of the last accepted round.
 
     Args:

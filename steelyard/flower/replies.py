@@ -181,9 +181,7 @@ _UNCONFIRMED = (
     "steelyard.flower.client, or add the term in your own code and confirm it (docs/flower.md, "
     "training code of your own)"
 )
-_RESTARTED = (
-    "round %d, client %s: it lost its state of earlier rounds and started from zero (a new process?)%s"
-)
+_RESTARTED = "round %d, client %s: it lost its state of earlier rounds and started from zero (a new process?)%s"
 _RESTART_ADVICE = (
     ": the server's part still contains it; stop and resume the run to start all clients from zero"
 )
@@ -339,9 +337,7 @@ def read_training_replies(
             continue
 
         # What does it send?
-        arrays, reason = call_or_refuse(
-            _read_arrays, content, requirements.arrays_key, storage
-        )
+        arrays, reason = call_or_refuse(_read_arrays, content, requirements.arrays_key, storage)
         if arrays is not None and is_unconfirmed and requirements.is_strict:
             reason = _UNCONFIRMED.format(requirements.terms)
         if arrays is None or reason:

@@ -33,7 +33,6 @@ from steelyard.runs.record import Record, finite_or_none
 _SCORES = ("accuracy", "loss")
 # Entries of a record that contain what evaluations return.
 _EVALUATION_KEYS = ("client_evaluation", "evaluation", "server_evaluation")
-_CHECKPOINTS = 2  # checkpoints in a directory, beside the best model
 PathLike = str | os.PathLike[str]
 
 
@@ -53,6 +52,8 @@ class RunLog:
 
     Attributes:
         path: the run directory, if any.
+        max_checkpoints: number of checkpoints in the directory, beside the best model.
+        cohorts: the clients of each written round.
     """
 
     def __init__(
@@ -86,13 +87,14 @@ class RunLog:
             self._checkpoint_path = None if checkpoint_dir is None else Path(checkpoint_dir)
         elif checkpoint_dir is not None:
             self.path = Path(checkpoint_dir)
+        self.max_checkpoints = 2
+        self.cohorts: list[list[ClientId]] = []
         self._resume = resume
         self._checkpoint_every = checkpoint_every
         self._monitor = Monitor.of(monitor.replace("-", "_"), mode)
         self._directory: RunDirectory | None = None
         self._identity = ""
         self._rounds = 0
-        self._cohorts: list[list[ClientId]] = []
         self._best_score: float | None = None  # larger is better, whatever the metric
         self._round: _Round | None = None
         self._round_start = 0.0
@@ -130,9 +132,9 @@ class RunLog:
         self._rounds = rounds
 
         # Lock the directory, and read what is in it.
-        self._directory = RunDirectory(self.path, _CHECKPOINTS)
+        self._directory = RunDirectory(self.path, self.max_checkpoints)
         if self._checkpoint_path is not None:
-            self._directory.checkpoints = Checkpoints(self._checkpoint_path, _CHECKPOINTS)
+            self._directory.checkpoints = Checkpoints(self._checkpoint_path, self.max_checkpoints)
         snapshot = None
         cohorts: list[list[ClientId]] = []
         try:
@@ -148,12 +150,12 @@ class RunLog:
 
         # Continue after the round of the checkpoint.
         finished_rounds = 0 if snapshot is None else snapshot.round
-        self._cohorts = cohorts[:finished_rounds]
+        self.cohorts = cohorts[:finished_rounds]
         config = {
             "resolved": {**description, "rounds": rounds},
             "monitor": self._monitor.to_dict(),
         }
-        self._directory.begin(config, self._cohorts, None)
+        self._directory.begin(config, self.cohorts, None)
         digest = None if snapshot is None else snapshot.log
         self._best_score = None
         for record in self._directory.open_log(finished_rounds, digest):
@@ -232,6 +234,11 @@ class RunLog:
         }
         self._round = _Round({**record, "timings": timings}, cohort)
 
+    @property
+    def record(self) -> Record | None:
+        """The record of the round that is not written yet, if any."""
+        return None if self._round is None else self._round.record
+
     def add_client_evaluation(self, replies: Record, metrics: MetricRecord | None) -> None:
         """Add the evaluation by clients.
 
@@ -295,8 +302,8 @@ class RunLog:
 
         # Write it.
         self._directory.append(record)
-        self._cohorts.append(current.cohort)
-        write_json(self._directory.path / COHORTS, self._cohorts, compact=True)
+        self.cohorts.append(current.cohort)
+        write_json(self._directory.path / COHORTS, self.cohorts, compact=True)
 
         # Write the best model and the checkpoint.
         number = record["round"]

@@ -350,4 +350,3 @@ def describe_missing_metrics(metrics: Sequence[str]) -> str:
         f"no client reported {descriptions}: the rule needs {pronoun}. Put it into the "
         "MetricRecord of the reply, or build the ClientApp with steelyard.flower.client"
     )
-

@@ -100,7 +100,9 @@ def test_what_clients_tell_of_their_own_vectors_goes_to_disk_too(client, fit, mo
 
 def test_a_reply_with_vectors_takes_the_room_of_several():
     assert ReplyStorage(120).count_free_places(10) == 6
-    assert ReplyStorage(120, sent_vectors=1).count_free_places(10) == 3  # the server holds vectors of its own
+    assert (
+        ReplyStorage(120, sent_vectors=1).count_free_places(10) == 3
+    )  # the server holds vectors of its own
     assert ReplyStorage(150, reported_vectors=1).count_free_places(10) == 3
 
 
@@ -194,9 +196,7 @@ def test_a_full_disk_is_named_with_the_cure(tmp_path, monkeypatch):
         match=r"steelyard-spool-.*No space left.*: .*set TMPDIR",
     ):
         runs.start(runs.strategy("fedavg", memory=1), rounds=1)
-    with pytest.raises(
-        SteelyardError, match=r"run/spool: .*No space left.*: .*raise memory="
-    ):
+    with pytest.raises(SteelyardError, match=r"run/spool: .*No space left.*: .*raise memory="):
         runs.start(runs.strategy("fedavg", memory=1, out=tmp_path / "run"), rounds=1)
 
 
@@ -337,7 +337,8 @@ def test_what_is_beside_models_takes_their_room():
         made.train_metrics_aggr_fn = lambda contents, weight: None
         real, seen = made.aggregate_train, []
         made.aggregate_train = lambda number, replies, real=real, made=made, seen=seen: (
-            seen.append((made.storage.file_count, made.storage.bytes_in_memory)) or real(number, replies)
+            seen.append((made.storage.file_count, made.storage.bytes_in_memory))
+            or real(number, replies)
         )
         runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=share), rounds=1)
         files.append(seen[0][0])

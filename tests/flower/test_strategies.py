@@ -176,6 +176,8 @@ def test_a_cohort_is_drawn_by_clients_ids_not_by_nodes():
         )  # node ids are another draw in every run
         for listed in (nodes, nodes[::-1]):
             drawn.add(
-                tuple(names.of(node) for node in draw_cohort(list(listed), 2, names, seed=3, number=4))
+                tuple(
+                    names.of(node) for node in draw_cohort(list(listed), 2, names, seed=3, number=4)
+                )
             )
     assert len(drawn) == 1
