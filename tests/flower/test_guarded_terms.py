@@ -73,7 +73,7 @@ def test_one_client_cannot_move_feddyns_model(client, factor):
 def test_one_client_cannot_move_scaffolds_control(value):
     _, moved = run_attacked("scaffold", None, rounds=4)
     bad, attacked = run_attacked("scaffold", replace_vectors(value), rounds=4)
-    usual = bad.server.state["vector_norms"]["scaffold.control"]
+    usual = bad.server.state.rule_state["vector_norms"]["scaffold.control"]
     assert bad.server.state.vectors["scaffold.control"].norm().item() <= 2 * usual * (1 + 1e-6)
     assert attacked <= 2 * moved
 
