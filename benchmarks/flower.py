@@ -25,7 +25,7 @@ from benchmarks.aggregation import take_turns
 from benchmarks.memory import peak_during
 from benchmarks.models import eleven_million, random_model
 from steelyard.flower import Steelyard, to_record
-from steelyard.flower.streaming_grid import TOLD
+from steelyard.flower.messages import REPORTED_VECTORS_RECORD
 
 BAR, MEMORY, BUDGET = 8.0, 2.5e9, "1 GB"
 
@@ -69,7 +69,7 @@ class Nodes:
             "steelyard.sent" in message.content
         ):  # a client term's vectors: the client tells how its own has changed
             total = sum(tensor.numel() for tensor in self.model.values())
-            content[TOLD] = to_record(
+            content[REPORTED_VECTORS_RECORD] = to_record(
                 {"scaffold.control": 0.01 * torch.randn(total, generator=noise)}
             )
         return Message(content, reply_to=message)
@@ -103,7 +103,9 @@ def in_hand(clients: int, rounds: int) -> dict[str, Any]:
     def call(strategy: FedAvg) -> Callable[[], Any]:
         def aggregate() -> Any:
             if isinstance(strategy, Steelyard):
-                strategy.model, strategy.shown, strategy.sent = model, None, sent
+                strategy.model = model
+                strategy.model_to_evaluate = None
+                strategy.train_messages = sent
             return strategy.aggregate_train(1, replies)
 
         return aggregate

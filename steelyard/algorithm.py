@@ -143,7 +143,7 @@ class Algorithm:
     def _check(self) -> None:
         """Raise an error for parts that are wrong together."""
         # Parts that change the model after the sum.
-        changing = [f"client={term.name}" for term in self.client if term.moves_model]
+        changing = [f"client={term.name}" for term in self.client if term.tags.changes_model]
         if self.server is not None:
             changing.append(f"server={self.server.name}")
         if self.refine is not None:
@@ -151,13 +151,13 @@ class Algorithm:
 
         # What the client terms require.
         for term in self.client:
-            if term.wants_average and changing:
+            if term.tags.requires_plain_average and changing:
                 raise SteelyardError(
                     f"client={term.name} with {changing[0]}: the corrections of {term.name} cancel "
                     "only if the new model is the clients' average, but "
                     f"{changing[0]} changes it: leave one of them out, or use client=scaffold"
                 )
-            if term.wants_start and self.broadcast is not None:
+            if term.tags.requires_global_start and self.broadcast is not None:
                 raise SteelyardError(
                     f"client={term.name} with broadcast={self.broadcast.name}: {term.name} is only "
                     "correct if clients start from the global model: "
@@ -183,6 +183,12 @@ class Algorithm:
         if self.broadcast is not None:
             needs = needs | Needs(broadcast=frozenset({"move"}))
         return needs
+
+    @property
+    def sent_vectors(self) -> list[str]:
+        """Names of the vectors that the server sends beside the parameters."""
+        slots = [term.key(slot) for term in self.client for slot in term.server_slots]
+        return [*sorted(self.needs.broadcast), *slots]
 
     def explain(self) -> Explanation:
         """Return what clients disclose, what the server sees, what the rule costs, and privacy."""

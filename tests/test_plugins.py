@@ -317,13 +317,11 @@ def test_our_part_wins_over_one_that_was_imported_first(site):
 
 
 def test_a_strategy_of_ours_is_not_replaced(site):
-    strategies = pytest.importorskip("steelyard.flower.strategies")
+    strategies = pytest.importorskip("steelyard.flower._generate_strategies")
     text = RULE.format(name="mine").replace("class Part", "class FedProx")
     install(site, "plugin", [("steelyard.rules", {"mine": "part:FedProx"})], {"part": text})
-    with pytest.warns(
-        UserWarning, match=r"part.FedProx has no strategy of its own.*use Steelyard\('mine'\)"
-    ):
-        place, entry = strategies.strategies()["FedProx"]
+    with pytest.warns(UserWarning, match=r"part.FedProx has no strategy.*use Steelyard\('mine'\)"):
+        place, entry = strategies.find_parts()["FedProx"]
     assert (place, entry.name) == ("client", "fedprox")
 
 

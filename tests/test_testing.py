@@ -9,7 +9,7 @@ import torch
 import steelyard
 from steelyard.core.needs import Needs
 from steelyard.core.state import scatter
-from steelyard.core.term import ClientTerm
+from steelyard.core.term import ClientTerm, TermTags
 from steelyard.core.weighting import Info, Weighting
 from steelyard.testing import check_rule, check_term
 
@@ -209,8 +209,7 @@ class Pull(ClientTerm):
     info = Info("pulls clients back")
     client_slots = ("h",)
     server_slots = ("h",)
-    moves_model = True
-    told_slots = ("h",)
+    tags = TermTags(reported_slots=("h",), changes_model=True)
 
     def add(self, grad, x, at):
         grad.add_(x - at.start + at.own["h"] - at.sent["h"], alpha=self.mu)
@@ -218,7 +217,7 @@ class Pull(ClientTerm):
     def finish(self, x, at, work):
         at.own["h"].add_(x - at.start)
 
-    def settle(self, at):
+    def server_update(self, at):
         at.kept["h"].add_((at.new["h"] - at.old["h"]).sum(dim=0) / at.population)
         at.theta.add_(at.kept["h"])
 
@@ -261,21 +260,21 @@ class ChangesSent(Pull):
 
 
 class MovesSecretly(Pull):
-    moves_model = False
+    tags = TermTags(reported_slots=("h",))
 
 
 class WritesSecretly(Pull):
-    def settle(self, at):
+    def server_update(self, at):
         at.new["h"].zero_()
 
 
 class LooksAtNeighbours(Pull):
-    def settle(self, at):
+    def server_update(self, at):
         at.theta.add_(at.updates.mean())
 
 
 class LooksSecretly(Pull):
-    told_slots = ()
+    tags = TermTags(changes_model=True)
 
 
 class ListsSlots(Pull):
@@ -297,10 +296,10 @@ def test_a_good_term_passes():
         (DividesByZero, "start of round 1 holds NaN"),
         (NoisyTerm, "two calls of add"),
         (ChangesSent, "finish changes 'h', which the server sent"),
-        (MovesSecretly, "settle changes theta: set moves_model = True"),
-        (WritesSecretly, "set writes_slots = True"),
+        (MovesSecretly, "server_update changes theta: .*changes_model=True"),
+        (WritesSecretly, "changes_client_vectors=True"),
         (LooksAtNeighbours, "where the model is cut"),
-        (LooksSecretly, "told_slots does not name"),
+        (LooksSecretly, "reported_slots does not name"),
         (ListsSlots, "use a tuple of names"),
     ],
 )

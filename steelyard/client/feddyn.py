@@ -29,7 +29,7 @@ import torch
 
 from steelyard.core import checks
 from steelyard.core.registry import TERMS
-from steelyard.core.term import ClientContext, ClientTerm, ServerContext, Vectors
+from steelyard.core.term import ClientContext, ClientTerm, ServerContext, TermTags, Vectors
 from steelyard.core.weighting import Info
 
 
@@ -50,8 +50,6 @@ class FedDyn(ClientTerm):
     info = Info("dynamic regularisation", "Acar et al., ICLR 2021")
     client_slots = ("h",)
     server_slots = ("h",)
-    moves_model = True
-    wants_start = True
 
     def __post_init__(self) -> None:
         checks.number("alpha", self.alpha, 0.0)
@@ -63,9 +61,13 @@ class FedDyn(ClientTerm):
         return self.alpha if self.form == "official" else 0.0
 
     @property
-    def files_all(self) -> bool:
-        """True for FedLAW's form, as in its code."""
-        return self.form == "fedlaw"
+    def tags(self) -> TermTags:
+        """With FedLAW's form, clients outside the cohort update their vectors, as in its code."""
+        return TermTags(
+            changes_model=True,
+            updates_outside_cohort=self.form == "fedlaw",
+            requires_global_start=True,
+        )
 
     def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
         """Add the gradient of the term."""
@@ -82,7 +84,7 @@ class FedDyn(ClientTerm):
         """Update `h_k <- h_k + (x - start)`."""
         at.own["h"].add_(x).sub_(at.start)
 
-    def settle(self, at: ServerContext) -> None:
+    def server_update(self, at: ServerContext) -> None:
         """Update `H <- H + sum q_k d_k`, and add H to the model."""
         share = at.weights
         if self.form == "official":

@@ -221,7 +221,9 @@ class LocalTraining:
         """Raise an error for terms whose correction is wrong with this optimizer."""
         has_persistent_momentum = self.persistent and self.momentum > 0
         for term in terms:
-            if term.wants_sgd and (self.optimizer != "sgd" or has_persistent_momentum):
+            if term.tags.requires_plain_sgd and (
+                self.optimizer != "sgd" or has_persistent_momentum
+            ):
                 conflict = f"optimizer={self.optimizer}"
                 hint = "optimizer=sgd"
                 if has_persistent_momentum:

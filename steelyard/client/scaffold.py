@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from steelyard.core.registry import TERMS
-from steelyard.core.term import ClientContext, ClientTerm, ServerContext
+from steelyard.core.term import ClientContext, ClientTerm, ServerContext, TermTags
 from steelyard.core.weighting import Info
 
 
@@ -34,8 +34,7 @@ class Scaffold(ClientTerm):
     info = Info("control variates", "Karimireddy et al., ICML 2020")
     client_slots = ("control",)
     server_slots = ("control",)
-    told_slots = ("control",)
-    wants_sgd = True
+    tags = TermTags(reported_slots=("control",), requires_plain_sgd=True)
 
     def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
         """Apply Equation (3)."""
@@ -45,7 +44,7 @@ class Scaffold(ClientTerm):
         """Apply Equation (4), option II."""
         at.own["control"].sub_(at.sent["control"]).add_((at.start - x) / (work * at.lr))
 
-    def settle(self, at: ServerContext) -> None:
+    def server_update(self, at: ServerContext) -> None:
         """Apply Equation (5)."""
         change = (at.new["control"] - at.old["control"]).sum(dim=0)
         at.kept["control"].add_(change, alpha=1 / at.population)

@@ -22,7 +22,7 @@ import torch
 
 from steelyard.core import checks
 from steelyard.core.registry import TERMS
-from steelyard.core.term import ClientContext, ClientTerm, ServerContext
+from steelyard.core.term import ClientContext, ClientTerm, ServerContext, TermTags
 from steelyard.core.weighting import Info
 
 
@@ -40,10 +40,12 @@ class VRLSGD(ClientTerm):
     name = "vrlsgd"
     info = Info("variance-reduced local SGD", "Liang et al., 2019")
     client_slots = ("delta",)
-    wants_average = True
-    told_slots = ("delta",)
-    writes_slots = True
-    wants_sgd = True
+    tags = TermTags(
+        reported_slots=("delta",),
+        changes_client_vectors=True,
+        requires_plain_average=True,
+        requires_plain_sgd=True,
+    )
 
     def __post_init__(self) -> None:
         checks.number("scale", self.scale, 0.0)
@@ -52,7 +54,7 @@ class VRLSGD(ClientTerm):
         """Add `-Delta_k`."""
         grad.sub_(at.own["delta"])
 
-    def settle(self, at: ServerContext) -> None:
+    def server_update(self, at: ServerContext) -> None:
         """Update `Delta_k += scale (theta' - x_k) / (K eta)`."""
         # Row by row: no second [K, d] in memory.
         step = at.theta - at.before

@@ -99,6 +99,18 @@ class Outcome:
     void: bool
     bounds: Bounds | None = None
 
+    @property
+    def counted_rows(self) -> list[int]:
+        """Positions in `store.ids` of the clients that a guard, if any, did not set aside."""
+        aside = set() if self.bounds is None else set(self.bounds.aside)
+        return [row for row in range(len(self.store.ids)) if row not in aside]
+
+    @property
+    def client_weights(self) -> dict[ClientId, float]:
+        """The weight of each client, averaged over layers."""
+        means = self.weights.mean(axis=0).tolist()
+        return dict(zip(self.store.ids, means, strict=True))
+
     def __repr__(self) -> str:
         """Return a summary on one line."""
         text = f"{len(self.store.ids)} clients"

@@ -89,52 +89,57 @@ def clip_factors(norms: Array, limit: float) -> Array:
     return np.where(norms > 0, factors, 1.0)
 
 
-Own = Callable[[ClientTerm, slice], tuple[Vectors, Vectors]]
-File = Callable[[ClientTerm, slice, Vectors], None]
+# Reads a term's client vectors, `[K, n]` by slot, before and after training.
+ReadVectors = Callable[[ClientTerm, slice], tuple[Vectors, Vectors]]
+# Writes client vectors that a term changed.
+WriteVectors = Callable[[ClientTerm, slice, Vectors], None]
 
 
 @dataclass(frozen=True)
-class Settling:
-    """The end of a round, as client terms see it.
+class ServerTermStep:
+    """The step of a round in which client terms update their vectors at the server.
 
     Attributes:
         store: the updates, and the global model that the round started from.
         theta: the new global model `[d]`; terms may change it.
         weights: coefficients of the updates in the sum, `[K]`.
-        own: returns a term's vectors of the cohort before and after training, `[K, n]` each, for
-            a slice of n coordinates.
-        file: stores the vectors after training again, for a term that changes them.
-        kept: the server's vectors of all terms, by `term.key(slot)`.
+        read_client_vectors: returns a term's vectors of the cohort before and after training,
+            `[K, n]` each, for a slice of n coordinates.
+        write_client_vectors: stores the vectors after training again, for a term that changes
+            them; None where clients store their vectors themselves.
+        server_vectors: the server's vectors of all terms, by `term.key(slot)`.
         work: local steps of each client, `[K]`, as in `ServerContext`.
         lr: the learning rate of the round.
         population: number of all clients.
         bounds: the bounds of a guard, if there is one: terms see updates, and changes of clients'
             vectors, clipped to them.
-        usual: what `run` returned in the previous round, by `term.key(slot)`.
+        usual_norms: what `run` returned in the previous round, by `term.key(slot)`.
     """
 
     store: UpdateStore
     theta: torch.Tensor
     weights: torch.Tensor
-    own: Own
-    file: File | None
-    kept: Vectors
+    read_client_vectors: ReadVectors
+    write_client_vectors: WriteVectors | None
+    server_vectors: Vectors
     work: torch.Tensor
     lr: float
     population: int
     bounds: Bounds | None = None
-    usual: Mapping[str, float] = field(default_factory=dict)
+    usual_norms: Mapping[str, float] = field(default_factory=dict)
 
     def run(self, terms: Iterable[ClientTerm]) -> dict[str, float]:
-        """Run `settle` of each term: it updates the server's vectors and possibly the model.
+        """Call `server_update` of each term: it updates the server's vectors, perhaps the model.
 
         The updates are read chunk by chunk; `[K, d]` is never in memory.
 
         Returns:
-            With a guard, the usual norms of clients' vectors, for `usual` of the next round.
+            With a guard, the usual norms of clients' vectors, for `usual_norms` of the next round.
         """
-        usual = dict(self.usual)
-        acting = [term for term in terms if type(term).settle is not ClientTerm.settle]
+        usual = dict(self.usual_norms)
+        acting = [
+            term for term in terms if type(term).server_update is not ClientTerm.server_update
+        ]
         if not acting:
             return usual
 
@@ -150,18 +155,20 @@ class Settling:
             positive = torch.where(update_factors > 0, update_factors, 1.0)[:, 0]
             weights = (weights.double() / positive).to(weights.dtype)
 
-        def settle(piece: kernels.Piece, rows: torch.Tensor) -> None:
+        def update_piece(piece: kernels.Piece, rows: torch.Tensor) -> None:
             part = slice(piece.start, piece.stop)
             updates = rows[:-1]
             if update_factors is not None:
                 updates = (updates.double() * update_factors).to(updates.dtype)
             for term in acting:
-                old, new = self.own(term, part)
+                old, new = self.read_client_vectors(term, part)
                 clipped = {}
                 for slot in new:
                     factors = vector_factors.get(term.key(slot))
                     clipped[slot] = _scale_change(old[slot], new[slot], factors)
-                vectors = {slot: self.kept[term.key(slot)][part] for slot in term.server_slots}
+                vectors = {
+                    slot: self.server_vectors[term.key(slot)][part] for slot in term.server_slots
+                }
                 at = ServerContext(
                     theta=self.theta[part],
                     before=rows[-1],
@@ -174,12 +181,14 @@ class Settling:
                     lr=self.lr,
                     population=self.population,
                 )
-                term.settle(at)
-                if term.writes_slots and self.file is not None:
-                    self.file(term, part, clipped)
+                term.server_update(at)
+                if term.tags.changes_client_vectors and self.write_client_vectors is not None:
+                    self.write_client_vectors(term, part, clipped)
 
         # Run the pass; afterwards, limit the server's own vectors.
-        kernels.combine(self.store, len(self.store.ids) + 1, [(0, self.store.layout.dim)], settle)
+        kernels.combine(
+            self.store, len(self.store.ids) + 1, [(0, self.store.layout.dim)], update_piece
+        )
         if self.bounds is not None:
             self._limit_server_vectors(acting, self.bounds.clip, usual)
         return usual
@@ -194,14 +203,16 @@ class Settling:
         factors_by_key: dict[str, torch.Tensor] = {}
         dim = self.store.layout.dim
         for term in terms:
-            if not term.told_slots:
+            if not term.tags.reported_slots:
                 continue
             # Squared norms of the changes, block by block.
             squares = {}
-            for slot in term.told_slots:
+            for slot in term.tags.reported_slots:
                 squares[slot] = torch.zeros(len(self.store.ids), dtype=torch.float64)
             for start in range(0, dim, kernels.BLOCK):
-                old, new = self.own(term, slice(start, min(start + kernels.BLOCK, dim)))
+                old, new = self.read_client_vectors(
+                    term, slice(start, min(start + kernels.BLOCK, dim))
+                )
                 for slot, square in squares.items():
                     square += (new[slot].double() - old[slot]).square().sum(dim=1)
             # Factors for the changes that are too long.
@@ -223,25 +234,25 @@ class Settling:
         changes of one client would add up from round to round.
         """
         for term in terms:
-            for slot in term.told_slots:
+            for slot in term.tags.reported_slots:
                 limit = clip * usual[term.key(slot)]
                 if slot not in term.server_slots or limit == 0:
                     continue
-                vector = self.kept[term.key(slot)]
+                vector = self.server_vectors[term.key(slot)]
                 length = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
                 if length > limit:
                     vector.mul_(limit / length)
 
 
-def usual_lengths(state: State) -> Mapping[str, float]:
-    """Return the norms that `Settling.run` returned in the previous round, from the state."""
-    lengths: Mapping[str, float] = state.get("vector_norms", {})
-    return lengths
+def read_usual_norms(state: State) -> Mapping[str, float]:
+    """Return the norms that `ServerTermStep.run` returned in the previous round, from the state."""
+    norms: Mapping[str, float] = state.get("vector_norms", {})
+    return norms
 
 
-def with_usual_lengths(state: State, lengths: Mapping[str, float]) -> State:
+def add_usual_norms(state: State, norms: Mapping[str, float]) -> State:
     """Return the state with these norms added, if there are any."""
-    return {**state, "vector_norms": dict(lengths)} if lengths else state
+    return {**state, "vector_norms": dict(norms)} if norms else state
 
 
 def _as_column(factors: Array) -> torch.Tensor | None:

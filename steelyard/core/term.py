@@ -60,7 +60,8 @@ class ServerContext:
         updates: the cohort's updates, `[K, n]`.
         weights: their coefficients in the sum, `[K]`.
         old: the cohort's own vectors of this term before training, by slot, `[K, n]`.
-        new: the same after training; a term with `writes_slots` may change them in place.
+        new: the same after training; a term whose tags say `changes_client_vectors` may change
+            them in place.
         kept: the server's vectors of this term, by slot, `[n]`; the term may change them in place.
         work: local steps of each client including the effect of momentum (FedNova's a_i), `[K]`;
             ones if clients do not report it.
@@ -80,6 +81,35 @@ class ServerContext:
     population: int
 
 
+@dataclass(frozen=True)
+class TermTags:
+    """Facts about a client term that the server, the simulator and Flower must know.
+
+    Attributes:
+        reported_slots: names of the client vectors whose change `server_update` reads. Where
+            clients store their vectors themselves, they send these changes with their model.
+        changes_model: whether `server_update` changes the new model.
+        changes_client_vectors: whether `server_update` changes the clients' vectors. This is
+            impossible where clients store them themselves.
+        updates_outside_cohort: whether clients outside the cohort also keep their changed vectors
+            when all clients train. `server_update` does not see these changes.
+        requires_plain_average: whether the term is only correct if the new model is the rule's
+            combination of the clients' models, unchanged.
+        requires_global_start: whether the term is only correct if clients start from the global
+            model.
+        requires_plain_sgd: whether the term's correction is a mean of gradients, which is only
+            correct for SGD whose velocity starts at zero in each round.
+    """
+
+    reported_slots: tuple[str, ...] = ()
+    changes_model: bool = False
+    changes_client_vectors: bool = False
+    updates_outside_cohort: bool = False
+    requires_plain_average: bool = False
+    requires_global_start: bool = False
+    requires_plain_sgd: bool = False
+
+
 class ClientTerm(ABC):
     """A term that is added to a client's gradient.
 
@@ -92,19 +122,9 @@ class ClientTerm(ABC):
             zero.
         server_slots: names of the vectors that the server keeps and sends with the parameters;
             they start at zero.
-        files_all: whether clients outside the cohort also keep their changed vectors when all
-            clients train. `settle` does not see these changes.
         proximal: the mu of a penalty `mu/2 |x - start|^2` in this term; FedNova's normaliser
             includes it.
-        wants_average: whether the term is only correct if the new model is the rule's combination
-            of the clients' models, unchanged.
-        moves_model: whether `settle` changes the new model.
-        told_slots: names of the clients' vectors whose change `settle` reads.
-        writes_slots: whether `settle` changes clients' vectors, which is impossible where clients
-            store them themselves.
-        wants_start: whether the term is only correct if clients start from the global model.
-        wants_sgd: whether the term's correction is a mean of gradients, which is only correct for
-            SGD whose velocity starts at zero in each round.
+        tags: facts that other parts must know, see `TermTags`.
         direction: the name of the sent vector that the penalty pulls along, if any. The record of
             a round then has the cosine of each client to it.
     """
@@ -113,12 +133,6 @@ class ClientTerm(ABC):
     info: Info
     client_slots: tuple[str, ...] = ()
     server_slots: tuple[str, ...] = ()
-    wants_average: bool = False
-    moves_model: bool = False
-    told_slots: tuple[str, ...] = ()
-    writes_slots: bool = False
-    wants_start: bool = False
-    wants_sgd: bool = False
     direction: str = ""
 
     def key(self, slot: str) -> str:
@@ -131,9 +145,9 @@ class ClientTerm(ABC):
         return 0.0
 
     @property
-    def files_all(self) -> bool:
-        """See the class attributes; False by default."""
-        return False
+    def tags(self) -> TermTags:
+        """See the class attributes; a subclass may also set `tags = TermTags(...)`."""
+        return TermTags()
 
     @property
     def needs(self) -> Needs:
@@ -150,7 +164,7 @@ class ClientTerm(ABC):
         `work` is FedNova's a_i `[C, 1]`.
         """
 
-    def settle(self, at: ServerContext) -> None:  # noqa: B027 - optional
+    def server_update(self, at: ServerContext) -> None:  # noqa: B027 - optional
         """Update vectors, and possibly the model, at the server after the aggregation.
 
         It is called once for each chunk of coordinates, possibly from several threads.

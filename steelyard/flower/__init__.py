@@ -1,10 +1,11 @@
-"""Steelyard on Flower. The only place that imports flwr.
+"""Steelyard on Flower.
 
-from steelyard.flower import FedAWA     # a drop-in for flwr.serverapp.strategy.FedAvg
+    from steelyard.flower import FedAWA  # instead of flwr.serverapp.strategy.FedAvg
 
-Every rule, client term, server optimizer and refiner is a strategy of that kind;
-`Steelyard(algorithm)` is any composition of them. `client` builds the other half, `reporting`
-checks one of your own.
+Every rule, client term, server optimizer and refiner is a strategy by its class name.
+`Steelyard(algorithm)` runs any combination of them. `client` builds the ClientApp, and `reporting`
+checks the replies of a ClientApp of your own. This is the only package that imports Flower, and it
+does so when one of its names is first used.
 """
 
 from __future__ import annotations
@@ -14,25 +15,21 @@ from typing import TYPE_CHECKING, Any
 from steelyard.core.errors import SteelyardError
 
 if TYPE_CHECKING:
-    from steelyard.flower.clientapp import (
-        TrainInstructions,
-        client,
-        partitioned,
-        read_instructions,
-        reporting,
-    )
-    from steelyard.flower.records import to_record, to_state_dict
+    from steelyard.flower.array_records import to_record, to_state_dict
+    from steelyard.flower.client_app import client, partitioned, reporting
+    from steelyard.flower.messages import TrainInstructions, read_instructions
+    from steelyard.flower.strategies import *  # noqa: F403 - one class for each part
     from steelyard.flower.strategy import Steelyard
 
-_HOMES = {
-    "TrainInstructions": "clientapp",
-    "read_instructions": "clientapp",
-    "client": "clientapp",
-    "partitioned": "clientapp",
-    "reporting": "clientapp",
-    "to_record": "records",
-    "to_state_dict": "records",
+_MODULES = {
     "Steelyard": "strategy",
+    "TrainInstructions": "messages",
+    "client": "client_app",
+    "partitioned": "client_app",
+    "read_instructions": "messages",
+    "reporting": "client_app",
+    "to_record": "array_records",
+    "to_state_dict": "array_records",
 }
 __all__ = [
     "Steelyard",
@@ -47,32 +44,40 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports flwr when something is used; makes a strategy's class when it is asked for."""
+    """Return a public function, or the strategy class of a part."""
     if name.startswith("__"):
         raise AttributeError(name)
     import importlib
 
     try:
-        home = importlib.import_module(f"steelyard.flower.{_HOMES.get(name, 'strategies')}")
+        module = importlib.import_module(f"steelyard.flower.{_MODULES.get(name, 'strategies')}")
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("flwr"):
             raise
         raise SteelyardError(
             "steelyard.flower needs Flower: pip install 'steelyard[flower]'"
         ) from error
-    if name in _HOMES:
-        value = getattr(home, name)
-    elif name in home.strategies():
-        value = home.strategy(name)
+    if name in _MODULES or name in module.__all__:
+        value = getattr(module, name)
     else:
-        raise AttributeError(
-            f"steelyard.flower has no {name!r}; its strategies: {', '.join(home.strategies())}"
-        )
+        value = _make_plugin_strategy(name)
     globals()[name] = value
     return value
 
 
-def __dir__() -> list[str]:
-    from steelyard.flower.strategies import strategies
+def _make_plugin_strategy(name: str) -> Any:
+    """Return the strategy class of a part that another package adds."""
+    from steelyard.flower._generate_strategies import find_parts, make_plugin_strategy
 
-    return sorted([*__all__, *strategies()])
+    parts = find_parts()
+    if name not in parts:
+        raise AttributeError(
+            f"steelyard.flower has no {name!r}; its strategies are {', '.join(parts)}"
+        )
+    return make_plugin_strategy(name, *parts[name])
+
+
+def __dir__() -> list[str]:
+    from steelyard.flower._generate_strategies import find_parts
+
+    return sorted([*__all__, *find_parts()])

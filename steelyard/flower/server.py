@@ -1,6 +1,6 @@
-"""What the server keeps from round to round, and how the replies of one become a model.
+"""How the replies of a Flower round become a model: `ServerState` on models in messages and files.
 
-Nothing here is Flower's.
+This module does not import Flower.
 """
 
 from __future__ import annotations
@@ -16,306 +16,337 @@ from steelyard.algorithm import Algorithm
 from steelyard.core import round as rounds
 from steelyard.core.errors import SteelyardError
 from steelyard.core.evidence import part_needing_proxy_data
-from steelyard.core.layout import Layout
+from steelyard.core.layout import Layout, Leaf
 from steelyard.core.rng import stream
-from steelyard.core.server_terms import Settling, usual_lengths, with_usual_lengths
+from steelyard.core.server_state import ServerState
 from steelyard.core.state import ClientId, sort_key
 from steelyard.core.sums import are_finite
-from steelyard.core.term import ClientTerm
+from steelyard.core.term import ClientTerm, Vectors
 from steelyard.metrics import MEANING, Table, drop_invalid, find_invalid_clients
 from steelyard.runs.record import Record, make_record
 from steelyard.server.probe import Probe
 from steelyard.sim.evaluation import report_metrics
 from steelyard.sim.executors import one_thread
 from steelyard.stores.memory import MemorySink
-from steelyard.stores.slices import SliceStore, Source, layout_of
+from steelyard.stores.slices import SliceStore, Source
 
-Vectors = dict[str, torch.Tensor]
 StateDict = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Replies:
-    """What came back in a round.
+class TrainingResults:
+    """What clients sent in a round.
 
     Attributes:
-        models: by client id.
-        metrics: by name, then by client id.
-        told: changes of vectors that clients keep, by client id: flat, each under `term.slot`.
-        refused: clients whose reply is not to be looked at, with the reason.
-        fractions: whether `num_examples` are weights of any kind, which need not be whole.
-        asked: how many clients were asked.
+        models: the models, by client id.
+        metrics: the reported metrics, by name, then by client id.
+        vectors: the changes of vectors that clients keep, by client id: flat, each under
+            `term.key(slot)`.
+        refused: the reason for each client whose reply is not used.
+        has_fractions: whether `num_examples` are weights of any kind, which need not be integers.
+        messages: number of clients that got a message.
     """
 
     models: Mapping[ClientId, Source]
     metrics: Table
-    told: Mapping[ClientId, Source]
+    vectors: Mapping[ClientId, Source]
     refused: Mapping[ClientId, str]
-    fractions: bool = False
-    asked: int = 0
+    has_fractions: bool = False
+    messages: int = 0
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The outcome of a round.
+    """The result of a round.
 
-    The model to send, the one to look at, the record, who was accepted and what they told.
-
-    There are no models if the round is void. `settled` are those whose own vectors count: what they
-    told can be used.
+    Attributes:
+        model: the model to send in the next round; None if the round is void.
+        model_to_evaluate: the same object, unless a client term returns another model to evaluate.
+        record: the record of the round.
+        accepted: the clients whose model was used.
+        metrics: what these clients reported.
+        counted: those of them whose own vectors are valid from now on.
     """
 
     model: StateDict | None
-    shown: StateDict | None
+    model_to_evaluate: StateDict | None
     record: Record
-    accepted: tuple[ClientId, ...]
-    told: Table
-    settled: tuple[ClientId, ...] = ()
+    accepted: tuple[ClientId, ...] = ()
+    metrics: Table | None = None
+    counted: tuple[ClientId, ...] = ()
+
+
+class ReportedVectors:
+    """The changes of the vectors that the accepted clients keep, as they reported them.
+
+    A client that sent no vector, or one that cannot be used, changed nothing.
+
+    Attributes:
+        local_steps: ones: on Flower, clients do not report their local steps.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        ids: Sequence[ClientId],
+        vectors: Mapping[ClientId, Source],
+        layout: Layout,
+    ) -> None:
+        self.local_steps = torch.ones(len(ids), dtype=torch.float32)
+        self._dtype = layout.row_dtype
+        self._clients = len(ids)
+        self._source_by_row = {name: _find_usable(name, ids, vectors, layout) for name in names}
+
+    def read(self, term: ClientTerm, part: slice) -> tuple[Vectors, Vectors]:
+        """Return zeros and the changes of a term's vectors, by slot, for a slice."""
+        old = {}
+        new = {}
+        for slot in term.tags.reported_slots:
+            changes = torch.zeros(self._clients, part.stop - part.start, dtype=self._dtype)
+            for row, source in self._source_by_row[term.key(slot)].items():
+                source.read(term.key(slot), part.start, changes[row])
+            old[slot] = torch.zeros(1, 1, dtype=self._dtype).expand_as(changes)
+            new[slot] = changes
+        return old, new
+
+    def write(self, term: ClientTerm, part: slice, vectors: Vectors) -> None:
+        """Raise an error: on Flower, clients store their vectors themselves."""
+        raise NotImplementedError(f"{term.name} changes the clients' vectors")
+
+    def is_complete(self, row: int) -> bool:
+        """Return whether every vector of this client can be used."""
+        return all(row in sources for sources in self._source_by_row.values())
+
+
+def _find_usable(
+    name: str, ids: Sequence[ClientId], vectors: Mapping[ClientId, Source], layout: Layout
+) -> dict[int, Source]:
+    """Return the clients' vectors of this name that have the right shape and are finite, by row."""
+    usable: dict[int, Source] = {}
+    for row, client in enumerate(ids):
+        source = vectors.get(client)
+        if source is not None and _is_usable(name, source, layout):
+            usable[row] = source
+    return usable
+
+
+def _is_usable(name: str, source: Source, layout: Layout) -> bool:
+    """Return whether a source contains a finite vector of the model's length under this name."""
+    if name not in source.shapes:
+        return False
+    shape, dtype = source.shapes[name]
+    if shape != (layout.dim,) or not dtype.is_floating_point:
+        return False
+    block = torch.empty(min(layout.dim, kernels.BLOCK), dtype=layout.row_dtype)
+    for start in range(0, layout.dim, kernels.BLOCK):
+        part = block[: min(kernels.BLOCK, layout.dim - start)]
+        source.read(name, start, part)
+        if not are_finite(part):
+            return False
+    return True
 
 
 class FlowerServer:
-    """The rule's state and the terms' vectors."""
+    """Aggregates the replies of clients.
+
+    Attributes:
+        state: the rule's state and the server's vectors.
+        reported_vectors: names of the vectors whose changes clients send.
+    """
 
     def __init__(
         self, algorithm: Algorithm, probe: Probe | None, seed: int, diagnose: bool
     ) -> None:
+        """Create the server of a run.
+
+        Args:
+            algorithm: what to run.
+            probe: the server's proxy data, if any.
+            seed: random seed of the run.
+            diagnose: whether reports are complete, which costs a pass over the updates.
+        """
+        # Check that the algorithm is possible on Flower.
         for term in algorithm.client:
-            if term.writes_slots:
+            if term.tags.changes_client_vectors:
                 raise SteelyardError(
-                    f"client={term.name}: the server changes what clients keep, and on Flower they "
-                    f"keep it "
-                    "themselves: use client=scaffold"
+                    f"client={term.name}: the server changes the clients' vectors, but on Flower "
+                    "they keep them themselves: use client=scaffold"
                 )
-        wanting = part_needing_proxy_data(algorithm.rule, algorithm.refine)
-        if wanting and probe is None:
+        part = part_needing_proxy_data(algorithm.rule, algorithm.refine)
+        if part and probe is None:
             raise SteelyardError(
-                f"{wanting} looks at proxy data and there is none: pass "
-                f"proxy=steelyard.Probe(model, inputs, targets)"
+                f"{part} needs proxy data: pass proxy=steelyard.Probe(model, inputs, targets)"
             )
-        self.algorithm, self.rule, self.probe, self.seed = algorithm, algorithm.rule, probe, seed
+        self.algorithm = algorithm
+        self.seed = seed
         self.diagnose = diagnose
-        self.state: Mapping[str, Any] = {}
-        self.sent: Vectors = {}
-        self.heard: set[str] = set()  # metrics that somebody has reported
-        self.slots = [term.key(slot) for term in algorithm.client for slot in term.server_slots]
-        self.told_names = [term.key(slot) for term in algorithm.client for slot in term.told_slots]
+        self.state = ServerState(
+            algorithm.rule,
+            algorithm.client,
+            optimizer=algorithm.server,
+            refiner=algorithm.refine,
+            probe=probe,
+        )
+        self.reported_vectors = [
+            term.key(slot) for term in algorithm.client for slot in term.tags.reported_slots
+        ]
+        self._reported_metrics: set[str] = set()  # needed metrics that a client has reported
 
-    def vectors(self, model: Source) -> Vectors:
-        """What is sent beside the parameters: flat vectors by name, zero before the first round."""
-        return self._vectors(layout_of(model))
+    def prepare_vectors(self, layout: Layout) -> dict[str, torch.Tensor]:
+        """Return the vectors to send beside the parameters; they are zero before the first round."""
+        for name in self.algorithm.sent_vectors:
+            if name not in self.state.vectors:
+                self.state.vectors[name] = torch.zeros(layout.dim, dtype=layout.row_dtype)
+        return self.state.vectors
 
-    def _vectors(self, layout: Layout) -> Vectors:
-        for name in [*sorted(self.algorithm.needs.broadcast), *self.slots]:
-            self.sent.setdefault(name, torch.zeros(layout.dim, dtype=layout.row_dtype))
-        return self.sent
+    def mutate_model(
+        self, model: Source, clients: Sequence[ClientId], number: int
+    ) -> list[StateDict]:
+        """Return the model that each client starts from, if the algorithm has a broadcast.
 
-    def starts(self, model: Source, clients: Sequence[ClientId], number: int) -> list[StateDict]:
-        """The models clients start from, if a broadcast mutates the global one."""
+        Without a broadcast, all clients start from the global model, and the list is empty.
+        """
         broadcast = self.algorithm.broadcast
         if broadcast is None:
             return []
         state = {name: model.load(name) for name in model.shapes}
         layout = Layout.of(state)
+        move = self.prepare_vectors(layout)["move"]
+
+        # Coefficients by client, in the order of the ids.
         order = sorted(range(len(clients)), key=lambda at: sort_key(clients[at]))
-        coefficients = broadcast.coefficients(
-            len(order), layout.params, number, stream(self.seed, "broadcast", number)
-        )
-        move, models = self._vectors(layout)["move"], [dict(state) for _ in clients]
+        rng = stream(self.seed, "broadcast", number)
+        coefficients = broadcast.coefficients(len(order), layout.params, number, rng)
+
+        # One model per client.
+        models = [dict(state) for _ in clients]
         for row, at in enumerate(order):
             for column, leaf in enumerate(layout.params):
-                step = move[leaf.start : leaf.stop].view(leaf.shape)
-                models[at][leaf.name] = state[leaf.name].add(
-                    step.to(leaf.dtype), alpha=float(coefficients[row, column])
-                )
+                step = move[leaf.start : leaf.stop].view(leaf.shape).to(leaf.dtype)
+                alpha = float(coefficients[row, column])
+                models[at][leaf.name] = state[leaf.name].add(step, alpha=alpha)
         return models
 
     def aggregate(
-        self, number: int, model: Source, replies: Replies, population: int
+        self, number: int, model: Source, results: TrainingResults, population: int
     ) -> RoundResult:
-        """Weighs and sums; a void round leaves everything as it was."""
-        table = {name: dict(column) for name, column in replies.metrics.items()}
-        reasons = self._find_refused(table, replies)
-        store = SliceStore.of(model, replies.models, reasons)
-        sink = MemorySink(store.layout)
-        vectors = self._vectors(store.layout)
-        job = rounds.Round(
-            table,
-            self.state,
-            number,
-            self.algorithm.server,
-            diagnose=self.diagnose,
-            step=vectors.get("step"),
-            direction=vectors.get(self.algorithm.client.direction),
-            probe=self.probe,
-            refine=self.algorithm.refine,
-        )
+        """Weigh and sum the models of a round. A void round changes nothing.
+
+        Args:
+            number: number of the round.
+            model: the global model that clients received.
+            results: what clients sent.
+            population: number of all clients.
+        """
+        # The models that can be used.
+        metrics = {name: dict(column) for name, column in results.metrics.items()}
+        store = SliceStore.of(model, results.models, self._find_refused(metrics, results))
+        layout = store.layout
+        self.prepare_vectors(layout)
+
+        # The round.
+        sink = MemorySink(layout)
+        counted: tuple[ClientId, ...] = ()
         with one_thread(), threads.parallel(threads.cores()):
-            outcome = rounds.run_or_void(self.rule, store, job, sink)
-            settled_clients: tuple[ClientId, ...] = ()
-            state = outcome.state
+            outcome = self.state.aggregate(store, sink, number, metrics, diagnose=self.diagnose)
             if not outcome.void:
-                settled_clients, usual = self._settle(outcome, sink, model, replies, population)
-                state = with_usual_lengths(state, usual)
-        weights = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
-        outcome.report.update({} if outcome.void else report_metrics(table, outcome.store.ids))
-        record = make_record(outcome.report, weights, outcome.weights)
-        if outcome.void:
-            return RoundResult(None, None, record, (), {})
-        self.state = state
-        new_model = sink.state()
+                counted = self._apply_server_terms(outcome, sink, model, results, population)
+
+        # The record and the new model.
         ids = outcome.store.ids
+        if not outcome.void:
+            outcome.report.update(report_metrics(metrics, ids))
+        record = make_record(outcome.report, outcome.client_weights, outcome.weights)
+        if outcome.void:
+            return RoundResult(None, None, record)
+        new_model = sink.state()
         reported = {
             name: {client: column[client] for client in ids if client in column}
-            for name, column in table.items()
+            for name, column in metrics.items()
         }
-        return RoundResult(
-            new_model,
-            self._params_to_evaluate(new_model, sink),
-            record,
-            ids,
-            reported,
-            settled_clients,
-        )
+        model_to_evaluate = self._model_to_evaluate(new_model, sink)
+        return RoundResult(new_model, model_to_evaluate, record, ids, reported, counted)
 
-    def _find_refused(self, table: Table, replies: Replies) -> dict[ClientId, str]:
-        ids = [client for client in replies.models if client not in replies.refused]
+    def _find_refused(self, metrics: Table, results: TrainingResults) -> dict[ClientId, str]:
+        """Return the reason for each client that is not used; remove invalid values of metrics.
+
+        Raises:
+            SteelyardError: if most clients answered and no client ever reported a metric that the
+                rule needs. Then the app is wrong, not a single client.
+        """
+        ids = [client for client in results.models if client not in results.refused]
         if not ids:
-            return dict(replies.refused)
-        needed = self.rule.needs.metrics
-        self.heard |= {name for name in needed if table.get(name)}
-        missing = sorted(needed - self.heard)
-        if (
-            missing and 2 * len(ids) > replies.asked
-        ):  # most clients answered: it is no single one's fault
-            raise SteelyardError(describe_missing(missing))
-        for name in sorted(needed - table.keys()):
-            table[name] = {}
-        integers_only = not replies.fractions
-        reasons = {**find_invalid_clients(self.rule, table, ids, integers_only), **replies.refused}
-        drop_invalid(table, ids, needed, integers_only)
-        return reasons
+            return dict(results.refused)
+        rule = self.state.rule
+        needed = rule.needs.metrics
+        self._reported_metrics |= {name for name in needed if metrics.get(name)}
+        missing = sorted(needed - self._reported_metrics)
+        if missing and 2 * len(ids) > results.messages:
+            raise SteelyardError(describe_missing_metrics(missing))
+        for name in sorted(needed - metrics.keys()):
+            metrics[name] = {}
+        integers_only = not results.has_fractions
+        invalid = find_invalid_clients(rule, metrics, ids, integers_only)
+        drop_invalid(metrics, ids, needed, integers_only)
+        return {**invalid, **results.refused}
 
-    def _settle(
+    def _apply_server_terms(
         self,
         outcome: rounds.Outcome,
         sink: MemorySink,
         model: Source,
-        replies: Replies,
+        results: TrainingResults,
         population: int,
-    ) -> tuple[tuple[ClientId, ...], dict[str, float]]:
-        """Lets terms update what the server keeps, and possibly the model.
+    ) -> tuple[ClientId, ...]:
+        """Let client terms update the server's vectors and the model.
 
         Returns:
-            Whose vectors could be used, and the usual lengths of vectors where a guard measures
-            them.
+            The clients whose vectors are valid from now on.
         """
-        ids, real = outcome.store.ids, sink.flat.dtype
-        sound = {name: _sound(name, ids, replies.told, sink.layout) for name in self.told_names}
+        ids = outcome.store.ids
+        vectors = ReportedVectors(self.reported_vectors, ids, results.vectors, sink.layout)
 
-        def own(term: ClientTerm, part: slice) -> tuple[Vectors, Vectors]:
-            new: Vectors = {}
-            for slot in term.told_slots:
-                new[slot] = torch.zeros(len(ids), part.stop - part.start, dtype=real)
-                for row, source in sound[term.key(slot)].items():
-                    source.read(term.key(slot), part.start, new[slot][row])
-            return {
-                slot: torch.zeros(1, 1, dtype=real).expand_as(rows) for slot, rows in new.items()
-            }, new
+        def read_start(leaf: Leaf) -> torch.Tensor:
+            return model.load(leaf.name).reshape(-1).to(sink.flat.dtype)
 
-        usual = Settling(
-            store=outcome.store,
-            theta=sink.flat,
-            weights=torch.from_numpy(outcome.weights.mean(axis=0)).to(real),
-            own=own,
-            file=None,
-            kept=self.sent,
-            work=torch.ones(len(ids), dtype=torch.float32),
-            lr=float("nan"),
-            population=population,
-            bounds=outcome.bounds,
-            usual=usual_lengths(self.state),
-        ).run(self.algorithm.client)
-        if "move" in self.sent:
-            for leaf in sink.layout.params:
-                part, before = (
-                    slice(leaf.start, leaf.stop),
-                    model.load(leaf.name).reshape(-1).to(real),
-                )
-                torch.sub(sink.flat[part], before, out=self.sent["move"][part])
-        aside = set() if outcome.bounds is None else set(outcome.bounds.aside)
-        counted = [row for row in range(len(ids)) if row not in aside]
-        settled_clients = tuple(
-            ids[row] for row in counted if all(row in rows for rows in sound.values())
+        self.state.apply_server_terms(
+            outcome, sink.flat, vectors, read_start, population=population, lr=float("nan")
         )
-        return settled_clients, usual
+        return tuple(ids[row] for row in outcome.counted_rows if vectors.is_complete(row))
 
-    def _params_to_evaluate(self, new_model: StateDict, sink: MemorySink) -> StateDict:
-        """The model to evaluate: the one that is sent, unless a term says otherwise."""
-        theta = sink.flat
-        for term in self.algorithm.client:
-            theta = term.params_to_evaluate(
-                theta, {slot: self.sent[term.key(slot)] for slot in term.server_slots}
-            )
+    def _model_to_evaluate(self, new_model: StateDict, sink: MemorySink) -> StateDict:
+        """Return the model to evaluate: `new_model` itself, unless a term returns another."""
+        theta = self.state.params_to_evaluate(sink.flat)
         if theta is sink.flat:
             return new_model
-        evaluated_model = {
-            leaf.name: theta[leaf.start : leaf.stop].view(leaf.shape).to(leaf.dtype)
-            for leaf in sink.layout.params
-        }
-        return {name: evaluated_model.get(name, tensor) for name, tensor in new_model.items()}
+        model = dict(new_model)
+        for leaf in sink.layout.params:
+            model[leaf.name] = theta[leaf.start : leaf.stop].view(leaf.shape).to(leaf.dtype)
+        return model
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything to go on from, beside the model."""
-        server_vectors = {name: vector.clone() for name, vector in self.sent.items()}
-        return {"rule": self.state, "sent": server_vectors, "heard": sorted(self.heard)}
+        """Return everything that a resumed run needs, beside the model."""
+        return {**self.state.snapshot(), "heard": sorted(self._reported_metrics)}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a snapshot, but for vectors that belong with what clients keep.
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Continue from a snapshot.
 
-        Theirs begin at zero, too.
+        Clients lose their vectors when a Flower run ends, so server vectors that belong to them
+        start from zero, too.
         """
         terms = [term for term in self.algorithm.client if term.client_slots]
         lost = {term.key(slot) for term in terms for slot in term.server_slots}
-        self.state, self.heard = state["rule"], set(state.get("heard", ()))
-        self.sent = {name: vector for name, vector in state["sent"].items() if name not in lost}
+        self.state.restore(snapshot, without=lost)
+        self._reported_metrics = set(snapshot.get("heard", ()))
 
 
-def describe_missing(metrics: Sequence[str]) -> str:
-    """Return a sentence on metrics that the rule needs and no client reports.
-
-    All of them, with their meanings.
-    """
+def describe_missing_metrics(metrics: Sequence[str]) -> str:
+    """Return an error message for metrics that the rule needs and no client reports."""
     descriptions = "; ".join(
         f"{name.replace('_', '-')!r}, the {MEANING.get(name, 'metric')}" for name in metrics
     )
+    pronoun = "it" if len(metrics) == 1 else "all of them"
     return (
-        f"no client reported {descriptions}: the rule needs "
-        f"{'it' if len(metrics) == 1 else 'all of them'}. Put it "
-        "into the reply's MetricRecord, or let steelyard.flower.client build the ClientApp"
+        f"no client reported {descriptions}: the rule needs {pronoun}. Put it into the "
+        "MetricRecord of the reply, or build the ClientApp with steelyard.flower.client"
     )
-
-
-def _sound(
-    name: str, ids: Sequence[ClientId], term_vectors: Mapping[ClientId, Source], layout: Layout
-) -> dict[int, Source]:
-    """Who told a vector that can be used, by row.
-
-    Who sent none, or a wrong one, changed nothing.
-    """
-    sound_vectors: dict[int, Source] = {}
-    block = torch.empty(min(layout.dim, kernels.BLOCK), dtype=layout.row_dtype)
-    for row, client in enumerate(ids):
-        source = term_vectors.get(client)
-        shape, dtype = (
-            (None, torch.bool) if source is None else source.shapes.get(name, (None, torch.bool))
-        )
-        if source is None or shape != (layout.dim,) or not dtype.is_floating_point:
-            continue
-        for start in range(0, layout.dim, kernels.BLOCK):
-            part = block[: min(kernels.BLOCK, layout.dim - start)]
-            source.read(name, start, part)
-            if not are_finite(part):
-                break
-        else:
-            sound_vectors[row] = source
-    return sound_vectors

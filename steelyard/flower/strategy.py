@@ -1,78 +1,105 @@
-"""The adapter: any algorithm as a Flower strategy, a drop-in for Flower's own FedAvg."""
+"""`Steelyard`: any algorithm as a Flower strategy that replaces Flower's FedAvg."""
 
 from __future__ import annotations
 
+import inspect
+import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from logging import INFO, WARNING
 from typing import Any
 
+import flwr
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.logger import log
+from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from steelyard.algorithm import Algorithm
+from steelyard.core.errors import SteelyardError
 from steelyard.core.state import ClientId
-from steelyard.flower.compat import accepted_options, count_rounds_from, renumber_rounds
-from steelyard.flower.identity import ClientIds
-from steelyard.flower.messages import cohort, instructions, messages, wait_for_nodes
-from steelyard.flower.metrics import Aggregate, MetricMeans, mean
-from steelyard.flower.records import RecordSource, num_bytes, to_record, to_state_dict
-from steelyard.flower.replies import OURS, RoundReplies, match_replies, sort_out, split_refused
-from steelyard.flower.run_log import Evaluate, RunLog, describe_run
+from steelyard.flower.array_records import RecordSource, num_bytes, to_record, to_state_dict
+from steelyard.flower.clients import AcceptedRounds, ClientIds
+from steelyard.flower.messages import (
+    SENT_VECTORS_RECORD,
+    STEELYARD_RECORD,
+    address_messages,
+    draw_cohort,
+    make_instructions,
+    wait_for_nodes,
+)
+from steelyard.flower.replies import (
+    AggregateMetrics,
+    MetricMeans,
+    ReplyRequirements,
+    RoundReplies,
+    TermConfirmations,
+    compute_means,
+    log_unnamed_nodes,
+    match_replies,
+    read_training_replies,
+    split_refused,
+)
+from steelyard.flower.run_log import RunLog, describe_run
 from steelyard.flower.server import FlowerServer, RoundResult, StateDict
-from steelyard.flower.streaming_grid import Spool, StreamingGrid, budget
-from steelyard.flower.term_sync import TermSync
+from steelyard.flower.streaming import ReplyStorage, StreamingGrid, parse_memory
 from steelyard.rules.guard import Guard
 from steelyard.server.probe import Probe
 from steelyard.sim.simulator import RunStopped
 from steelyard.stores.slices import layout_of
 
-_TIMEOUT = 3600.0  # Flower's
-KEPT = "what clients keep (client=%s) begins at zero in a new Flower run, and so does what the server keeps of it"
+_TIMEOUT = 3600.0  # Flower's default, in seconds
+_CLIENT_STATE_LOST = (
+    "the vectors that clients keep (client=%s) start from zero in a new Flower run, and so do the "
+    "server's vectors that belong to them"
+)
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class Steelyard(FedAvg):
-    """An algorithm on Flower: `Steelyard("feddisco|fedawa", ...)`, or an `Algorithm`.
+    """An algorithm as a Flower strategy: `Steelyard("feddisco|fedawa", ...)`.
 
     Args:
-        algorithm: a rule as text, or an `Algorithm` of rule, client terms, server optimizer and
-            refiner.
-        fraction_train: as in Flower's FedAvg, and so are the next nine.
-        fraction_evaluate: see there.
-        min_train_nodes: see there.
-        min_evaluate_nodes: see there.
-        min_available_nodes: see there.
-        weighted_by_key: the metric that holds the number of examples; under another name, it is any
+        algorithm: a rule as a spec string, or an `Algorithm` with a rule, client terms, a server
+            optimizer and a refiner.
+        fraction_train: this and the next nine arguments are those of Flower's FedAvg.
+        fraction_evaluate: see Flower's FedAvg.
+        min_train_nodes: see Flower's FedAvg.
+        min_evaluate_nodes: see Flower's FedAvg.
+        min_available_nodes: see Flower's FedAvg.
+        weighted_by_key: the metric with the number of examples. Under another name, it may be any
             positive weight.
-        arrayrecord_key: see there.
-        configrecord_key: see there.
-        train_metrics_aggr_fn: see there.
-        evaluate_metrics_aggr_fn: see there.
-        guard: bound what one client can do (`steelyard.guard`), whatever the rule.
-        proxy: the server's proxy data, for rules that look at it.
-        id_key: what clients report as their id, in a metric or a config record; else it is the
-            node's.
-        population: number of all clients, for SCAFFOLD and FedDyn; the most ever connected if left
-            out.
+        arrayrecord_key: see Flower's FedAvg.
+        configrecord_key: see Flower's FedAvg.
+        train_metrics_aggr_fn: see Flower's FedAvg.
+        evaluate_metrics_aggr_fn: see Flower's FedAvg.
+        guard: whether to limit the effect of each client (`steelyard.guard`), whatever the rule.
+        proxy: the server's proxy data, for rules that need it.
+        id_key: the metric or the entry of a config record in which clients report their id.
+            Without it, the node id is used.
+        population: number of all clients, for SCAFFOLD and FedDyn; by default, the largest number
+            of nodes that were connected.
         mean_examples: mean number of examples of all clients, for FedDyn.
-        seed: of cohorts, of the order of batches at `steelyard.flower.client`s, of mutated starts.
-        out: the run directory: one line per round, checkpoints; for `steelyard compare` and
-            `steelyard report`.
-        checkpoint_dir: where checkpoints go, if not into `out`; alone, it is the run directory.
-        resume: go on with the run in there, if there is one, from its last checkpoint.
-        checkpoint_every: rounds between checkpoints.
-        patience: so many rounds in a row without a valid reply end the run.
-        memory: budget for replies, in bytes or as text ("2 GB"): more goes to disk. Half of the
-            memory if left out.
+        seed: random seed of cohorts, of the order of batches in clients built by
+            `steelyard.flower.client`, and of mutated models.
+        out: the run directory: one line per round, and checkpoints. `steelyard compare` and
+            `steelyard report` read it.
+        checkpoint_dir: where checkpoints are written, if not to `out`. Without `out`, it is the
+            run directory.
+        resume: whether to resume the run in the directory, if there is one, from its last
+            checkpoint.
+        checkpoint_every: number of rounds between checkpoints.
+        patience: the run ends after this many rounds in a row without a valid reply.
+        memory: memory budget for replies, in bytes or as text ("2 GB"). Replies that exceed it are
+            written to disk. By default, half of the machine's memory.
         data_name: what records call the data.
-        monitor: the metric that decides which model is the best one: of `evaluate_fn`, or else of
-            the clients, whose median counts.
-        mode: `"max"`, `"min"`, or `"auto"`: less is better for losses and errors, more for all
-            others.
+        monitor: the metric that decides which model is the best one: a metric of `evaluate_fn`, or
+            else the median of the clients' metric.
+        mode: `"max"`, `"min"`, or `"auto"`: smaller is better for losses and errors, larger for all
+            other metrics.
     """
 
     def __init__(
@@ -86,8 +113,8 @@ class Steelyard(FedAvg):
         weighted_by_key: str = "num-examples",
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
-        train_metrics_aggr_fn: Aggregate | None = None,
-        evaluate_metrics_aggr_fn: Aggregate | None = None,
+        train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None,
         *,
         guard: bool = True,
         proxy: Probe | None = None,
@@ -105,62 +132,72 @@ class Steelyard(FedAvg):
         monitor: str = "accuracy",
         mode: str = "auto",
     ) -> None:
-        nodes = (min_train_nodes, min_evaluate_nodes, min_available_nodes)
-        keys = (weighted_by_key, arrayrecord_key, configrecord_key)
         super().__init__(
             fraction_train,
             fraction_evaluate,
-            *nodes,
-            *keys,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
             train_metrics_aggr_fn,
             evaluate_metrics_aggr_fn,
         )
-        parsed_algorithm = algorithm if isinstance(algorithm, Algorithm) else Algorithm(algorithm)
-        if guard and not isinstance(parsed_algorithm.weighting, Guard):
-            parsed_algorithm = parsed_algorithm.replace_parts(
-                weighting=Guard(parsed_algorithm.weighting)
-            )
-        self.probe = None if proxy is None else proxy.resident()
-        self.algorithm, self.seed, self.patience, self.data_name = (
-            parsed_algorithm,
-            seed,
-            patience,
-            data_name,
-        )
-        self.population, self.mean_examples, self.id_key = population, mean_examples, id_key
-        self.journal = RunLog(out, checkpoint_dir, resume, checkpoint_every, 2, monitor, mode)
-        terms = parsed_algorithm.client
-        vectors = (
-            sum(len(term.server_slots) for term in terms),
-            sum(len(term.told_slots) for term in terms),
-        )
-        self.spool = Spool(budget(memory), *vectors)
-        self.rounds, self.timeout, self.started = 0, _TIMEOUT, False
-        self._forget()
+        # The algorithm, with a guard unless it has one.
+        if not isinstance(algorithm, Algorithm):
+            algorithm = Algorithm(algorithm)
+        if guard and not isinstance(algorithm.weighting, Guard):
+            algorithm = algorithm.replace_parts(weighting=Guard(algorithm.weighting))
+        self.algorithm = algorithm
 
-    def _forget(self) -> None:
-        """Begins anew: nothing is left of a run before."""
-        self.server = FlowerServer(
-            self.algorithm, self.probe, self.seed, diagnose=self.journal.path is not None
+        # Options.
+        self.probe = None if proxy is None else proxy.resident()
+        self.seed = seed
+        self.patience = patience
+        self.data_name = data_name
+        self.population = population
+        self.mean_examples = mean_examples
+        self.id_key = id_key
+
+        # Replies and the run directory.
+        terms = algorithm.client
+        self.storage = ReplyStorage(
+            parse_memory(memory),
+            sent_vectors=sum(len(term.server_slots) for term in terms),
+            reported_vectors=sum(len(term.tags.reported_slots) for term in terms),
         )
-        self.names = ClientIds(self.id_key)
-        self.ledger = TermSync(self.algorithm, self.arrayrecord_key, self.weighted_by_key)
-        self.done, self.voids, self.connected = 0, 0, 0
-        self.model: ArrayRecord | None = None  # as sent
-        self.shown: ArrayRecord | None = None  # as returned, where that is another one
-        self.sent: list[Message] = []
-        self.judges: list[Message] = []
+        self.run_log = RunLog(out, checkpoint_dir, resume, checkpoint_every, monitor, mode)
+        self.rounds = 0
+        self.timeout = _TIMEOUT
+        self.is_started = False  # whether `start` of this class runs the rounds
+        self._reset()
+
+    def _reset(self) -> None:
+        """Drop the state of an earlier run."""
+        has_directory = self.run_log.path is not None
+        self.server = FlowerServer(self.algorithm, self.probe, self.seed, diagnose=has_directory)
+        self.client_ids = ClientIds(self.id_key)
+        self.accepted_rounds = AcceptedRounds()
+        self.requirements = ReplyRequirements.of(
+            self.algorithm, self.arrayrecord_key, self.weighted_by_key
+        )
+        self.confirmations = TermConfirmations(self.requirements)
+        self.finished_rounds = 0  # of the run that is resumed
+        self.void_rounds = 0  # in a row
+        self.max_connected = 0
+        self.model: ArrayRecord | None = None  # the global model, as clients receive it
+        self.model_to_evaluate: ArrayRecord | None = None  # if it is not the same
+        self.train_messages: list[Message] = []
+        self.evaluate_messages: list[Message] = []
 
     def summary(self) -> None:
-        """Logs the settings."""
+        """Log the settings."""
         super().summary()
         log(INFO, "\t└──> Steelyard: %s", self.algorithm)
         metrics = sorted({"num_examples", *self.algorithm.needs.metrics})
-        log(
-            INFO,
-            "\t└──> Clients have to report: %s",
-            ", ".join(name.replace("_", "-") for name in metrics),
-        )
+        names = ", ".join(name.replace("_", "-") for name in metrics)
+        log(INFO, "\t└──> Clients must report: %s", names)
 
     def start(
         self,
@@ -170,226 +207,355 @@ class Steelyard(FedAvg):
         timeout: float = _TIMEOUT,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Evaluate | None = None,
+        evaluate_fn: EvaluateFn | None = None,
         **options: Any,
     ) -> Result:
-        """Runs all rounds that are left, as Flower's own does, and writes the run directory on the way.
+        """Run the remaining rounds in Flower's own loop, and write the run directory.
 
-        The arguments are those of Flower's `Strategy.start`. `options` are those that a newer
-        Flower adds, such as `should_stop` in 1.43: they are passed on if the installed Flower takes
+        The arguments are those of Flower's `Strategy.start`. `options` are arguments that a newer
+        Flower adds, such as `should_stop` in 1.43. They are passed on if the installed Flower has
         them.
         """
-        options = accepted_options(super().start, options)
-        self.rounds, self.timeout, self.started = num_rounds, timeout, True
-        self._forget()
+        options = _select_options(super().start, options)
+        self.rounds = num_rounds
+        self.timeout = timeout
+        self.is_started = True
+        self._reset()
         try:
-            arrays = self._enter(initial_arrays)
-            courier: Any = StreamingGrid(
-                grid, timeout, self._receive, lambda: self.spool.room(num_bytes(arrays))
+            arrays = self._open_run(initial_arrays)
+            model_bytes = num_bytes(arrays)
+            streaming_grid: Any = StreamingGrid(
+                grid, timeout, self._receive, lambda: self.storage.count_free_places(model_bytes)
             )
-            remaining = max(0, num_rounds - self.done)
-            judging = self.journal.judging(evaluate_fn, self.done)
-            with count_rounds_from(self.done):
+            with _adapt_log(self.finished_rounds, has_evaluation=evaluate_fn is not None):
                 result = super().start(
-                    courier,
+                    streaming_grid,
                     arrays,
-                    remaining,
+                    max(0, num_rounds - self.finished_rounds),
                     timeout,
                     train_config,
                     evaluate_config,
-                    judging,
+                    self._make_round_end(evaluate_fn),
                     **options,
                 )
-            self.journal.settle(self._state)
         finally:
-            self.spool.clear()
-            self.journal.close()
-        if not result.arrays:  # no round was left
+            self.storage.clear()
+            self.run_log.close()
+        if not result.arrays:  # all rounds were finished before
             result.arrays = arrays
-        return renumber_rounds(result, self.done)
+        return _renumber_rounds(result, self.finished_rounds)
 
-    def _enter(self, initial: ArrayRecord) -> ArrayRecord:
-        """Opens the run directory.
+    def _open_run(self, initial: ArrayRecord) -> ArrayRecord:
+        """Open the run directory.
 
-        Returns the model to begin with, that of the last checkpoint if the run goes on.
+        Returns:
+            The model to start from: that of the last checkpoint if the run is resumed.
         """
-        clients = self.population or max(self.min_available_nodes, self.min_train_nodes)
-        metrics, model = sorted(self.algorithm.needs.metrics), to_state_dict(initial)
-        about = describe_run(
-            self.algorithm.texts, self.seed, model, clients, self.data_name, metrics
+        # Open the directory.
+        model = to_state_dict(initial)
+        description = describe_run(
+            self.algorithm.texts,
+            self.seed,
+            model,
+            self.population or max(self.min_available_nodes, self.min_train_nodes),
+            self.data_name,
+            sorted(self.algorithm.needs.metrics),
         )
-        snapshot = self.journal.open(about, self.rounds, model)
-        if self.journal.path is not None:
-            self.spool.live_in(self.journal.path / "spool")
+        snapshot = self.run_log.open(description, self.rounds, model)
+        if self.run_log.path is not None:
+            self.storage.use_folder(self.run_log.path / "spool")
         if snapshot is None or snapshot.state is None:
             return initial
-        state = snapshot.state
-        self.done, self.voids = snapshot.round, state["voids"]
-        self.names.restore(dict(zip(state["nodes"], state["names"], strict=True)))
-        self.server.restore(state["server"])
-        log(INFO, "Going on after round %d, from %s", self.done, self.journal.path)
-        model_record = to_record(snapshot.model)
-        if self.ledger.keeps:
-            log(WARNING, KEPT, self.algorithm.texts["client"])
-        elif state["theta"]:
-            self.model, self.shown = (
-                to_record({name: state["theta"][name] for name in snapshot.model}),
-                model_record,
-            )
-        return model_record
 
-    def _state(self) -> tuple[StateDict, dict[str, Any]]:
-        """The model to look at, and all else that `_enter` takes up."""
+        # Continue from the checkpoint.
+        state = snapshot.state
+        self.finished_rounds = snapshot.round
+        self.void_rounds = state["voids"]
+        self.client_ids.restore(dict(zip(state["nodes"], state["names"], strict=True)))
+        self.server.restore(state["server"])
+        log(INFO, "Resuming after round %d, from %s", self.finished_rounds, self.run_log.path)
+        arrays = to_record(snapshot.model)
+        if self.requirements.has_client_state:
+            log(WARNING, _CLIENT_STATE_LOST, self.requirements.terms)
+        elif state["theta"]:
+            self.model = to_record({name: state["theta"][name] for name in snapshot.model})
+            self.model_to_evaluate = arrays
+        return arrays
+
+    def _take_snapshot(self) -> tuple[StateDict, dict[str, Any]]:
+        """Return the model to evaluate, and everything else that `_open_run` restores."""
         assert self.model is not None
         state = {
             "server": self.server.snapshot(),
-            "theta": {} if self.shown is None else to_state_dict(self.model),
-            "voids": self.voids,
-            "nodes": list(self.names.known),
-            "names": list(self.names.known.values()),
+            "theta": {} if self.model_to_evaluate is None else to_state_dict(self.model),
+            "voids": self.void_rounds,
+            "nodes": list(self.client_ids.id_by_node),
+            "names": list(self.client_ids.id_by_node.values()),
         }
-        return to_state_dict(self.shown or self.model), state
+        return to_state_dict(self.model_to_evaluate or self.model), state
+
+    def _make_round_end(self, evaluate_fn: EvaluateFn | None) -> EvaluateFn:
+        """Return the function that Flower's loop calls at the end of each round.
+
+        It calls the user's `evaluate_fn`, if any, with the number of the round in the whole run.
+        Then it writes the round to the run directory.
+        """
+
+        def end_round(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            metrics = None
+            if evaluate_fn is not None:
+                metrics = evaluate_fn(server_round + self.finished_rounds, arrays)
+            self.run_log.add_server_evaluation(metrics)
+            self.run_log.write_round(self._take_snapshot)
+            return metrics
+
+        return end_round
 
     def _receive(self, reply: Message, is_training: bool) -> None:
-        self.spool.take(reply, self.arrayrecord_key if is_training else None)
+        """Store a reply when it arrives."""
+        self.storage.add(reply, self.arrayrecord_key if is_training else None)
 
-    def _content(self, number: int, arrays: ArrayRecord, config: ConfigRecord) -> RecordDict:
+    def _make_content(self, number: int, arrays: ArrayRecord, config: ConfigRecord) -> RecordDict:
+        """Return the content of a message: model, Flower's configuration, and instructions."""
         config["server-round"] = number
-        settings = (self.rounds, self.seed, self.weighted_by_key, self.mean_examples)
-        instructions_record = instructions(self.algorithm, self.names, number, *settings)
+        instructions = make_instructions(
+            self.algorithm,
+            number,
+            self.rounds,
+            self.seed,
+            self.id_key,
+            self.weighted_by_key,
+            self.mean_examples,
+        )
         return RecordDict(
-            {self.arrayrecord_key: arrays, self.configrecord_key: config, OURS: instructions_record}
+            {
+                self.arrayrecord_key: arrays,
+                self.configrecord_key: config,
+                STEELYARD_RECORD: instructions,
+            }
         )
 
-    def _cohort(self, grid: Grid, share: float, minimum: int, number: int) -> list[int]:
-        nodes, count = wait_for_nodes(grid, share, minimum, self.min_available_nodes, self.timeout)
-        self.connected = max(
-            self.connected, len(nodes)
-        )  # a node that is away for a round is still one of them
-        self.names.see(nodes)
-        return cohort(nodes, count, self.names, self.seed, number)
+    def _draw_nodes(self, grid: Grid, fraction: float, minimum: int, number: int) -> list[int]:
+        """Wait for enough nodes, and return those that take part in a round."""
+        nodes, count = wait_for_nodes(
+            grid, fraction, minimum, self.min_available_nodes, self.timeout
+        )
+        # A node that is not connected in this round is still one of the clients.
+        self.max_connected = max(self.max_connected, len(nodes))
+        self.client_ids.add_connected(nodes)
+        return draw_cohort(nodes, count, self.client_ids, self.seed, number)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The global model, what the terms send, and what to report, to a cohort drawn from seed and round."""
-        self.journal.settle(self._state)
-        number = server_round + self.done
+        """Return the messages of a round: the global model, vectors of terms, and instructions."""
+        number = server_round + self.finished_rounds
         if self.fraction_train == 0.0:
             return []
-        if not self.started:
-            self.ledger.check_driver()
-        self.model = self.model if arrays is self.shown and self.model is not None else arrays
+        if not self.is_started:
+            self._check_other_driver()
+
+        # Flower passes the model to evaluate. Clients get the global model.
+        if self.model is None or arrays is not self.model_to_evaluate:
+            self.model = arrays
         source = RecordSource(self.model)
-        content = self._content(number, self.model, config)
-        vectors = self.server.vectors(source)
+        layout = layout_of(source)
+        content = self._make_content(number, self.model, config)
+        vectors = self.server.prepare_vectors(layout)
         if vectors:
-            content[f"{OURS}.sent"] = to_record(vectors)
-        nodes = self._cohort(grid, self.fraction_train, self.min_train_nodes, number)
-        self.spool.expect(len(nodes), layout_of(source), self.server.told_names)
-        self.journal.began = time.perf_counter()
-        self.sent = messages(
-            content, nodes, MessageType.TRAIN, number, self.timeout, self.ledger.accepted
+            content[SENT_VECTORS_RECORD] = to_record(vectors)
+
+        # Choose the clients.
+        nodes = self._draw_nodes(grid, self.fraction_train, self.min_train_nodes, number)
+        self.storage.begin_round(len(nodes), layout, self.server.reported_vectors)
+        self.run_log.begin_round()
+
+        # One message for each of them, with its own model if there is a broadcast.
+        self.train_messages = address_messages(
+            content, nodes, MessageType.TRAIN, number, self.timeout, self.accepted_rounds.of
         )
-        starts = self.server.starts(source, [self.names.of(node) for node in nodes], number)
-        for message, start in zip(self.sent, starts, strict=False):
+        clients = [self.client_ids.of(node) for node in nodes]
+        models = self.server.mutate_model(source, clients, number)
+        for message, model in zip(self.train_messages, models, strict=False):
             message.content = RecordDict(
-                {**message.content, self.arrayrecord_key: to_record(start)}
+                {**message.content, self.arrayrecord_key: to_record(model)}
             )
-        log(INFO, "configure_train: asked %d nodes", len(nodes))
-        return self.sent
+        log(INFO, "configure_train: sent messages to %d nodes", len(nodes))
+        return self.train_messages
+
+    def _check_other_driver(self) -> None:
+        """Raise an error for terms that do not work if another strategy runs the rounds.
+
+        It may change replies and the model, on which the server's part of these terms relies.
+        """
+        for term in self.algorithm.client:
+            if term.tags.reported_slots or term.tags.changes_model:
+                raise SteelyardError(
+                    f"client={term.name} does not work inside another strategy: call its own "
+                    "start, or use client=fedprox"
+                )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Weighs the replies; if none is valid, the model stays."""
-        number, began = server_round + self.done, time.perf_counter()
-        if self.model is None or not self.sent:
+        """Aggregate the replies; if none is valid, the model does not change."""
+        number = server_round + self.finished_rounds
+        start = time.perf_counter()
+        if self.model is None or not self.train_messages:
             return None, None
-        answers = match_replies(self.sent, replies, self.names, self.timeout)
-        box = sort_out(
-            answers, self.names, self.ledger.wanted, self.spool, self.algorithm.needs.metrics
-        )
-        answers.warn(number)
-        box.warn(number, self.names, first=number == self.done + 1)
-        halves = self.ledger.check(number, box)
-        result = self.server.aggregate(
-            number, RecordSource(self.model), box.replies, self.population or self.connected
-        )
-        self.ledger.settle(number, result.settled, box)
-        timings = {"train": began - self.journal.began, "aggregate": time.perf_counter() - began}
-        timings = {name: round(seconds, 6) for name, seconds in timings.items()}
-        self.journal.holds(result.told)
-        record = {**result.record, **answers.record, **halves, "timings": timings}
-        self.journal.note(
-            record, [self.names.of(message.metadata.dst_node_id) for message in self.sent]
-        )
-        arrays = self._adopt(number, result, answers)
-        accepted = {client: box.contents[client] for client in result.accepted}
-        self.spool.clear()
-        if not self.started:  # somebody else drives the rounds: there may be no later moment
-            self.journal.settle(self._state)
-        return arrays, self._mean(accepted, self.train_metrics_aggr_fn).metrics
 
-    def _adopt(self, number: int, result: RoundResult, answers: RoundReplies) -> ArrayRecord:
-        """Keeps the new model; returns the one to look at."""
+        # Check and read the replies.
+        matched = match_replies(self.train_messages, replies, self.client_ids, self.timeout)
+        training = read_training_replies(matched, self.client_ids, self.requirements, self.storage)
+        matched.log_failures(number)
+        training.log_refusals(number)
+        if server_round == 1:
+            log_unnamed_nodes(self.client_ids)
+        self.confirmations.check(number, training)
+
+        # Aggregate.
+        population = self.population or self.max_connected
+        source = RecordSource(self.model)
+        result = self.server.aggregate(number, source, training.results, population)
+        counted_nodes = [training.node_by_client[client] for client in result.counted]
+        self.accepted_rounds.add(number, counted_nodes)
+
+        # Record the round; `write_round` writes the record after the evaluation.
+        self.run_log.add_client_sizes(result.metrics or {})
+        record = {**result.record, **matched.record, **training.record}
+        nodes = [message.metadata.dst_node_id for message in self.train_messages]
+        cohort = [self.client_ids.of(node) for node in nodes]
+        self.run_log.add_training(record, cohort, start)
+
+        # Keep the new model.
+        arrays = self._keep_model(number, result, matched)
+        accepted = {client: training.contents[client] for client in result.accepted}
+        self.storage.clear()
+        return arrays, self._compute_means(accepted, self.train_metrics_aggr_fn).metrics
+
+    def _keep_model(self, number: int, result: RoundResult, replies: RoundReplies) -> ArrayRecord:
+        """Keep the new model, and return the one to evaluate. Too many void rounds end the run."""
         assert self.model is not None
-        self.voids = self.voids + 1 if result.model is None else 0
-        if result.model is None or result.shown is None:
-            reason = f"{result.record['void']} {answers.failed or ''}".strip()
-            log(WARNING, "round %d is void, the model stays: %s", number, reason)
-            if self.voids >= self.patience:
-                self.journal.settle(self._state)
+        if result.model is None or result.model_to_evaluate is None:
+            self.void_rounds += 1
+            reason = f"{result.record['void']} {replies.failed or ''}".strip()
+            log(WARNING, "round %d is void, the model does not change: %s", number, reason)
+            if self.void_rounds >= self.patience:
+                self.run_log.write_round(self._take_snapshot)
                 raise RunStopped(
-                    f"round {number}: {self.voids} rounds in a row were void, the last because: "
-                    f"{reason}: look at the "
-                    f"clients, or raise patience={self.patience}"
+                    f"round {number}: {self.void_rounds} rounds in a row were void, the last "
+                    f"because: {reason}: check the clients, or raise patience={self.patience}"
                 )
-            return self.shown or self.model
+            return self.model_to_evaluate or self.model
+        self.void_rounds = 0
         self.model = to_record(result.model)
-        self.shown = None if result.shown is result.model else to_record(result.shown)
-        return self.shown or self.model
+        self.model_to_evaluate = None
+        if result.model_to_evaluate is not result.model:
+            self.model_to_evaluate = to_record(result.model_to_evaluate)
+        return self.model_to_evaluate or self.model
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As Flower's, to a cohort drawn from seed and round."""
+        """Return the messages that ask a cohort to evaluate the model."""
         if self.fraction_evaluate == 0.0:
             return []
-        number = server_round + self.done
-        content = self._content(number, arrays, config)
-        nodes = self._cohort(grid, self.fraction_evaluate, self.min_evaluate_nodes, number)
-        self.spool.expect(len(nodes))
-        self.judges = messages(
-            content, nodes, MessageType.EVALUATE, number, self.timeout, self.ledger.accepted
+        number = server_round + self.finished_rounds
+        content = self._make_content(number, arrays, config)
+        nodes = self._draw_nodes(grid, self.fraction_evaluate, self.min_evaluate_nodes, number)
+        self.storage.begin_round(len(nodes))
+        self.evaluate_messages = address_messages(
+            content, nodes, MessageType.EVALUATE, number, self.timeout, self.accepted_rounds.of
         )
-        return self.judges
+        return self.evaluate_messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The mean of what clients report.
+        """Return the means of the clients' metrics; impossible values are quarantined."""
+        # Check the replies, and compute the means.
+        number = server_round + self.finished_rounds
+        matched = match_replies(self.evaluate_messages, replies, self.client_ids, self.timeout)
+        self.evaluate_messages = []
+        contents, refused = split_refused(matched.by_client(self.client_ids), self.storage)
+        means = self._compute_means(contents, self.evaluate_metrics_aggr_fn)
+        self.storage.clear()
 
-        A reply that cannot be right is quarantined, with the reason.
-        """
-        answers = match_replies(self.judges, replies, self.names, self.timeout)
-        self.judges = []
-        number = server_round + self.done
-        contents, reasons = split_refused(answers.by_name(self.names), self.spool)
-        means = self._mean(contents, self.evaluate_metrics_aggr_fn)
-        self.spool.clear()
-        quarantined = {str(client): reason for client, reason in (reasons | means.refused).items()}
-        answers.warn(number, ", evaluation")
-        for client_id, reason in quarantined.items():
-            log(WARNING, "round %d, evaluation, client %s: %s", number, client_id, reason)
-        self.journal.answered(
-            {**answers.record, "quarantined": quarantined, "median": means.medians}
-        )
-        self.journal.add_evaluation(means.metrics, "client_evaluation")
+        # Log and record who failed.
+        quarantined = {str(client): reason for client, reason in (refused | means.refused).items()}
+        matched.log_failures(number, ", evaluation")
+        for client, reason in quarantined.items():
+            log(WARNING, "round %d, evaluation, client %s: %s", number, client, reason)
+        record = {**matched.record, "quarantined": quarantined, "median": means.medians}
+        self.run_log.add_client_evaluation(record, means.metrics)
         return means.metrics
 
-    def _mean(self, contents: Mapping[ClientId, RecordDict], fold: Aggregate) -> MetricMeans:
-        """Means of the clients' metrics, with weights that are bounded if the rule is guarded."""
+    def _compute_means(
+        self, contents: Mapping[ClientId, RecordDict], aggregate: AggregateMetrics
+    ) -> MetricMeans:
+        """Return means of the clients' metrics; the guard, if any, limits their weights."""
         rule = self.algorithm.weighting
         cap = rule.metric_cap if isinstance(rule, Guard) else math.inf
-        return mean(contents, fold, self.weighted_by_key, self.id_key, cap)
+        return compute_means(contents, aggregate, self.weighted_by_key, self.id_key, cap)
+
+
+# What depends on how Flower's own `Strategy.start` is written.
+
+_ROUND_LINE = "[ROUND %s/%s]"
+_EVALUATION_LINES = (
+    "Initial global evaluation results: %s",
+    "Global evaluation",
+    "\t└──> MetricRecord: %s",
+)
+
+
+def _select_options(start: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that the installed Flower's `start` has; warn of the others."""
+    parameters = inspect.signature(start).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(options)
+    unknown = sorted(options.keys() - parameters.keys())
+    if unknown:
+        log(
+            WARNING,
+            "start(%s) is ignored: flwr %s does not have it; install a version that does",
+            ", ".join(f"{name}=" for name in unknown),
+            flwr.__version__,
+        )
+    return {name: value for name, value in options.items() if name in parameters}
+
+
+@contextmanager
+def _adapt_log(finished_rounds: int, has_evaluation: bool) -> Iterator[None]:
+    """Adapt Flower's log to the run while its loop runs.
+
+    Args:
+        finished_rounds: rounds of a resumed run, which are added to the numbers of rounds.
+        has_evaluation: whether the user evaluates at the server. If not, the lines about it are
+            left out: Flower's loop calls our function for the end of a round instead.
+    """
+
+    def adapt(record: logging.LogRecord) -> bool:
+        if record.msg == _ROUND_LINE and isinstance(record.args, tuple):
+            numbers = [number for number in record.args if isinstance(number, int)]
+            record.args = tuple(number + finished_rounds for number in numbers)
+        return has_evaluation or record.msg not in _EVALUATION_LINES
+
+    FLOWER_LOGGER.addFilter(adapt)
+    try:
+        yield
+    finally:
+        FLOWER_LOGGER.removeFilter(adapt)
+
+
+def _renumber_rounds(result: Result, finished_rounds: int) -> Result:
+    """Count the rounds of a resumed run from the first round of the run."""
+    for name in (
+        "train_metrics_clientapp",
+        "evaluate_metrics_clientapp",
+        "evaluate_metrics_serverapp",
+    ):
+        metrics = getattr(result, name)
+        renumbered = {number + finished_rounds: value for number, value in metrics.items()}
+        setattr(result, name, renumbered)
+    return result

@@ -1,7 +1,4 @@
-"""The server of a simulated run.
-
-What it keeps from round to round, and how a round's updates become a model.
-"""
+"""The server of a simulated run: `ServerState` on the shared buffers of the simulator."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import torch
 from steelyard.core import round as rounds
 from steelyard.core.gram import Array
 from steelyard.core.round_report import Report
-from steelyard.core.server_terms import Settling, usual_lengths, with_usual_lengths
+from steelyard.core.server_state import ServerState
 from steelyard.core.state import ClientId
 from steelyard.core.term import ClientTerm, Vectors
 from steelyard.metrics import find_invalid_clients
@@ -25,87 +22,127 @@ from steelyard.sim.work import ClientSlot, SimulationContext
 from steelyard.stores.memory import MemorySink, MemoryStore
 
 
+class BufferedVectors:
+    """The vectors of a cohort in the shared buffers.
+
+    Attributes:
+        local_steps: local steps of each client, `[K]`.
+    """
+
+    def __init__(self, buffers: Buffers, cohort: Sequence[ClientSlot]) -> None:
+        self.buffers = buffers
+        self.clients = [seat.client for seat in cohort]
+        self.places = [seat.place for seat in cohort]
+        self.local_steps = buffers.work[self.places]
+
+    def read(self, term: ClientTerm, part: slice) -> tuple[Vectors, Vectors]:
+        """Return a term's vectors before and after training, by slot, for a slice."""
+        old = {}
+        new = {}
+        for slot in term.tags.reported_slots:
+            name = term.key(slot)
+            old[slot] = self.buffers.tables[name][self.clients, part]
+            new[slot] = self.buffers.staged[name][self.places, part]
+        return old, new
+
+    def write(self, term: ClientTerm, part: slice, vectors: Vectors) -> None:
+        """Store vectors that a term changed, where those after training are."""
+        for slot, vector in vectors.items():
+            self.buffers.staged[term.key(slot)][self.places, part] = vector
+
+
 class SimulationServer:
-    """The global model in shared memory, the rule's state, and what clients and terms keep."""
+    """The global model in shared memory, the state of the server, and what clients keep.
+
+    Attributes:
+        state: the rule's state and the server's vectors.
+        stateful_clients: numbers of the clients that have rows in the tables.
+    """
 
     def __init__(self, work: SimulationContext, buffers: Buffers) -> None:
-        self.work, self.buffers = work, buffers
-        self.rule = work.algorithm.rule
-        self.state: Mapping[str, Any] = {}
-        self.known: set[int] = set()  # clients with rows in the tables
-        self.adopt(work.model.module.state_dict())
+        algorithm = work.algorithm
+        self.work = work
+        self.buffers = buffers
+        self.state = ServerState(
+            algorithm.rule,
+            algorithm.client,
+            optimizer=algorithm.server,
+            refiner=algorithm.refine,
+            probe=work.probe,
+            vectors=buffers.sent,
+        )
+        self.stateful_clients: set[int] = set()
+        self.load_model(work.model.module.state_dict())
 
-    def adopt(self, model: Mapping[str, torch.Tensor]) -> None:
-        """Makes this the global model."""
+    def load_model(self, model: Mapping[str, torch.Tensor]) -> None:
+        """Make this state dict the global model."""
         params, stats, counts = self.work.model.vectors(model)
         self.buffers.theta.copy_(params)
         self.buffers.stats.copy_(stats)
         self.buffers.counts.copy_(counts)
 
     def model(self) -> dict[str, torch.Tensor]:
-        """The global model to look at, as a state dict of its own memory."""
+        """Return the global model to evaluate, as a state dict in new memory."""
         return self.work.model.state_dict(
             self.params_to_evaluate(), self.buffers.stats, self.buffers.counts
         )
 
     def params_to_evaluate(self) -> torch.Tensor:
-        """The parameters to evaluate: the global model, unless a term says otherwise."""
-        theta = self.buffers.theta
-        for term in self.work.algorithm.client:
-            theta = term.params_to_evaluate(theta, self._read_slots(term.name, term.server_slots))
-        return theta
-
-    def _read_slots(self, name: str, slots: Sequence[str]) -> dict[str, torch.Tensor]:
-        return {slot: self.buffers.sent[f"{name}.{slot}"] for slot in slots}
+        """Return the parameters to evaluate: the global model, unless a term returns others."""
+        return self.state.params_to_evaluate(self.buffers.theta)
 
     def aggregate(
         self, number: int, seats: Sequence[ClientSlot]
     ) -> tuple[Report, dict[ClientId, float], Array]:
-        """Weighs and sums what the seats hold.
+        """Weigh and sum the updates in the buffers. A void round changes nothing.
 
-        Returns the report, the weights by client and the layers' weights.
+        Args:
+            number: number of the round.
+            seats: the clients that trained. Of those outside the cohort, only the vectors that
+                they keep are used.
 
-        A void round leaves everything as it was. Seats outside the cohort only hand in what they
-        keep.
+        Returns:
+            The report, the weight of each client, and the weights by layer.
         """
-        buffers, work = self.buffers, self.work
+        # The updates and reports of the cohort, without clients that failed.
         cohort = [seat for seat in seats if seat.row >= 0]
-        fine = {seat for seat in seats if int(buffers.status[seat.place]) == FINE}
-        store = self._store(cohort)
-        table = self._reports([seat for seat in cohort if seat in fine])
-        store = store.without(
-            find_invalid_clients(self.rule, table, store.ids) if store.ids else {}
-        )
-        sink = MemorySink(work.model.layout)
-        job = rounds.Round(
-            table,
-            self.state,
-            number,
-            work.algorithm.server,
-            diagnose=True,
-            step=buffers.sent.get("step"),
-            direction=buffers.sent.get(work.algorithm.client.direction),
-            probe=work.probe,
-            refine=work.algorithm.refine,
-            population_examples=int(work.sizes.sum()),
-        )
-        outcome = rounds.run_or_void(self.rule, store, job, sink)
-        if not outcome.void:
-            usual = self._settle(number, outcome, sink, [seat for seat in seats if seat in fine])
-            self.state = with_usual_lengths(outcome.state, usual)
-            outcome.report.update(report_metrics(table, outcome.store.ids))
-        by_client = dict(zip(outcome.store.ids, outcome.weights.mean(axis=0).tolist(), strict=True))
-        return outcome.report, by_client, outcome.weights
+        fine = [seat for seat in seats if int(self.buffers.status[seat.place]) == FINE]
+        store = self._build_store(cohort)
+        metrics = self._read_reports([seat for seat in fine if seat.row >= 0])
+        if store.ids:
+            store = store.without(find_invalid_clients(self.state.rule, metrics, store.ids))
 
-    def _store(self, cohort: Sequence[ClientSlot]) -> MemoryStore:
-        """The rows of the cohort as a store: in place if all are fine."""
-        buffers, layout, ids = self.buffers, self.work.model.layout, self.work.federation.ids
+        # The round.
+        sink = MemorySink(self.work.model.layout)
+        outcome = self.state.aggregate(
+            store, sink, number, metrics, population_examples=int(self.work.sizes.sum())
+        )
+        if not outcome.void:
+            self._finish_round(number, outcome, sink, fine)
+            outcome.report.update(report_metrics(metrics, outcome.store.ids))
+        return outcome.report, outcome.client_weights, outcome.weights
+
+    def _build_store(self, cohort: Sequence[ClientSlot]) -> MemoryStore:
+        """Return a store on the rows of the cohort, without clients whose training failed."""
+        buffers = self.buffers
+        layout = self.work.model.layout
+        ids = self.work.federation.ids
         count = len(cohort)
         names = tuple(ids[seat.client] for seat in cohort)
+
+        # The global model is the row after those of the clients.
         buffers.matrix[count].copy_(buffers.theta)
-        sizes = [leaf.size for leaf in layout.counts]
-        counters = torch.split(buffers.row_counts[:count], sizes, dim=1) if sizes else ()
-        own = torch.split(buffers.counts, sizes) if sizes else ()
+
+        # Counters by leaf, of the clients and of the global model.
+        client_counts = {}
+        counters = {}
+        for leaf in layout.counts:
+            columns = slice(leaf.start, leaf.stop)
+            client_counts[leaf.name] = buffers.row_counts[:count, columns].reshape(
+                count, *leaf.shape
+            )
+            counters[leaf.name] = buffers.counts[columns].reshape(leaf.shape)
+
         store = MemoryStore(
             layout=layout,
             base=buffers.theta,
@@ -115,129 +152,145 @@ class SimulationServer:
             matrix=buffers.matrix[: count + 1],
             client_stats=buffers.row_stats[:count],
             base_stats=buffers.stats,
-            client_counts={
-                leaf.name: part.reshape(count, *leaf.shape)
-                for leaf, part in zip(layout.counts, counters, strict=True)
-            },
-            counters={
-                leaf.name: part.reshape(leaf.shape)
-                for leaf, part in zip(layout.counts, own, strict=True)
-            },
+            client_counts=client_counts,
+            counters=counters,
         )
-        status = {ids[seat.client]: int(buffers.status[seat.place]) for seat in cohort}
-        return store.without({name: REASONS[code] for name, code in status.items() if code})
+        failed = {}
+        for seat in cohort:
+            status = int(buffers.status[seat.place])
+            if status != FINE:
+                failed[ids[seat.client]] = REASONS[status]
+        return store.without(failed)
 
-    def _reports(self, seats: Sequence[ClientSlot]) -> dict[str, dict[ClientId, Any]]:
-        """What clients reported: by metric, then by client."""
+    def _read_reports(self, seats: Sequence[ClientSlot]) -> dict[str, dict[ClientId, Any]]:
+        """Return what clients reported: by metric, then by client."""
         ids = self.work.federation.ids
-        rows = {seat: self.buffers.reports[seat.place].tolist() for seat in seats}
-        table: dict[str, dict[ClientId, Any]] = {
-            name: {ids[seat.client]: row[column] for seat, row in rows.items()}
-            for column, name in enumerate(self.work.metrics)
-        }
+        rows = {ids[seat.client]: self.buffers.reports[seat.place].tolist() for seat in seats}
+        metrics: dict[str, dict[ClientId, Any]] = {}
+        for column, name in enumerate(self.work.metrics):
+            metrics[name] = {client: row[column] for client, row in rows.items()}
         for name, values in self.buffers.class_reports.items():
-            if name in table:
-                table[name] = {ids[s.client]: values[s.place].tolist() for s in seats}
-        return table
+            if name in metrics:
+                metrics[name] = {ids[seat.client]: values[seat.place].tolist() for seat in seats}
+        return metrics
 
-    def _settle(
-        self, number: int, outcome: rounds.Outcome, sink: MemorySink, seats: Sequence[ClientSlot]
-    ) -> dict[str, float]:
-        """Takes over the new model, lets terms update what they keep, and files what clients keep.
+    def _finish_round(
+        self,
+        number: int,
+        outcome: rounds.Outcome,
+        sink: MemorySink,
+        seats: Sequence[ClientSlot],
+    ) -> None:
+        """Apply the server's part of client terms, and store the new model and clients' vectors.
 
-        Returns:
-            The usual lengths of clients' vectors, where a guard measures them.
+        Args:
+            number: number of the round.
+            outcome: of the aggregation; not void.
+            sink: holds the new model.
+            seats: the clients that trained without an error.
         """
-        buffers, work = self.buffers, self.work
+        buffers = self.buffers
+        work = self.work
+        theta = sink.flat
         accepted = set(outcome.store.ids)
         cohort = [
             seat for seat in seats if seat.row >= 0 and work.federation.ids[seat.client] in accepted
         ]
-        theta = sink.flat
-        clients, places = [seat.client for seat in cohort], [seat.place for seat in cohort]
 
-        def own(term: ClientTerm, part: slice) -> tuple[Vectors, Vectors]:
-            names = {slot: term.key(slot) for slot in term.told_slots}
-            old = {slot: buffers.tables[name][clients, part] for slot, name in names.items()}
-            return old, {slot: buffers.staged[name][places, part] for slot, name in names.items()}
-
-        def file(term: ClientTerm, part: slice, new: Vectors) -> None:
-            for slot, changed in new.items():
-                buffers.staged[term.key(slot)][places, part] = changed
-
-        usual = Settling(
-            store=outcome.store,
-            theta=theta,
-            weights=torch.from_numpy(outcome.weights.mean(axis=0)).to(theta.dtype),
-            own=own,
-            file=file,
-            kept=buffers.sent,
-            work=buffers.work[places],
-            lr=work.local.rate(number, work.rounds),
+        # The server's part of client terms.
+        self.state.apply_server_terms(
+            outcome,
+            theta,
+            BufferedVectors(buffers, cohort),
+            lambda leaf: buffers.theta[leaf.start : leaf.stop],
             population=len(work.federation.ids),
-            bounds=outcome.bounds,
-            usual=usual_lengths(self.state),
-        ).run(work.algorithm.client)
-        if "move" in buffers.sent:
-            torch.sub(theta, buffers.theta, out=buffers.sent["move"])
+            lr=work.local.rate(number, work.rounds),
+        )
+
+        # The new global model.
         buffers.theta.copy_(theta)
         for leaf in work.model.layout.stats:
             buffers.stats[leaf.start : leaf.stop].copy_(sink.others[leaf.name].reshape(-1))
         for leaf in work.model.layout.counts:
             buffers.counts[leaf.start : leaf.stop].copy_(sink.others[leaf.name].reshape(-1))
-        if outcome.bounds is not None:
-            # What a client keeps counts if the server counted it: not where a guard set the client
-            # aside.
-            aside = set(outcome.bounds.aside)
-            cohort = [seat for row, seat in enumerate(cohort) if row not in aside]
-        filed = [seat for seat in seats if seat.row < 0] + cohort
-        terms = [term for term in work.algorithm.client if not term.files_all]
-        alone = {term.key(slot) for term in terms for slot in term.client_slots}
+
+        # What clients keep. A client that a guard set aside keeps its earlier vectors, because the
+        # server did not count the new ones.
+        counted = [cohort[row] for row in outcome.counted_rows]
+        outside = [seat for seat in seats if seat.row < 0]
+        self._store_client_vectors(counted, outside)
+
+    def _store_client_vectors(
+        self, cohort: Sequence[ClientSlot], outside: Sequence[ClientSlot]
+    ) -> None:
+        """Copy the vectors after training to the tables.
+
+        Args:
+            cohort: the clients whose update counts.
+            outside: clients that trained outside the cohort. The vectors of most terms do not
+                change there.
+        """
+        buffers = self.buffers
+        if not buffers.tables:
+            return
+        cohort_only = {
+            term.key(slot)
+            for term in self.work.algorithm.client
+            if not term.tags.updates_outside_cohort
+            for slot in term.client_slots
+        }
+        changed = [*outside, *cohort]
         for name, table in buffers.tables.items():
-            for seat in cohort if name in alone else filed:
+            for seat in cohort if name in cohort_only else changed:
                 table[seat.client].copy_(buffers.staged[name][seat.place])
-        if buffers.tables:
-            self.known.update(seat.client for seat in filed)
-            for seat in filed:
-                buffers.steps_taken[seat.client] += buffers.steps[seat.place]
-        return usual
+        for seat in changed:
+            self.stateful_clients.add(seat.client)
+            buffers.steps_taken[seat.client] += buffers.steps[seat.place]
 
     def snapshot(self, round: int, progress: Mapping[str, Any], identity: str) -> Snapshot:
-        """Everything a run needs to go on after this round, in memory of its own.
+        """Return everything that a run needs to resume after this round, in new memory.
 
-        The model as it is shown.
+        Args:
+            round: the last finished round.
+            progress: what the simulator needs beside the server.
+            identity: the fingerprint of the run.
         """
-        buffers, ids = self.buffers, self.work.federation.ids
+        buffers = self.buffers
+        ids = self.work.federation.ids
+        clients = {}
+        steps_taken = {}
+        for client in sorted(self.stateful_clients):
+            clients[ids[client]] = {
+                name: table[client].clone() for name, table in buffers.tables.items()
+            }
+            steps_taken[ids[client]] = float(buffers.steps_taken[client])
         state = {
-            "rule": self.state,
+            **self.state.snapshot(),
             "theta": buffers.theta.clone(),
-            "sent": {name: vector.clone() for name, vector in buffers.sent.items()},
-            "clients": {
-                ids[client]: {name: table[client].clone() for name, table in buffers.tables.items()}
-                for client in sorted(self.known)
-            },
-            "steps_taken": {
-                ids[client]: float(buffers.steps_taken[client]) for client in sorted(self.known)
-            },
+            "clients": clients,
+            "steps_taken": steps_taken,
             "progress": dict(progress),
         }
         return Snapshot(round, self.model(), state, identity)
 
     def restore(self, snapshot: Snapshot) -> Mapping[str, Any]:
-        """Goes back to a snapshot; returns the progress kept with it."""
-        buffers, ids = self.buffers, self.work.federation.ids
-        self.adopt(snapshot.model)
+        """Continue from a snapshot; return the progress that is stored in it."""
         state = snapshot.state
         assert state is not None
+        buffers = self.buffers
+
+        # Model and state of the server.
+        self.load_model(snapshot.model)
         buffers.theta.copy_(state["theta"])
-        self.state = state["rule"]
-        for name, vector in state["sent"].items():
-            buffers.sent[name].copy_(vector)
-        places = {name: client for client, name in enumerate(ids)}
+        self.state.restore(state)
+
+        # What clients keep.
+        numbers = {name: client for client, name in enumerate(self.work.federation.ids)}
         for name, rows in state["clients"].items():
-            self.known.add(places[name])
+            client = numbers[name]
+            self.stateful_clients.add(client)
             for slot, row in rows.items():
-                buffers.tables[slot][places[name]].copy_(row)
-            buffers.steps_taken[places[name]] = state["steps_taken"][name]
+                buffers.tables[slot][client].copy_(row)
+            buffers.steps_taken[client] = state["steps_taken"][name]
         progress: Mapping[str, Any] = state["progress"]
         return progress

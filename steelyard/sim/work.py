@@ -127,12 +127,6 @@ class SimulationContext:
             _ = self.test
 
     @property
-    def sent_names(self) -> list[str]:
-        """Names of the vectors that the server sends besides the parameters."""
-        own = [term.key(slot) for term in self.algorithm.client for slot in term.server_slots]
-        return [*sorted(self.algorithm.needs.broadcast), *own]
-
-    @property
     def slot_names(self) -> list[str]:
         """Names of the vectors that every client keeps between rounds."""
         own = [term.key(slot) for term in self.algorithm.client for slot in term.client_slots]
@@ -145,7 +139,7 @@ class SimulationContext:
         data = self.federation
         sizes = Sizes(
             clients=len(data.ids),
-            sent=self.sent_names,
+            sent=self.algorithm.sent_vectors,
             slots=self.slot_names,
             metrics=len(self.metrics),
             classes=data.classes or 0,

@@ -13,7 +13,7 @@ from steelyard.algorithm import parse_terms
 from steelyard.core.needs import Needs
 from steelyard.core.registry import TERMS
 from steelyard.core.spec import to_text
-from steelyard.core.term import ClientContext, ClientTerm, ServerContext
+from steelyard.core.term import ClientContext, ClientTerm, ServerContext, TermTags
 from steelyard.core.weighting import Info
 from steelyard.testing.rounds import is_frozen_dataclass, require
 
@@ -51,6 +51,7 @@ def check_declaration(term: ClientTerm) -> None:
         ("name", str),
         ("info", Info),
         ("needs", Needs),
+        ("tags", TermTags),
         ("proximal", (int, float)),
     ):
         value = getattr(term, attribute, None)
@@ -58,16 +59,21 @@ def check_declaration(term: ClientTerm) -> None:
             isinstance(value, wanted),
             f"{kind.__name__}.{attribute} is {value!r}: give it another type",
         )
-    for attribute in ("client_slots", "server_slots", "told_slots"):
-        slots = getattr(term, attribute)
+    slots_by_attribute = {
+        "client_slots": term.client_slots,
+        "server_slots": term.server_slots,
+        "tags.reported_slots": term.tags.reported_slots,
+    }
+    for attribute, slots in slots_by_attribute.items():
         plain = isinstance(slots, tuple) and all(isinstance(slot, str) for slot in slots)
         require(
             plain and len(set(slots)) == len(slots),
             f"{term.name}: {attribute} is {slots!r}: use a tuple of names",
         )
-    unknown = set(term.told_slots) - set(term.client_slots)
+    unknown = set(term.tags.reported_slots) - set(term.client_slots)
     require(
-        not unknown, f"{term.name}: told_slots has {sorted(unknown)}, which are not in client_slots"
+        not unknown,
+        f"{term.name}: tags.reported_slots has {sorted(unknown)}, which are not in client_slots",
     )
     require(
         copy.deepcopy(term) == term,
@@ -159,34 +165,36 @@ def check_finish(term: ClientTerm) -> None:
         )
 
 
-def check_settle(term: ClientTerm) -> None:
-    """`settle` works coordinate by coordinate, and changes only what the term declares."""
+def check_server_update(term: ClientTerm) -> None:
+    """`server_update` works coordinate by coordinate, and changes only what the term declares."""
     at = server_context(term)
     before = copy.deepcopy(at)
-    _settle(term, at)
+    _server_update(term, at)
     # Only what is declared has changed, and all of it is finite.
     frozen = ["before", "updates", "weights", "work"]
-    if not term.moves_model:
+    if not term.tags.changes_model:
         frozen.append("theta")
     for name in frozen:
-        hint = ": set moves_model = True" if name == "theta" else ""
+        hint = ": use TermTags(changes_model=True)" if name == "theta" else ""
         require(
             torch.equal(getattr(at, name), getattr(before, name)),
-            f"{term.name}: settle changes {name}{hint}",
+            f"{term.name}: server_update changes {name}{hint}",
         )
-    _assert_same_vectors(term, at.old, before.old, "settle changes the old {slot!r} of clients")
-    if not term.writes_slots:
-        message = "settle changes {slot!r} of clients: set writes_slots = True"
+    _assert_same_vectors(
+        term, at.old, before.old, "server_update changes the old {slot!r} of clients"
+    )
+    if not term.tags.changes_client_vectors:
+        message = (
+            "server_update changes {slot!r} of clients: use TermTags(changes_client_vectors=True)"
+        )
         _assert_same_vectors(term, at.new, before.new, message)
     for values in (at.theta, *at.new.values(), *at.kept.values()):
-        require(bool(values.isfinite().all()), f"{term.name}: settle makes NaN or infinity")
+        require(bool(values.isfinite().all()), f"{term.name}: server_update makes NaN or infinity")
     # Two stretches of the model, one after the other, are the whole.
     pieces = [server_context(term, slice(0, _CUT)), server_context(term, slice(_CUT, DIM))]
     for piece in pieces:
-        _settle(term, piece)
-    message = (
-        f"{term.name}: settle depends on where the model is cut: work coordinate by coordinate"
-    )
+        _server_update(term, piece)
+    message = f"{term.name}: server_update depends on where the model is cut: work coordinate by coordinate"
     _assert_joined(message, at.theta, [piece.theta for piece in pieces])
     for slot in term.server_slots:
         _assert_joined(message, at.kept[slot], [piece.kept[slot] for piece in pieces])
@@ -194,18 +202,19 @@ def check_settle(term: ClientTerm) -> None:
         _assert_joined(message, at.new[slot], [piece.new[slot] for piece in pieces])
 
 
-def check_told_slots(term: ClientTerm) -> None:
-    """Model and server's vectors depend on those vectors of clients alone that `told_slots` names."""
+def check_reported_slots(term: ClientTerm) -> None:
+    """Model and server's vectors depend on those vectors of clients alone that `tags.reported_slots` names."""
     at = server_context(term)
     other = server_context(term)
-    for slot in set(term.client_slots) - set(term.told_slots):
+    for slot in set(term.client_slots) - set(term.tags.reported_slots):
         other.new[slot].add_(1.0)
-    _settle(term, at)
-    _settle(term, other)
+    _server_update(term, at)
+    _server_update(term, other)
     unchanged = torch.equal(at.theta, other.theta)
     unchanged &= all(torch.equal(at.kept[slot], other.kept[slot]) for slot in term.server_slots)
     require(
-        unchanged, f"{term.name}: settle looks at vectors of clients that told_slots does not name"
+        unchanged,
+        f"{term.name}: server_update looks at vectors of clients that tags.reported_slots does not name",
     )
 
 
@@ -231,8 +240,8 @@ TERM_CHECKS: tuple[Callable[[ClientTerm], None], ...] = (
     check_first_step,
     check_clients_are_independent,
     check_finish,
-    check_settle,
-    check_told_slots,
+    check_server_update,
+    check_reported_slots,
     check_evaluated_params,
 )
 
@@ -299,8 +308,8 @@ def _finish(term: ClientTerm, x: torch.Tensor, at: ClientContext, work: torch.Te
     _run(term, "finish", lambda: term.finish(x, at, work))
 
 
-def _settle(term: ClientTerm, at: ServerContext) -> None:
-    _run(term, "settle", lambda: term.settle(at))
+def _server_update(term: ClientTerm, at: ServerContext) -> None:
+    _run(term, "server_update", lambda: term.server_update(at))
 
 
 def _run(term: ClientTerm, method: str, call: Callable[[], None]) -> None:

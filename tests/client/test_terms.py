@@ -111,11 +111,11 @@ def test_fedcos_at_the_start_pulls_along_the_step_or_not_at_all():
     assert not paper.any()
 
 
-def settle(
+def server_update(
     term, theta, before, updates, weights, kept, old=None, new=None, work=None, lr=0.1, population=4
 ):
     empty = {slot: torch.zeros_like(updates) for slot in term.client_slots}
-    term.settle(
+    term.server_update(
         ServerContext(
             theta=theta,
             before=before,
@@ -142,7 +142,7 @@ def test_feddyn_server_equals_fedlaws_code():
     ):
         updates = tensor(deltas)
         after = theta + weights @ updates
-        settle(term, after, theta, updates, weights, kept)
+        server_update(term, after, theta, updates, weights, kept)
         assert_near(after, expected, 1e-9)
         theta = after
 
@@ -153,7 +153,7 @@ def test_feddyn_official_adds_the_mean_over_all_clients_and_shows_the_average():
     updates = torch.randn(2, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     average = updates.mean(dim=0)
     theta, kept = average.clone(), {"h": torch.zeros(D, dtype=torch.float64)}
-    settle(
+    server_update(
         term, theta, before, updates, torch.full((2,), 0.5, dtype=torch.float64), kept, population=8
     )
     assert_near(kept["h"], updates.sum(dim=0) / 8, 1e-12)
@@ -171,7 +171,7 @@ def test_scaffold_control_variates():
     assert_near(at.own["control"], before - at.sent["control"] - 1 / (5 * 0.1), 1e-12)
     kept = {"control": torch.zeros(D, dtype=torch.float64)}
     zero = torch.zeros(D, dtype=torch.float64)
-    settle(
+    server_update(
         term,
         zero.clone(),
         zero,
@@ -190,7 +190,7 @@ def test_vrlsgd_moves_delta_by_the_distance_to_the_new_model():
     g = torch.Generator().manual_seed(0)
     before, updates = torch.randn(D, generator=g), torch.randn(2, D, generator=g)
     theta, delta = before + updates.mean(dim=0), torch.zeros(2, D)
-    settle(
+    server_update(
         term,
         theta,
         before,

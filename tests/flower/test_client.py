@@ -99,7 +99,7 @@ def test_another_model_than_the_servers_is_named(tmp_path):
             runs.strategy("fedavg", out=tmp_path, patience=1), LocalGrid(app, runs.COUNT), rounds=1
         )
     failed = read_log(tmp_path)[0]["failed"]
-    assert "the model received is not the one model_fn makes" in next(iter(failed.values()))
+    assert "the received model is not that of model_fn" in next(iter(failed.values()))
 
 
 @pytest.mark.parametrize("local", [{"optimizer": "adam"}, {"momentum": 0.9, "persistent": True}])
@@ -185,7 +185,7 @@ def test_what_clients_have_to_report_is_logged_before_the_first_round(caplog):
     with caplog.at_level(logging.INFO, logger="flwr"):
         runs.start(runs.strategy("feddisco"), rounds=1)
     before, _, _ = caplog.text.partition("[ROUND 1/1]")
-    assert "Clients have to report: label-hist, num-examples" in before
+    assert "Clients must report: label-hist, num-examples" in before
 
 
 def test_the_mod_adds_the_id(tmp_path):

@@ -4,15 +4,15 @@ import torch
 from flwr.app import ArrayRecord
 
 import steelyard
-from steelyard.flower.records import RecordSource
-from steelyard.flower.server import FlowerServer, Replies
+from steelyard.flower.array_records import RecordSource
+from steelyard.flower.server import FlowerServer, TrainingResults
 
 
 def aggregate(server, number, *clients):
     models = {str(k): RecordSource(ArrayRecord({"w": client})) for k, client in enumerate(clients)}
     metrics = {"num_examples": dict.fromkeys(models, 1)}
     return server.aggregate(
-        number, source(torch.zeros(5)), Replies(models, metrics, {}, {}), len(models)
+        number, source(torch.zeros(5)), TrainingResults(models, metrics, {}, {}), len(models)
     )
 
 
@@ -24,10 +24,10 @@ def test_a_void_round_leaves_the_direction_as_it_was():
     """The pass that finds NaN has written part of the new step by then: it would be sent to all clients."""
     server = FlowerServer(steelyard.Algorithm("fedavg", client="fedcos"), None, 0, diagnose=False)
     aggregate(server, 1, torch.full((5,), 1.0), torch.full((5,), 2.0))
-    assert server.sent["step"].tolist() == [1.5] * 5
+    assert server.state.vectors["step"].tolist() == [1.5] * 5
     bad = torch.tensor([3.0, float("nan"), 3.0, 3.0, 3.0])
     assert aggregate(server, 2, bad, bad.clone()).model is None
-    assert server.sent["step"].tolist() == [1.5] * 5
+    assert server.state.vectors["step"].tolist() == [1.5] * 5
 
 
 def test_a_quarantined_client_does_not_spoil_the_others_cosines():
@@ -42,4 +42,4 @@ def test_a_quarantined_client_does_not_spoil_the_others_cosines():
         torch.tensor([1.0, float("inf"), 0, 0, 0]),
     )
     assert made.record["direction_cosines"] == {"0": 0.0, "1": 1.0}
-    assert server.sent["step"].tolist() == [1.5, 0.5, 0, 0, 0]
+    assert server.state.vectors["step"].tolist() == [1.5, 0.5, 0, 0, 0]

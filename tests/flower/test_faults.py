@@ -46,7 +46,7 @@ def test_a_server_killed_in_mid_run_goes_on_where_it_was(federation, tmp_path):
     send(federation, "superlink", signal.SIGKILL, "flwr-serverapp")
     assert len(History.read(path)) == 1
     said = federation.complete(federation.run(**settings, out=str(path), resume=True))
-    assert "Going on after round 1" in said
+    assert "Resuming after round 1" in said
     whole, resumed = History.read(tmp_path / "whole"), History.read(path)
     assert [record["round"] for record in resumed] == [1, 2, 3]
     assert resumed.comparable() == whole.comparable()

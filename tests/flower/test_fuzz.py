@@ -231,7 +231,7 @@ def run(algorithm, memory, change, phase):
 
     def aggregate_evaluate(number, replies):
         found = evaluate(number, replies)
-        log.append(json.loads(json.dumps(made.journal.record, allow_nan=False)))  # as it is written
+        log.append(json.loads(json.dumps(made.run_log.record, allow_nan=False)))  # as it is written
         return found
 
     made.aggregate_evaluate = aggregate_evaluate

@@ -63,8 +63,8 @@ def test_one_client_cannot_move_feddyns_model(client, factor):
     # over the population.
     longest = 2 * moved
     assert (
-        bad.server.sent["feddyn.h"].norm()
-        <= clean.server.sent["feddyn.h"].norm() + 3 / runs.COUNT * longest
+        bad.server.state.vectors["feddyn.h"].norm()
+        <= clean.server.state.vectors["feddyn.h"].norm() + 3 / runs.COUNT * longest
     )
     assert attacked <= 2 * moved
 
@@ -73,8 +73,8 @@ def test_one_client_cannot_move_feddyns_model(client, factor):
 def test_one_client_cannot_move_scaffolds_control(value):
     _, moved = run_attacked("scaffold", None, rounds=4)
     bad, attacked = run_attacked("scaffold", replace_vectors(value), rounds=4)
-    usual = bad.server.state["vector_norms"]["scaffold.control"]
-    assert bad.server.sent["scaffold.control"].norm().item() <= 2 * usual * (1 + 1e-6)
+    usual = bad.server.state.rule_state["vector_norms"]["scaffold.control"]
+    assert bad.server.state.vectors["scaffold.control"].norm().item() <= 2 * usual * (1 + 1e-6)
     assert attacked <= 2 * moved
 
 
@@ -87,7 +87,7 @@ def test_a_client_set_aside_moves_nothing():
         content["arrays"] = to_record(runs.model("mlp").state_dict())
 
     bad, _ = run_attacked("scaffold", ride)
-    counted = [node for node, last in bad.ledger.rounds.items() if last == 1]
+    counted = [node for node in bad.client_ids.id_by_node if bad.accepted_rounds.of(node) == 1]
     assert len(counted) == runs.COUNT - 1
 
     def keep_silent(content):
@@ -95,9 +95,12 @@ def test_a_client_set_aside_moves_nothing():
         replace_vectors(0.0)(content)
 
     silent, _ = run_attacked("scaffold", keep_silent)
-    assert torch.equal(bad.server.sent["scaffold.control"], silent.server.sent["scaffold.control"])
+    assert torch.equal(
+        bad.server.state.vectors["scaffold.control"],
+        silent.server.state.vectors["scaffold.control"],
+    )
     assert not torch.equal(
-        bad.server.sent["scaffold.control"], clean.server.sent["scaffold.control"]
+        bad.server.state.vectors["scaffold.control"], clean.server.state.vectors["scaffold.control"]
     )
 
 

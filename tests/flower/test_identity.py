@@ -43,7 +43,7 @@ def test_the_simulator_and_flower_give_the_same_bits(name, tmp_path):
     models = Models()
     simulated = runs.simulated(algorithm, kind, callbacks=[models])
     made = runs.strategy(algorithm, guard=False, out=tmp_path / "flower")
-    made.journal.keep = 9
+    made.run_log.max_checkpoints = 9
     result = runs.start(made, kind=kind)
     assert runs.same(runs.params(result), dict(simulated.params))
     assert runs.weights(tmp_path / "flower") == [record["weights"] for record in simulated.records]

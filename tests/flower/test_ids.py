@@ -48,7 +48,7 @@ def test_the_first_node_keeps_its_id(tmp_path):
         ((who, reason),) = record["quarantined"].items()
         assert who == "0 (node 972)"
         assert "node 972 reports the id of another node, 0, which node 1000 has" in reason
-    assert made.names.known == {1000: 0, 993: 1, 986: 2, 979: 3, 972: 4}
+    assert made.client_ids.id_by_node == {1000: 0, 993: 1, 986: 2, 979: 3, 972: 4}
 
 
 def test_zero_as_text_is_zero(tmp_path):
@@ -103,7 +103,7 @@ def test_after_a_resume_nodes_may_have_other_numbers(tmp_path):
     grid.contexts = {node + 5000: context for node, context in grid.contexts.items()}
     made, log = run(tmp_path, grid, resume=True)
     assert [set(record["weights"]) for record in log] == [set("01234")] * 3
-    assert made.names.known == {6000: 0, 5993: 1, 5986: 2, 5979: 3, 5972: 4}
+    assert made.client_ids.id_by_node == {6000: 0, 5993: 1, 5986: 2, 5979: 3, 5972: 4}
 
 
 @pytest.mark.parametrize(
@@ -160,4 +160,4 @@ def test_a_reply_to_somebody_elses_question_is_a_stray(tmp_path):
 
     _, log = run(tmp_path, LocalGrid(runs.app(), runs.COUNT, change=change), rounds=1)
     assert set(log[0]["weights"]) == {"0", "2", "3", "4"}
-    assert log[0]["unmatched_replies"] == ["node 972: answers a question that node 993 was asked"]
+    assert log[0]["unmatched_replies"] == ["node 972: it replied to a message for node 993"]

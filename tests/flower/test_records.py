@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from steelyard.core.errors import SteelyardError
 from steelyard.flower import to_record, to_state_dict
-from steelyard.flower.records import RecordSource
+from steelyard.flower.array_records import RecordSource
 
 STATE = {
     "float": torch.randn(3, 4),
@@ -67,7 +67,7 @@ def test_slices():
 @pytest.mark.parametrize(
     ("array", "reason"),
     [
-        (Array("float32", (2,), "numpy.ndarray", b"junk"), "'x' is no numpy array"),
+        (Array("float32", (2,), "numpy.ndarray", b"junk"), "'x' is not a numpy array"),
         (Array("float32", (2,), "pickle", b"cos\nsystem\n(S'true'\ntR."), "serialised as 'pickle'"),
         (Array("bfloat16", (3,), "steelyard.bfloat16", b"1234"), "does not fit its 4 bytes"),
         (Array(np.zeros(3, dtype=">f4")), "'x' is >f4"),

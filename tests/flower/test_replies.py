@@ -39,7 +39,7 @@ def test_in_later_rounds_by_its_own_id(tmp_path):
     real = grid.push_messages
 
     def push(messages):
-        grid.gone = {2} if made.journal.cohorts else set()
+        grid.gone = {2} if made.run_log.cohorts else set()
         return real(messages)
 
     grid.push_messages = push
@@ -100,8 +100,10 @@ def test_double_and_stray_replies(tmp_path):
     record = one_round(tmp_path / "odd", LocalGrid(runs.app(), runs.COUNT, change=change))
     assert record["weights"] == plain["weights"]
     assert len(record["unmatched_replies"]) == 2
-    assert any("answered twice" in line for line in record["unmatched_replies"])
-    assert any("no question of this round" in line for line in record["unmatched_replies"])
+    assert any("replied twice" in line for line in record["unmatched_replies"])
+    assert any(
+        "does not belong to a message of this round" in line for line in record["unmatched_replies"]
+    )
 
 
 def test_two_nodes_with_one_id(tmp_path):
@@ -126,7 +128,7 @@ def test_two_nodes_with_one_id(tmp_path):
         (lambda content: content["arrays"].pop("0.bias"), "missing key '0.bias'"),
         (
             lambda content: content["arrays"]["0.bias"].__dict__.update(data=b"junk"),
-            "'0.bias' is no numpy array",
+            "'0.bias' is not a numpy array",
         ),
         (
             lambda content: content["arrays"]["0.bias"].__dict__.update(stype="pickle"),
@@ -228,7 +230,7 @@ def test_one_client_alone_does_not_end_the_run_by_what_it_leaves_out(parts, tmp_
         return reply
 
     def push(messages):
-        grid.silent = set() if made.journal.cohorts else grid.silent
+        grid.silent = set() if made.run_log.cohorts else grid.silent
         return real(messages)
 
     grid.change, grid.push_messages = spoil, push
@@ -328,7 +330,7 @@ def test_a_vector_that_cannot_be_used_changes_nothing_at_the_server(wrong):
 
         made = runs.strategy(steelyard.Algorithm("fedavg", client="scaffold"))
         runs.start(made, LocalGrid(runs.app(), runs.COUNT, change=change), rounds=1)
-        return made.server.sent["scaffold.control"]
+        return made.server.state.vectors["scaffold.control"]
 
     def put(values, name="scaffold.control"):
         return lambda content, told: content.update(
@@ -411,7 +413,7 @@ def test_a_metric_that_was_reported_before_voids_a_round(tmp_path):
     real = grid.push_messages
 
     def push(messages):
-        second = len(made.journal.cohorts) == 1
+        second = len(made.run_log.cohorts) == 1
         grid.silent = {1, 2, 3, 4} if second else set()
         grid.change = (
             (lambda number, reply: reply.content["metrics"].pop("label-hist") and reply)
@@ -431,9 +433,9 @@ def test_a_metric_that_was_reported_before_voids_a_round(tmp_path):
 def test_the_population_is_who_is_connected(share, monkeypatch, tmp_path):
     seen, real = [], FlowerServer.aggregate
 
-    def aggregate(self, number, model, replies, population):
+    def aggregate(self, number, model, results, population):
         seen.append(population)
-        return real(self, number, model, replies, population)
+        return real(self, number, model, results, population)
 
     monkeypatch.setattr(FlowerServer, "aggregate", aggregate)
     for base in (0, 5000):  # a resumed run has other node ids

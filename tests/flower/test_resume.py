@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 import steelyard
 from steelyard.core.errors import SteelyardError
 from steelyard.core.registry import TERMS
-from steelyard.core.term import ClientTerm
+from steelyard.core.term import ClientTerm, TermTags
 from steelyard.core.weighting import Info
 from steelyard.experiments.run_groups import read_runs
 from steelyard.flower import Steelyard
@@ -64,6 +64,59 @@ def test_a_killed_run_goes_on_bit_for_bit(name, tmp_path):
     assert sorted(result.evaluate_metrics_serverapp) == [2, 3, 4]
 
 
+class FailsBeforeRound(Steelyard):
+    """Fails at the start of a round, before anything of Steelyard runs in it."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        if server_round == 3:
+            raise Killed
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+@pytest.mark.parametrize("evaluate_fn", [None, judge])
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_round_is_written_before_the_next_one_begins(evaluate_fn, share, tmp_path):
+    judge.dies_at = None
+    options = {"min_train_nodes": runs.COUNT, "fraction_evaluate": share, "seed": 3}
+    failing = FailsBeforeRound("fedavg", out=tmp_path, **options)
+    with pytest.raises(Killed):
+        runs.start(failing, rounds=4, evaluate_fn=evaluate_fn)
+    log = read_log(tmp_path)
+    assert [record["round"] for record in log] == [1, 2]
+    assert all((record["accuracy"] is not None) == bool(evaluate_fn or share) for record in log)
+    assert (tmp_path / "checkpoints/last").readlink().name == "round-000002"
+    whole = runs.start(Steelyard("fedavg", **options), rounds=4)
+    resumed = runs.start(Steelyard("fedavg", out=tmp_path, resume=True, **options), rounds=4)
+    assert runs.same(runs.params(resumed), runs.params(whole))
+
+
+class OwnEvaluation(Steelyard):
+    """A subclass that does not call our evaluation."""
+
+    def aggregate_evaluate(self, server_round, replies):
+        return None
+
+
+def test_a_subclass_without_our_evaluation_writes_each_round(tmp_path):
+    lengths = []
+    grid = LocalGrid(runs.app(), runs.COUNT)
+    push = grid.push_messages
+    grid.push_messages = lambda messages: lengths.append(len(read_log(tmp_path))) or push(messages)
+    options = {"min_train_nodes": runs.COUNT, "fraction_evaluate": 0.0}
+    runs.start(OwnEvaluation("fedavg", out=tmp_path, **options), grid, rounds=3)
+    assert lengths == [0, 1, 2]
+    assert len(read_log(tmp_path)) == 3
+
+
+def test_flowers_log_has_no_lines_on_an_evaluation_that_does_not_happen(caplog):
+    with caplog.at_level("INFO", logger="flwr"):
+        runs.start(runs.strategy("fedavg"), rounds=1)
+        assert "lobal evaluation" not in caplog.text
+        judge.dies_at = None
+        runs.start(runs.strategy("fedavg"), rounds=1, evaluate_fn=judge)
+    assert "Global evaluation" in caplog.text
+
+
 @dataclass(frozen=True)
 class Drift(ClientTerm):
     """A term of one's own that sends another model than it shows, and keeps nothing at clients."""
@@ -71,16 +124,16 @@ class Drift(ClientTerm):
     name = "drift"
     info = Info("drift", "")
     server_slots = ("v",)
-    moves_model = True
+    tags = TermTags(changes_model=True)
 
     def add(self, grad, x, at):
         grad.add_(at.sent["v"], alpha=0.1)
 
-    def settle(self, at):
+    def server_update(self, at):
         at.kept["v"].add_(0.01)
         at.theta.add_(at.kept["v"])
 
-    def shown(self, theta, kept):
+    def params_to_evaluate(self, theta, kept):
         return theta - kept["v"]
 
 
@@ -131,12 +184,12 @@ def test_checkpoints_in_a_place_of_their_own(tmp_path):
 
 
 def test_what_is_refused(tmp_path):
-    with pytest.raises(SteelyardError, match="say from where"):
+    with pytest.raises(SteelyardError, match="resume=True"):
         runs.strategy("fedavg", resume=True)
     runs.start(runs.strategy("fedavg", out=tmp_path), rounds=1)
-    with pytest.raises(SteelyardError, match="holds a run: go on with it"):
+    with pytest.raises(SteelyardError, match=r"contains a run: .*resume=True"):
         runs.start(runs.strategy("fedavg", out=tmp_path), rounds=1)
-    with pytest.raises(SteelyardError, match=r"the run in it is another one.*fedadp"):
+    with pytest.raises(SteelyardError, match=r"contains another run.*fedadp"):
         runs.start(runs.strategy("fedadp", out=tmp_path, resume=True), rounds=2)
 
 
@@ -217,7 +270,7 @@ def test_another_model_of_the_same_size_is_refused_and_the_run_stays(tmp_path):
     for _ in range(2):  # the lock is given back
         with pytest.raises(
             SteelyardError,
-            match=r"not that of initial_arrays \(missing key 'w'\): pass the same one",
+            match=r"not that of initial_arrays \(missing key 'w'\)",
         ):
             runs.strategy("fedavg", out=tmp_path, resume=True).start(
                 LocalGrid(runs.app(), runs.COUNT),

@@ -74,7 +74,7 @@ def test_an_option_that_flower_does_not_take_is_named(caplog):
         result = runs.start(newer(), rounds=1)
     assert result.arrays
     assert (
-        f"start(should_stop=) is ignored: flwr {flwr.__version__} does not take it" in caplog.text
+        f"start(should_stop=) is ignored: flwr {flwr.__version__} does not have it" in caplog.text
     )
 
 

@@ -12,9 +12,9 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 import steelyard
 import steelyard.flower
 from steelyard.core.errors import SteelyardError
-from steelyard.flower.identity import ClientIds
-from steelyard.flower.messages import cohort
-from steelyard.flower.strategies import strategies
+from steelyard.flower._generate_strategies import find_parts
+from steelyard.flower.clients import ClientIds
+from steelyard.flower.messages import draw_cohort
 from steelyard.runs.directory import read_log
 from tests.flower import runs
 from tests.sim.runs import clients
@@ -23,10 +23,10 @@ PROXY = clients(1, seed=9, size=60)["client-0"]
 SHORT = {"FedLAW": 4, "GWS": 4, "LAW": 4, "FedLAWSWA": 14, "FedDF": 2, "FedBE": 2, "ServerFT": 2}
 
 
-@pytest.mark.parametrize("name", [name for name in strategies() if name != "VRLSGD"])
+@pytest.mark.parametrize("name", [name for name in find_parts() if name != "VRLSGD"])
 def test_every_strategy_runs(name, tmp_path):
     options = {"fraction_evaluate": 0.0, "min_train_nodes": runs.COUNT, "out": tmp_path, "seed": 3}
-    _, entry = strategies()[name]
+    _, entry = find_parts()[name]
     if name in SHORT:
         options |= {"epochs": SHORT[name], "proxy": steelyard.Probe(runs.model("mlp"), *PROXY)}
     if name == "Cap":
@@ -49,7 +49,7 @@ def test_every_strategy_runs(name, tmp_path):
 
 def test_flowers_ten_arguments_come_first_in_the_same_order():
     wanted = list(inspect.signature(FedAvg.__init__).parameters.values())[1:]
-    for name in strategies():
+    for name in find_parts():
         found = list(inspect.signature(getattr(steelyard.flower, name)).parameters.values())
         assert [(p.name, p.default, p.kind) for p in found[:10]] == [
             (p.name, p.default, p.kind) for p in wanted
@@ -93,12 +93,12 @@ def test_start_is_flowers():
     [
         (
             lambda: steelyard.flower.FedLAW(),
-            "fedlaw looks at proxy data and there is none: pass proxy=",
+            "fedlaw needs proxy data: pass proxy=",
         ),
-        (lambda: steelyard.flower.FedDF(), "feddf looks at proxy data"),
+        (lambda: steelyard.flower.FedDF(), "feddf needs proxy data"),
         (
             lambda: steelyard.flower.VRLSGD(),
-            "on Flower they keep it themselves: use client=scaffold",
+            "on Flower they keep them themselves: use client=scaffold",
         ),
         (lambda: steelyard.flower.FedAWA(stepz=3), "unexpected keyword argument 'stepz'"),
         (lambda: steelyard.flower.Steelyard("fedawaa"), "did you mean"),
@@ -110,7 +110,7 @@ def test_what_is_refused(make, said):
 
 
 def test_unknown_names_list_what_there_is():
-    with pytest.raises(AttributeError, match=r"has no 'FedNope'; its strategies: .*FedAWA"):
+    with pytest.raises(AttributeError, match=r"has no 'FedNope'; its strategies are .*FedAWA"):
         _ = steelyard.flower.FedNope
     assert {"FedAWA", "FedAdp", "FedLAW", "PA3Fed", "FedCos", "client"} <= set(
         dir(steelyard.flower)
@@ -150,7 +150,7 @@ def test_terms_with_a_half_at_the_server_are_refused_there(name):
     )
     with pytest.raises(
         SteelyardError,
-        match=r"goes wrong inside another strategy: call its own start, or use client=",
+        match=r"does not work inside another strategy",
     ):
         runs.start(wrapped)
 
@@ -176,6 +176,8 @@ def test_a_cohort_is_drawn_by_clients_ids_not_by_nodes():
         )  # node ids are another draw in every run
         for listed in (nodes, nodes[::-1]):
             drawn.add(
-                tuple(names.of(node) for node in cohort(list(listed), 2, names, seed=3, number=4))
+                tuple(
+                    names.of(node) for node in draw_cohort(list(listed), 2, names, seed=3, number=4)
+                )
             )
     assert len(drawn) == 1

@@ -80,7 +80,7 @@ OPTIONS = {
 
 def options(algorithm):
     """The same, with momentum afresh in each round where a term wants that."""
-    fresh = any(term.wants_sgd for term in algorithm.client)
+    fresh = any(term.tags.requires_plain_sgd for term in algorithm.client)
     return OPTIONS | {"local": OPTIONS["local"] | {"persistent": not fresh}}
 
 

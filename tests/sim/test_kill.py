@@ -127,7 +127,7 @@ def at_call(home, name, count, after):
 
 MOMENTS = {
     "before aggregation": at_call(SimulationServer, "aggregate", 5, False),
-    "between the sum and what clients keep": at_call(SimulationServer, "_settle", 5, False),
+    "between the sum and what clients keep": at_call(SimulationServer, "_finish_round", 5, False),
     "after aggregation": at_call(SimulationServer, "aggregate", 5, True),
     "before the log": at_call(RunDirectory, "append", 6, False),
     "between log and checkpoint": at_call(RunDirectory, "append", 6, True),

@@ -90,7 +90,7 @@ def test_authors_way_all_train_then_a_cohort_is_drawn():
 
     class Spy(steelyard.Callback):
         def round(self, simulation, record):
-            trained.append((len(record["weights"]), len(simulation.server.known)))
+            trained.append((len(record["weights"]), len(simulation.server.stateful_clients)))
 
     local = {"lr": 0.1, "momentum": 0.9, "persistent": True}
     simulate(

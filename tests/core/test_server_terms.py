@@ -1,4 +1,4 @@
-"""Terms settle a stretch at a time, and the result is that of settling all coordinates at once."""
+"""Server updates of terms run chunk by chunk; the result is that of all coordinates at once."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import steelyard
 from steelyard import kernels, threads
-from steelyard.core.server_terms import Bounds, Settling, clip_factors, typical_norm
+from steelyard.core.server_terms import Bounds, ServerTermStep, clip_factors, typical_norm
 from steelyard.core.term import ServerContext
 
 D, K = 2 * kernels.BLOCK + 1000, 3
@@ -38,7 +38,7 @@ def test_stretches_give_what_the_whole_gives(term, slot, count):
     store, old, new, kept, theta = parts()
     rows = store.rows(0, D, None)
     held = {slot: kept} if term.server_slots else {}
-    term.settle(
+    term.server_update(
         ServerContext(
             theta, rows[-1], rows[:-1], weights, {slot: old}, {slot: new}, held, work, 0.1, 9
         )
@@ -55,7 +55,7 @@ def test_stretches_give_what_the_whole_gives(term, slot, count):
         new2[:, part] = changed[slot]
 
     with threads.parallel(count):
-        Settling(
+        ServerTermStep(
             again, theta2, weights, own, file, {f"{term.name}.{slot}": kept2}, work, 0.1, 9
         ).run([term])
     assert sum(asked) == D
@@ -67,11 +67,11 @@ def test_stretches_give_what_the_whole_gives(term, slot, count):
     )
 
 
-def test_nothing_is_read_for_terms_that_do_not_settle(monkeypatch):
+def test_nothing_is_read_for_terms_without_a_server_part(monkeypatch):
     passes = []
     monkeypatch.setattr(kernels, "combine", lambda *given: passes.append(given))
     store, _, _, kept, theta = parts()
-    end = Settling(
+    end = ServerTermStep(
         store, theta, torch.ones(K), None, None, {"scaffold.control": kept}, torch.ones(K), 0.1, 9
     )
     end.run([steelyard.fedcos()])
@@ -84,7 +84,7 @@ N, CLIP, POPULATION = 60, 2.0, 20
 SIZES = st.sampled_from([0.0, 1e-9, 0.5, 1.0, 1.0, 1.0, 3.0, 100.0, -1e6, 1e15, 1e30])
 
 
-def settle_guarded(term, slot, updates, changes, usual, aside=()):
+def run_guarded_step(term, slot, updates, changes, usual, aside=()):
     """What the server keeps of a term after a round under a guard; it kept nothing before."""
     theta = torch.randn(N, generator=torch.Generator().manual_seed(5))
     norms = updates.double().norm(dim=1).numpy()
@@ -95,21 +95,21 @@ def settle_guarded(term, slot, updates, changes, usual, aside=()):
     )  # of the updates as they came, as a round hands them over
     kept = torch.zeros(N)
     old = torch.zeros(len(updates), N)
-    after = Settling(
+    after = ServerTermStep(
         store=steelyard.MemoryStore.of(torch.zeros(N), list(updates)),
         theta=theta,
         weights=weights.float(),
-        own=lambda _, part: (
+        read_client_vectors=lambda _, part: (
             {slot: old[:, part]},
             {slot: (old.double() + changes)[:, part].float()},
         ),
-        file=None,
-        kept={f"{term.name}.{slot}": kept},
+        write_client_vectors=None,
+        server_vectors={f"{term.name}.{slot}": kept},
         work=torch.ones(len(updates)),
         lr=0.1,
         population=POPULATION,
         bounds=Bounds(factors, CLIP),
-        usual=usual,
+        usual_norms=usual,
     ).run([term])
     return kept, after
 
@@ -137,11 +137,11 @@ def test_under_a_guard_no_client_moves_feddyns_vector_by_more_than_the_bound(see
     lengths = [abs(size) for size in sizes if size]
     middle = float(np.median(lengths)) if len(lengths) >= 3 else min(lengths, default=0.0)
     limit = CLIP * middle
-    kept, _ = settle_guarded(term, "h", updates.float(), torch.zeros_like(updates), {})
+    kept, _ = run_guarded_step(term, "h", updates.float(), torch.zeros_like(updates), {})
     assert kept.isfinite().all()
     assert kept.double().norm().item() <= share * len(sizes) * limit * (1 + 1e-5)
     for client in range(len(sizes)):
-        without, _ = settle_guarded(
+        without, _ = run_guarded_step(
             term, "h", updates.float(), torch.zeros_like(updates), {}, aside=[client]
         )
         assert (kept.double() - without).norm().item() <= share * limit * (1 + 1e-4)
@@ -157,7 +157,7 @@ def test_under_a_guard_no_client_moves_scaffolds_control_by_more_than_the_bound(
     changes = draw_vectors(seed, sizes)
     updates = draw_vectors(seed + 1, [1.0] * len(sizes)).float()
     before = {"scaffold.control": usual} if usual else {}
-    kept, after = settle_guarded(steelyard.scaffold(), "control", updates, changes, before)
+    kept, after = run_guarded_step(steelyard.scaffold(), "control", updates, changes, before)
     lengths = [abs(size) for size in sizes if size]
     if len(lengths) >= 3:
         limit = CLIP * max(usual, float(np.median(lengths)))
@@ -184,15 +184,15 @@ def test_cut_changes_do_not_add_up_without_end():
     for number in range(100):
         changes = draw_vectors(number, [1.0] * 5)
         changes[0] = 1e6
-        kept, usual = settle_guarded(term, "control", updates, changes, usual)
+        kept, usual = run_guarded_step(term, "control", updates, changes, usual)
         control += kept
-        Settling(
+        ServerTermStep(
             store=None,
             theta=None,
             weights=None,
-            own=None,
-            file=None,
-            kept={"scaffold.control": control},
+            read_client_vectors=None,
+            write_client_vectors=None,
+            server_vectors={"scaffold.control": control},
             work=None,
             lr=0.1,
             population=5,
@@ -217,7 +217,7 @@ def test_what_is_within_the_bounds_keeps_its_bits():
 
     def run(bounds):
         control = kept.clone()
-        Settling(
+        ServerTermStep(
             store,
             theta.clone(),
             weights,
