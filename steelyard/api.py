@@ -153,7 +153,7 @@ def aggregate(
     # Open the clients, and quarantine those whose metrics are invalid.
     if isinstance(clients, UpdateStore):
         store = clients
-        all_ids = clients.given
+        all_ids = clients.all_ids
         if ids is not None or kinds is not None:
             raise SteelyardError(
                 "ids and kinds belong to the store: pass them when you open the store"

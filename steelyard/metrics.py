@@ -216,7 +216,7 @@ def metric_table(metrics: Any, ids: Sequence[ClientId]) -> Table:
 
 
 def find_invalid_clients(
-    rule: Weighting, table: Table, ids: Sequence[ClientId], whole: bool = True
+    rule: Weighting, table: Table, ids: Sequence[ClientId], needs_whole_examples: bool = True
 ) -> dict[ClientId, str]:
     """Return the clients whose reports the rule cannot use, with the reasons.
 
@@ -224,7 +224,7 @@ def find_invalid_clients(
         rule: its needs say which metrics are checked.
         table: the metrics; valid values are replaced by plain numbers.
         ids: the clients.
-        whole: whether `num_examples` must be a whole number. Otherwise it is a weight, and any
+        needs_whole_examples: whether `num_examples` must be a whole number. Otherwise it is a weight, and any
             positive number is valid.
     """
     reasons: dict[ClientId, str] = {}
@@ -239,7 +239,7 @@ def find_invalid_clients(
 
         # Check every client.
         column = table[name]
-        values = _valid_column(name, column, ids, whole)
+        values = _valid_column(name, column, ids, needs_whole_examples)
         for client in ids:
             if client not in column:
                 reasons.setdefault(client, f"did not report {name!r}")
@@ -250,7 +250,7 @@ def find_invalid_clients(
 
 
 def drop_invalid(
-    table: Table, ids: Sequence[ClientId], but: Collection[str], whole: bool = True
+    table: Table, ids: Sequence[ClientId], but: Collection[str], needs_whole_examples: bool = True
 ) -> None:
     """Remove invalid values of metrics that no rule needs from the table.
 
@@ -258,14 +258,14 @@ def drop_invalid(
         table: the metrics; it is changed.
         ids: the clients; values of other clients are removed, too.
         but: names of metrics that have been checked.
-        whole: whether a number of examples must be a whole number.
+        needs_whole_examples: whether a number of examples must be a whole number.
     """
     for name in table.keys() - set(but):
-        table[name] = _valid_column(name, table[name], ids, whole)
+        table[name] = _valid_column(name, table[name], ids, needs_whole_examples)
 
 
 def _valid_column(
-    name: str, column: Mapping[ClientId, Any], ids: Sequence[ClientId], whole: bool
+    name: str, column: Mapping[ClientId, Any], ids: Sequence[ClientId], needs_whole_examples: bool
 ) -> dict[ClientId, Any]:
     """Return the valid values of these clients for a metric, as plain numbers."""
     is_per_class = find_metric(name).is_per_class
@@ -278,19 +278,19 @@ def _valid_column(
         if is_per_class:
             value = _histogram(column[client], length)
         else:
-            value = valid_number(name, column[client], whole)
+            value = valid_number(name, column[client], needs_whole_examples)
         if value is not None:
             values[client] = value
     return values
 
 
-def valid_number(name: str, value: Any, whole: bool) -> float | None:
+def valid_number(name: str, value: Any, needs_whole_examples: bool) -> float | None:
     """Return a reported number as a float; None if it is not valid.
 
     Args:
         name: name of the metric.
         value: the value that a client reported.
-        whole: whether a number of examples must be a whole number.
+        needs_whole_examples: whether a number of examples must be a whole number.
     """
     # Numbers of any library.
     if type(value) not in (int, float):
@@ -309,7 +309,7 @@ def valid_number(name: str, value: Any, whole: bool) -> float | None:
 
     # The range of the metric.
     metric = find_metric(name)
-    if metric.is_integer and (whole or not metric.is_size):
+    if metric.is_integer and (needs_whole_examples or not metric.is_size):
         return number if number >= 1 and number == int(number) else None
     if metric.is_positive:
         return number if number >= 1 / MOST else None

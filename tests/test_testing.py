@@ -218,8 +218,8 @@ class Pull(ClientTerm):
         at.own["h"].add_(x - at.start)
 
     def server_update(self, at):
-        at.kept["h"].add_((at.new["h"] - at.old["h"]).sum(dim=0) / at.population)
-        at.theta.add_(at.kept["h"])
+        at.server_vectors["h"].add_((at.new["h"] - at.old["h"]).sum(dim=0) / at.population)
+        at.theta.add_(at.server_vectors["h"])
 
 
 class Overwrites(Pull):

@@ -89,9 +89,9 @@ class FedDyn(ClientTerm):
         share = at.weights
         if self.form == "official":
             share = torch.full_like(at.weights, 1 / at.population)
-        at.kept["h"].add_(share @ at.updates)
-        at.theta.add_(at.kept["h"])
+        at.server_vectors["h"].add_(share @ at.updates)
+        at.theta.add_(at.server_vectors["h"])
 
-    def params_to_evaluate(self, theta: torch.Tensor, kept: Vectors) -> torch.Tensor:
+    def params_to_evaluate(self, theta: torch.Tensor, server_vectors: Vectors) -> torch.Tensor:
         """Return the average without H for the official form, as in its code; otherwise `theta`."""
-        return theta - kept["h"] if self.form == "official" else theta
+        return theta - server_vectors["h"] if self.form == "official" else theta

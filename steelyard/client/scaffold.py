@@ -47,4 +47,4 @@ class Scaffold(ClientTerm):
     def server_update(self, at: ServerContext) -> None:
         """Apply Equation (5)."""
         change = (at.new["control"] - at.old["control"]).sum(dim=0)
-        at.kept["control"].add_(change, alpha=1 / at.population)
+        at.server_vectors["control"].add_(change, alpha=1 / at.population)

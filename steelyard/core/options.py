@@ -174,11 +174,13 @@ def to_plain(options: Any) -> dict[str, Any]:
 
 def drop_unstored(kind: Any, plain: dict[str, Any]) -> dict[str, Any]:
     """Return plain options without those that are not stored, and late ones at their default."""
-    kept = {key: dict(value) if isinstance(value, dict) else value for key, value in plain.items()}
+    stored = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in plain.items()
+    }
     for key in list_keys(kind):
         *sections, name = key.path.split(".")
-        values = kept[sections[0]] if sections else kept
+        values = stored[sections[0]] if sections else stored
         is_default = values.get(name) == key.field.default
         if not key.option.is_stored or (key.option.is_late and is_default):
             values.pop(name, None)
-    return kept
+    return stored

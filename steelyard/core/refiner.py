@@ -90,7 +90,7 @@ class SessionSink:
         """Copy a chunk into the session's parameters."""
         self.session.params[start : start + values.numel()].copy_(values)
 
-    def put(self, leaf: Leaf, values: torch.Tensor) -> None:
+    def write_leaf(self, leaf: Leaf, values: torch.Tensor) -> None:
         """Store a statistic or a counter."""
         self.buffers[leaf.name] = (leaf, values)
 
@@ -111,5 +111,5 @@ class SessionSink:
         sink.write(0, params)
         trained = self.session.buffers() or {}
         for name, (leaf, values) in self.buffers.items():
-            sink.put(leaf, trained.get(name, values).to(leaf.dtype).view(leaf.shape))
+            sink.write_leaf(leaf, trained.get(name, values).to(leaf.dtype).view(leaf.shape))
         return after

@@ -276,7 +276,7 @@ def _write_model(
     _merge_counters(store, mixture, target)
     if rule_used_probe:
         for leaf, values in _probe_buffers(evidence.session, layout):
-            target.put(leaf, values)
+            target.write_leaf(leaf, values)
 
     # Train on the proxy data.
     if session_sink is not None and job.refine is not None:
@@ -404,7 +404,7 @@ def _merge_counters(store: UpdateStore, mixture: Mixture, sink: Sink) -> None:
     for leaf in store.layout.counts:
         is_batch_count = leaf.name.endswith("num_batches_tracked")
         counts = _merge_counts(store.counts(leaf), is_batch_count, mixture.stat_clip)
-        sink.put(leaf, counts.to(leaf.dtype))
+        sink.write_leaf(leaf, counts.to(leaf.dtype))
 
 
 def _merge_counts(counts: torch.Tensor, is_batch_count: bool, clip: float | None) -> torch.Tensor:
@@ -454,4 +454,4 @@ def _mix_stats(store: UpdateStore, mixture: Mixture, layers: Layers, sink: Sink)
         values = mixture.stat_scale * (share @ clients[:, leaf.start : leaf.stop])
         if leaf.name.endswith("running_var"):
             values = np.maximum(values, 0.0)
-        sink.put(leaf, torch.from_numpy(values).to(leaf.dtype).view(leaf.shape))
+        sink.write_leaf(leaf, torch.from_numpy(values).to(leaf.dtype).view(leaf.shape))

@@ -176,7 +176,7 @@ class ServerTermStep:
                     weights=weights,
                     old=old,
                     new=clipped,
-                    kept=vectors,
+                    server_vectors=vectors,
                     work=self.work,
                     lr=self.lr,
                     population=self.population,

@@ -28,7 +28,7 @@ class Sink(Protocol):
     def write(self, start: int, values: torch.Tensor) -> None:
         """Write parameters, starting at position `start`."""
 
-    def put(self, leaf: Leaf, values: torch.Tensor) -> None:
+    def write_leaf(self, leaf: Leaf, values: torch.Tensor) -> None:
         """Write a statistic or a counter, in the leaf's dtype."""
 
 
@@ -49,7 +49,7 @@ class UpdateStore(Protocol):
         """Ids of the accepted clients, sorted."""
 
     @property
-    def given(self) -> tuple[ClientId, ...]:
+    def all_ids(self) -> tuple[ClientId, ...]:
         """Ids of all clients, including refused ones, in the caller's order."""
 
     @property

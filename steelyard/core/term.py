@@ -62,7 +62,7 @@ class ServerContext:
         old: the cohort's own vectors of this term before training, by slot, `[K, n]`.
         new: the same after training; a term whose tags say `changes_client_vectors` may change
             them in place.
-        kept: the server's vectors of this term, by slot, `[n]`; the term may change them in place.
+        server_vectors: the server's vectors of this term, by slot, `[n]`; the term may change them in place.
         work: local steps of each client including the effect of momentum (FedNova's a_i), `[K]`;
             ones if clients do not report it.
         lr: the learning rate of this round; NaN if clients choose it themselves (on Flower).
@@ -75,7 +75,7 @@ class ServerContext:
     weights: torch.Tensor
     old: Vectors
     new: Vectors
-    kept: Vectors
+    server_vectors: Vectors
     work: torch.Tensor
     lr: float
     population: int
@@ -170,7 +170,7 @@ class ClientTerm(ABC):
         It is called once for each chunk of coordinates, possibly from several threads.
         """
 
-    def params_to_evaluate(self, theta: torch.Tensor, kept: Vectors) -> torch.Tensor:
+    def params_to_evaluate(self, theta: torch.Tensor, server_vectors: Vectors) -> torch.Tensor:
         """Return the model to evaluate: by default `theta`, the model that clients receive."""
         return theta
 

@@ -30,14 +30,14 @@ class Partition(ABC):
         name: in spec strings.
         info: title and paper, for the command line.
         by_groups: whether it is called with the groups of samples instead of their labels.
-        whole: whether every sample goes to exactly one client.
+        covers_all_samples: whether every sample goes to exactly one client.
         needs_labels: whether it looks at labels; if not, it works for data of any task.
     """
 
     name: str
     info: Info
     by_groups: bool = False
-    whole: bool = True
+    covers_all_samples: bool = True
     needs_labels: bool = True
 
     @abstractmethod
@@ -152,7 +152,7 @@ class XClass(Partition):
     info = Info(
         "some clients draw from all classes, the others from x of them", "Wu & Wang, IEEE TCCN 2021"
     )
-    whole = False
+    covers_all_samples = False
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, (list, tuple)):
@@ -310,7 +310,7 @@ class LongTail(Partition):
         "class sizes fall by a factor of rho, then Dirichlet(alpha)",
         "Li et al. (FedLAW), ICML 2023",
     )
-    whole = False
+    covers_all_samples = False
 
     def __post_init__(self) -> None:
         checks.number("rho", self.rho, 1.0)
@@ -616,7 +616,7 @@ class ByGroup(Partition):
     name = "by_group"
     info = Info("one group of samples per client: a role, a domain", "Caldas et al. (LEAF), 2018")
     by_groups = True
-    whole = False
+    covers_all_samples = False
 
     def __post_init__(self) -> None:
         checks.integer("minimum", self.minimum, 1)

@@ -56,7 +56,7 @@ class Proxy:
             )
 
     @property
-    def given(self) -> bool:
+    def has_samples(self) -> bool:
         """Whether there is any proxy data."""
         return self.per_class is not None or self.data is not None
 

@@ -163,8 +163,14 @@ def rank_rules(
     worst = math.inf
     losses = []
     for column in columns:
-        values = [column.get(name) for name in names]
-        losses.append([worst if value is None else -value if higher else value for value in values])
+        row = []
+        for name in names:
+            value = column.get(name)
+            if value is None:
+                row.append(worst)
+            else:
+                row.append(-value if higher else value)
+        losses.append(row)
     ranks = [stats.rankdata(row) for row in losses]
     means = {
         name: mean([float(row[position]) for row in ranks]) for position, name in enumerate(names)

@@ -137,7 +137,7 @@ def describe_subset(config: Experiment, path: Path) -> str | None:
     all_samples, _, _, all_classes = sizes
     samples = sum(clients["sizes"])
     classes = len(clients["counts"][0])
-    uses_all_samples = parse(config.data.partition, PARTITIONS).whole
+    uses_all_samples = parse(config.data.partition, PARTITIONS).covers_all_samples
     has_all_samples = samples == all_samples or not uses_all_samples
     if classes == all_classes and has_all_samples:
         return None

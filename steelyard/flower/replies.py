@@ -552,7 +552,7 @@ def _read_metrics(content: RecordDict, weight: str) -> MetricRow:
     if weight not in row:
         raise SteelyardError(f"did not report {weight!r}")
     is_size = weight.replace("-", "_") == "num_examples"
-    if valid_number("num_examples", row[weight], whole=is_size) is None:
+    if valid_number("num_examples", row[weight], needs_whole_examples=is_size) is None:
         raise SteelyardError(f"invalid {weight}={escape_text(repr(row[weight]), 40)}")
     for name, value in row.items():
         if not all(_is_plausible(number) for number in _as_list(value)):

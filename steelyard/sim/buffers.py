@@ -61,9 +61,9 @@ class Sizes(NamedTuple):
 
 
 class Buffers:
-    """The shared tensors. `places` clients train in a round, `rows` of them are in the cohort."""
+    """The shared tensors. `num_clients` clients train in a round, `rows` of them are in the cohort."""
 
-    def __init__(self, needs: Sizes, layout: Layout, places: int, rows: int) -> None:
+    def __init__(self, needs: Sizes, layout: Layout, num_clients: int, rows: int) -> None:
         clients = needs.clients
         dim, real = layout.dim, layout.row_dtype
         counters = sum(leaf.size for leaf in layout.counts)
@@ -75,19 +75,19 @@ class Buffers:
         self.tables = {
             name: shared_zeros([clients, dim], real) for name in needs.slots
         }  # [N, d] each
-        self.staged = {name: shared_zeros([places, dim], real) for name in needs.slots}
+        self.staged = {name: shared_zeros([num_clients, dim], real) for name in needs.slots}
         self.steps_taken = shared_zeros([clients], f64)
         self.matrix = shared_zeros([rows + 1, dim], real)
         self.row_stats = shared_zeros([rows, layout.stat_dim], f64)
         self.row_counts = shared_zeros([rows, counters], i64)
         self.starts = shared_zeros([rows, len(layout.params)], f64)  # FedMut's coefficients
-        self.status = shared_zeros([places], i64)
-        self.steps = shared_zeros([places], f64)
-        self.work = shared_zeros([places], f64)
-        self.seconds = shared_zeros([places], f64)
-        self.reports = shared_zeros([places, needs.metrics], f64)
+        self.status = shared_zeros([num_clients], i64)
+        self.steps = shared_zeros([num_clients], f64)
+        self.work = shared_zeros([num_clients], f64)
+        self.seconds = shared_zeros([num_clients], f64)
+        self.reports = shared_zeros([num_clients, needs.metrics], f64)
         self.class_reports = {
-            name: shared_zeros([places, needs.classes], f64)
+            name: shared_zeros([num_clients, needs.classes], f64)
             for name, metric in METRICS.items()
             if metric.is_per_class
         }

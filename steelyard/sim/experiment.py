@@ -209,8 +209,8 @@ class Experiment:
     def __post_init__(self) -> None:
         # Sections may be dicts of their options.
         for name, field in list_sections(Experiment).items():
-            built = _build_section(name, field.metadata["kind"], getattr(self, name))
-            object.__setattr__(self, name, built)
+            options = _build_section(name, field.metadata["kind"], getattr(self, name))
+            object.__setattr__(self, name, options)
 
         # A bad name or value raises an error before anything starts.
         check_options(self)
@@ -289,7 +289,7 @@ class Experiment:
             for name, field in list_sections(cls).items():
                 kind = field.metadata["kind"]
                 if field.metadata["is_inline"]:
-                    keys = {each.name for each in dataclasses.fields(kind)}
+                    keys = {inner_field.name for inner_field in dataclasses.fields(kind)}
                     inner = {key: values.pop(key) for key in sorted(keys & values.keys())}
                     arguments[name] = kind(**inner)
                 else:
@@ -349,10 +349,14 @@ class Experiment:
 def _describe_option(name: str, known_names: set[str]) -> str:
     """Return the message for an unknown argument of `simulate`; it names the right section."""
     for section_name, field in list_sections(Experiment).items():
-        if name in {each.name for each in dataclasses.fields(field.metadata["kind"])}:
-            place = f"{section_name}={{{name!r}: ...}}"
-            return f"{name!r} is an option of {section_name}: write {place}"
-    names = [*known_names, *_DATA_ARGUMENTS, *(each.name for each in dataclasses.fields(Execution))]
+        if name in {inner.name for inner in dataclasses.fields(field.metadata["kind"])}:
+            example = f"{section_name}={{{name!r}: ...}}"
+            return f"{name!r} is an option of {section_name}: write {example}"
+    names = [
+        *known_names,
+        *_DATA_ARGUMENTS,
+        *(field.name for field in dataclasses.fields(Execution)),
+    ]
     return describe_unknown_name("option", name, names)
 
 
@@ -403,7 +407,7 @@ def _describe_key(path: str, name: str, known_keys: Sequence[str], paths: Sequen
         known_keys: the keys of that section.
         paths: all keys with their sections.
     """
-    elsewhere = [each for each in paths if each.endswith(f".{name}") or each == name]
+    elsewhere = [key for key in paths if key.endswith(f".{name}") or key == name]
     near = nearest_name(name, known_keys)
     if elsewhere:
         hint = f"did you mean {elsewhere[0]!r}?"

@@ -28,21 +28,21 @@ REASONS = {EMPTY: "has no examples", BROKEN: NOT_FINITE}
 
 class _Trainee(NamedTuple):
     client: int
-    place: int
+    position: int
     row: int
     batches: Batches
 
 
 def train_group(
-    work: SimulationContext, buffers: Buffers, round: int, seats: Sequence[ClientSlot]
+    work: SimulationContext, buffers: Buffers, round: int, members: Sequence[ClientSlot]
 ) -> None:
     """Train a group of clients; write their updates, vectors and reports to the buffers."""
     trainees = []
-    for seat in seats:
-        client_batches = work.batches(seat.client, round)
-        buffers.status[seat.place] = EMPTY if client_batches is None else FINE
+    for member in members:
+        client_batches = work.batches(member.client, round)
+        buffers.status[member.position] = EMPTY if client_batches is None else FINE
         if client_batches is not None:
-            trainees.append(_Trainee(*seat, client_batches))
+            trainees.append(_Trainee(*member, client_batches))
     trainees.sort(key=lambda trainee: -trainee.batches.steps)
     if trainees:
         _Group(work, buffers, round, trainees).train()
@@ -107,9 +107,9 @@ class _Group:
         # Write updates and reports.
         self._write_updates()
         for i, trainee in enumerate(self.trainees):
-            buffers.seconds[trainee.place] = seconds
-            buffers.steps[trainee.place] = trainee.batches.steps
-            buffers.work[trainee.place] = amounts[i]
+            buffers.seconds[trainee.position] = seconds
+            buffers.steps[trainee.position] = trainee.batches.steps
+            buffers.work[trainee.position] = amounts[i]
             self._report(i, amounts[i], float(norms[i]), before[i])
 
     def _seed_torch(self) -> AbstractContextManager[None]:
@@ -233,8 +233,8 @@ class _Group:
                 buffers.row_stats[trainee.row].copy_(model.stats)
                 buffers.row_counts[trainee.row].copy_(model.counts())
             for name, rows in own.items():
-                buffers.staged[name][trainee.place].copy_(rows[i])
-            buffers.status[trainee.place] = FINE if is_finite else BROKEN
+                buffers.staged[name][trainee.position].copy_(rows[i])
+            buffers.status[trainee.position] = FINE if is_finite else BROKEN
 
     def _report(self, i: int, work: float, norm: float, before: tuple[float, float]) -> None:
         """Write the metrics that the algorithm or the user asks for."""
@@ -249,9 +249,9 @@ class _Group:
         # A number for each metric; metrics with a number per class have tables of their own.
         values = self._compute_metrics(trainee, work, norm, before, after)
         reports = [values.get(name, 0.0) for name in self.work.metrics]
-        self.buffers.reports[trainee.place] = torch.tensor(reports, dtype=torch.float64)
+        self.buffers.reports[trainee.position] = torch.tensor(reports, dtype=torch.float64)
         for name in self.buffers.class_reports.keys() & set(self.work.metrics):
-            self.buffers.class_reports[name][trainee.place] = self._compute_class_metric(
+            self.buffers.class_reports[name][trainee.position] = self._compute_class_metric(
                 name, trainee.client
             )
 

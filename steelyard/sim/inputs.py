@@ -125,7 +125,7 @@ def split_proxy(
 ) -> tuple[Federation, Dataset | None, str | None]:
     """The federation less the test samples that become proxy data, the proxy data, and a warning if it is short."""
     wanting = part_needing_proxy_data(algorithm.rule, algorithm.refine)
-    if not proxy.given:
+    if not proxy.has_samples:
         if wanting:
             raise SteelyardError(
                 f"{wanting} looks at proxy data and there is none: --set proxy.per_class=10 takes "

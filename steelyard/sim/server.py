@@ -31,9 +31,9 @@ class BufferedVectors:
 
     def __init__(self, buffers: Buffers, cohort: Sequence[ClientSlot]) -> None:
         self.buffers = buffers
-        self.clients = [seat.client for seat in cohort]
-        self.places = [seat.place for seat in cohort]
-        self.local_steps = buffers.work[self.places]
+        self.clients = [member.client for member in cohort]
+        self.positions = [member.position for member in cohort]
+        self.local_steps = buffers.work[self.positions]
 
     def read(self, term: ClientTerm, part: slice) -> tuple[Vectors, Vectors]:
         """Return a term's vectors before and after training, by slot, for a slice."""
@@ -42,13 +42,13 @@ class BufferedVectors:
         for slot in term.tags.reported_slots:
             name = term.key(slot)
             old[slot] = self.buffers.tables[name][self.clients, part]
-            new[slot] = self.buffers.staged[name][self.places, part]
+            new[slot] = self.buffers.staged[name][self.positions, part]
         return old, new
 
     def write(self, term: ClientTerm, part: slice, vectors: Vectors) -> None:
         """Store vectors that a term changed, where those after training are."""
         for slot, vector in vectors.items():
-            self.buffers.staged[term.key(slot)][self.places, part] = vector
+            self.buffers.staged[term.key(slot)][self.positions, part] = vector
 
 
 class SimulationServer:
@@ -92,23 +92,23 @@ class SimulationServer:
         return self.state.params_to_evaluate(self.buffers.theta)
 
     def aggregate(
-        self, number: int, seats: Sequence[ClientSlot]
+        self, number: int, members: Sequence[ClientSlot]
     ) -> tuple[Report, dict[ClientId, float], Array]:
         """Weigh and sum the updates in the buffers. A void round changes nothing.
 
         Args:
             number: number of the round.
-            seats: the clients that trained. Of those outside the cohort, only the vectors that
+            members: the clients that trained. Of those outside the cohort, only the vectors that
                 they keep are used.
 
         Returns:
             The report, the weight of each client, and the weights by layer.
         """
         # The updates and reports of the cohort, without clients that failed.
-        cohort = [seat for seat in seats if seat.row >= 0]
-        fine = [seat for seat in seats if int(self.buffers.status[seat.place]) == FINE]
+        cohort = [member for member in members if member.row >= 0]
+        fine = [member for member in members if int(self.buffers.status[member.position]) == FINE]
         store = self._build_store(cohort)
-        metrics = self._read_reports([seat for seat in fine if seat.row >= 0])
+        metrics = self._read_reports([member for member in fine if member.row >= 0])
         if store.ids:
             store = store.without(find_invalid_clients(self.state.rule, metrics, store.ids))
 
@@ -128,7 +128,7 @@ class SimulationServer:
         layout = self.work.model.layout
         ids = self.work.federation.ids
         count = len(cohort)
-        names = tuple(ids[seat.client] for seat in cohort)
+        names = tuple(ids[member.client] for member in cohort)
 
         # The global model is the row after those of the clients.
         buffers.matrix[count].copy_(buffers.theta)
@@ -146,7 +146,7 @@ class SimulationServer:
         store = MemoryStore(
             layout=layout,
             base=buffers.theta,
-            given=names,
+            all_ids=names,
             ids=names,
             quarantined={},
             matrix=buffers.matrix[: count + 1],
@@ -156,22 +156,26 @@ class SimulationServer:
             counters=counters,
         )
         failed = {}
-        for seat in cohort:
-            status = int(buffers.status[seat.place])
+        for member in cohort:
+            status = int(buffers.status[member.position])
             if status != FINE:
-                failed[ids[seat.client]] = REASONS[status]
+                failed[ids[member.client]] = REASONS[status]
         return store.without(failed)
 
-    def _read_reports(self, seats: Sequence[ClientSlot]) -> dict[str, dict[ClientId, Any]]:
+    def _read_reports(self, members: Sequence[ClientSlot]) -> dict[str, dict[ClientId, Any]]:
         """Return what clients reported: by metric, then by client."""
         ids = self.work.federation.ids
-        rows = {ids[seat.client]: self.buffers.reports[seat.place].tolist() for seat in seats}
+        rows = {
+            ids[member.client]: self.buffers.reports[member.position].tolist() for member in members
+        }
         metrics: dict[str, dict[ClientId, Any]] = {}
         for column, name in enumerate(self.work.metrics):
             metrics[name] = {client: row[column] for client, row in rows.items()}
         for name, values in self.buffers.class_reports.items():
             if name in metrics:
-                metrics[name] = {ids[seat.client]: values[seat.place].tolist() for seat in seats}
+                metrics[name] = {
+                    ids[member.client]: values[member.position].tolist() for member in members
+                }
         return metrics
 
     def _finish_round(
@@ -179,7 +183,7 @@ class SimulationServer:
         number: int,
         outcome: rounds.Outcome,
         sink: MemorySink,
-        seats: Sequence[ClientSlot],
+        members: Sequence[ClientSlot],
     ) -> None:
         """Apply the server's part of client terms, and store the new model and clients' vectors.
 
@@ -187,14 +191,16 @@ class SimulationServer:
             number: number of the round.
             outcome: of the aggregation; not void.
             sink: holds the new model.
-            seats: the clients that trained without an error.
+            members: the clients that trained without an error.
         """
         buffers = self.buffers
         work = self.work
         theta = sink.flat
         accepted = set(outcome.store.ids)
         cohort = [
-            seat for seat in seats if seat.row >= 0 and work.federation.ids[seat.client] in accepted
+            member
+            for member in members
+            if member.row >= 0 and work.federation.ids[member.client] in accepted
         ]
 
         # The server's part of client terms.
@@ -217,7 +223,7 @@ class SimulationServer:
         # What clients keep. A client that a guard set aside keeps its earlier vectors, because the
         # server did not count the new ones.
         counted = [cohort[row] for row in outcome.counted_rows]
-        outside = [seat for seat in seats if seat.row < 0]
+        outside = [member for member in members if member.row < 0]
         self._store_client_vectors(counted, outside)
 
     def _store_client_vectors(
@@ -241,11 +247,11 @@ class SimulationServer:
         }
         changed = [*outside, *cohort]
         for name, table in buffers.tables.items():
-            for seat in cohort if name in cohort_only else changed:
-                table[seat.client].copy_(buffers.staged[name][seat.place])
-        for seat in changed:
-            self.stateful_clients.add(seat.client)
-            buffers.steps_taken[seat.client] += buffers.steps[seat.place]
+            for member in cohort if name in cohort_only else changed:
+                table[member.client].copy_(buffers.staged[name][member.position])
+        for member in changed:
+            self.stateful_clients.add(member.client)
+            buffers.steps_taken[member.client] += buffers.steps[member.position]
 
     def snapshot(self, round: int, progress: Mapping[str, Any], identity: str) -> Snapshot:
         """Return everything that a run needs to resume after this round, in new memory.

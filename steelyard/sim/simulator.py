@@ -240,15 +240,15 @@ class Simulation:
             work.seed, number, cohort, ids, steps
         )
         absent = {*dropped, *late}
-        seats = self._seats([client for client in cohort if client not in absent], absent)
-        self._mutate(number, sum(seat.row >= 0 for seat in seats))
+        members = self._list_members([client for client in cohort if client not in absent], absent)
+        self._mutate(number, sum(member.row >= 0 for member in members))
         tasks = [
-            Task(TRAIN, number, tuple(n for seat in group for n in seat))
-            for group in work.groups(seats)
+            Task(TRAIN, number, tuple(n for member in group for n in member))
+            for group in work.groups(members)
         ]
         self._do(executor, tasks, number)
         trained = time.perf_counter()
-        record = self._aggregate(number, seats)
+        record = self._aggregate(number, members)
         aggregated = time.perf_counter()
         record["dropped_clients"] = [ids[c] for c in dropped]
         record["late_clients"] = [ids[c] for c in late]
@@ -260,7 +260,7 @@ class Simulation:
         record["timings"] = {
             "train": round(trained - started, 6),
             "sgd": round(
-                float(self.buffers.seconds[: len(seats)].sum()), 6
+                float(self.buffers.seconds[: len(members)].sum()), 6
             ),  # of all workers together
             "aggregate": round(aggregated - trained, 6),
             "evaluate": round(ended - aggregated, 6),
@@ -268,7 +268,7 @@ class Simulation:
         }
         return record
 
-    def _seats(self, present: Sequence[int], absent: set[int]) -> list[ClientSlot]:
+    def _list_members(self, present: Sequence[int], absent: set[int]) -> list[ClientSlot]:
         """Return the slots of all clients that train, in the order of their ids."""
         ids, cohort = self.work.federation.ids, set(present)
         trained = (
@@ -305,14 +305,14 @@ class Simulation:
 
         executor.run(tasks, step if self.callbacks else None)
 
-    def _aggregate(self, number: int, seats: Sequence[ClientSlot]) -> Record:
+    def _aggregate(self, number: int, members: Sequence[ClientSlot]) -> Record:
         """Aggregate the updates; too many void rounds in a row end the run."""
-        cohort = [seat for seat in seats if seat.row >= 0]
-        valid = [seat for seat in cohort if int(self.buffers.status[seat.place]) == FINE]
+        cohort = [member for member in members if member.row >= 0]
+        valid = [member for member in cohort if int(self.buffers.status[member.position]) == FINE]
         if len(valid) < self.participation.quorum:
             record = self._void(number, cohort, valid)
         else:
-            record = make_record(*self.server.aggregate(number, seats))
+            record = make_record(*self.server.aggregate(number, members))
         self.voids = self.voids + 1 if record["void"] else 0
         if self.voids >= min(self.participation.patience, self.work.rounds):
             saved = (
@@ -333,9 +333,9 @@ class Simulation:
         """Return the record of a round that was not aggregated."""
         ids = self.work.federation.ids
         reasons = {
-            str(ids[seat.client]): REASONS[int(self.buffers.status[seat.place])]
-            for seat in cohort
-            if seat not in valid
+            str(ids[member.client]): REASONS[int(self.buffers.status[member.position])]
+            for member in cohort
+            if member not in valid
         }
         summary = "; ".join(
             f"client {name}: {reason}" for name, reason in list(reasons.items())[:3]

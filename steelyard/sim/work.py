@@ -36,7 +36,7 @@ class ClientSlot(NamedTuple):
     """
 
     client: int
-    place: int
+    position: int
     row: int
 
 
@@ -134,8 +134,8 @@ class SimulationContext:
             own += [f"local.{slot}" for slot in self.local.slots]
         return own
 
-    def buffers(self, places: int, rows: int) -> Buffers:
-        """Return shared tensors for rounds in which `places` clients train, `rows` in the cohort."""
+    def buffers(self, num_clients: int, rows: int) -> Buffers:
+        """Return shared tensors for rounds in which `num_clients` clients train, `rows` in the cohort."""
         data = self.federation
         sizes = Sizes(
             clients=len(data.ids),
@@ -146,7 +146,7 @@ class SimulationContext:
             test=len(data.test or ()),
             output=self.output,
         )
-        return Buffers(sizes, self.model.layout, places, rows)
+        return Buffers(sizes, self.model.layout, num_clients, rows)
 
     def split(self, client: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the positions of a client's training and validation samples.
@@ -201,21 +201,21 @@ class SimulationContext:
         so that all take about as long: each client, longest first, goes to the group that has least
         to do. Their number is a multiple of four, to share out evenly.
         """
-        steps = {seat: self.num_steps(seat.client) for seat in trained}
-        order = sorted(trained, key=lambda seat: (-steps[seat], seat.place))
+        steps = {member: self.num_steps(member.client) for member in trained}
+        order = sorted(trained, key=lambda member: (-steps[member], member.position))
         if self.dense is None:
-            return [[seat] for seat in order]
+            return [[member] for member in order]
         slots_by_width: dict[int, list[ClientSlot]] = {}
-        for seat in order:
+        for member in order:
             slots_by_width.setdefault(
-                width(self.num_samples(seat.client), self.local.batch_size), []
-            ).append(seat)
+                width(self.num_samples(member.client), self.local.batch_size), []
+            ).append(member)
         groups = [
             group
-            for seats in slots_by_width.values()
-            for group in self._balance_groups(seats, steps, self.dense.count)
+            for members in slots_by_width.values()
+            for group in self._balance_groups(members, steps, self.dense.count)
         ]
-        return sorted(groups, key=lambda group: -sum(steps[seat] for seat in group))
+        return sorted(groups, key=lambda group: -sum(steps[member] for member in group))
 
     def _balance_groups(
         self, order: Sequence[ClientSlot], steps: Mapping[ClientSlot, int], group_size: int
@@ -223,9 +223,11 @@ class SimulationContext:
         """Return groups of at most `group_size` clients that take about the same time."""
         count = min(len(order), 4 * -(-len(order) // (4 * group_size)))
         groups: list[list[ClientSlot]] = [[] for _ in range(count)]
-        for seat in order:
+        for member in order:
             open_groups = [group for group in groups if len(group) < group_size]
-            min(open_groups, key=lambda group: sum(steps[member] for member in group)).append(seat)
+            min(open_groups, key=lambda group: sum(steps[member] for member in group)).append(
+                member
+            )
         return groups
 
     def evaluate_client(self, client: int) -> tuple[float, float]:

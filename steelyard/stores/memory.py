@@ -27,7 +27,7 @@ class MemoryStore:
 
     layout: Layout
     base: Params
-    given: tuple[ClientId, ...]
+    all_ids: tuple[ClientId, ...]
     ids: tuple[ClientId, ...]
     quarantined: Mapping[ClientId, str]
     matrix: torch.Tensor
@@ -104,7 +104,7 @@ class MemoryStore:
         return MemoryStore(
             layout=layout,
             base=base,
-            given=tuple(clients),
+            all_ids=tuple(clients),
             ids=tuple(ids),
             quarantined=quarantined,
             matrix=matrix[: len(ids) + 1],
@@ -172,7 +172,7 @@ class MemorySink:
         """Copy a chunk into place."""
         self.flat[start : start + values.numel()].copy_(values)
 
-    def put(self, leaf: Leaf, values: torch.Tensor) -> None:
+    def write_leaf(self, leaf: Leaf, values: torch.Tensor) -> None:
         """Store a statistic or a counter."""
         self.others[leaf.name] = values
 

@@ -162,7 +162,7 @@ class SafetensorsStore:
                             f"allow more (ulimit -n)"
                         ) from error
                     quarantined[client] = str(error)
-        return replace(SliceStore.of(source, opened, quarantined, kinds), given=tuple(clients))
+        return replace(SliceStore.of(source, opened, quarantined, kinds), all_ids=tuple(clients))
 
 
 def _close(handles: list[int]) -> None:

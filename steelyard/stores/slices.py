@@ -56,7 +56,7 @@ class SliceStore(Generic[S]):
 
     layout: Layout
     source: S
-    given: tuple[ClientId, ...]
+    all_ids: tuple[ClientId, ...]
     ids: tuple[ClientId, ...]
     quarantined: Mapping[ClientId, str]
     clients: Mapping[ClientId, S]

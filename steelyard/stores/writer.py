@@ -153,7 +153,7 @@ class FileSink:
                 leaf, low - leaf.start, cast_to_leaf(values[low - start : high - start], leaf)
             )
 
-    def put(self, leaf: Leaf, values: torch.Tensor) -> None:
+    def write_leaf(self, leaf: Leaf, values: torch.Tensor) -> None:
         """Write a statistic or a counter."""
         self._write_leaf(leaf, 0, values.reshape(-1))
 

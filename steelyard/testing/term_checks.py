@@ -188,7 +188,7 @@ def check_server_update(term: ClientTerm) -> None:
             "server_update changes {slot!r} of clients: use TermTags(changes_client_vectors=True)"
         )
         _assert_same_vectors(term, at.new, before.new, message)
-    for values in (at.theta, *at.new.values(), *at.kept.values()):
+    for values in (at.theta, *at.new.values(), *at.server_vectors.values()):
         require(bool(values.isfinite().all()), f"{term.name}: server_update makes NaN or infinity")
     # Two stretches of the model, one after the other, are the whole.
     pieces = [server_context(term, slice(0, _CUT)), server_context(term, slice(_CUT, DIM))]
@@ -197,7 +197,9 @@ def check_server_update(term: ClientTerm) -> None:
     message = f"{term.name}: server_update depends on where the model is cut: work coordinate by coordinate"
     _assert_joined(message, at.theta, [piece.theta for piece in pieces])
     for slot in term.server_slots:
-        _assert_joined(message, at.kept[slot], [piece.kept[slot] for piece in pieces])
+        _assert_joined(
+            message, at.server_vectors[slot], [piece.server_vectors[slot] for piece in pieces]
+        )
     for slot in term.client_slots:
         _assert_joined(message, at.new[slot], [piece.new[slot] for piece in pieces])
 
@@ -211,7 +213,10 @@ def check_reported_slots(term: ClientTerm) -> None:
     _server_update(term, at)
     _server_update(term, other)
     unchanged = torch.equal(at.theta, other.theta)
-    unchanged &= all(torch.equal(at.kept[slot], other.kept[slot]) for slot in term.server_slots)
+    unchanged &= all(
+        torch.equal(at.server_vectors[slot], other.server_vectors[slot])
+        for slot in term.server_slots
+    )
     require(
         unchanged,
         f"{term.name}: server_update looks at vectors of clients that tags.reported_slots does not name",
@@ -221,8 +226,8 @@ def check_reported_slots(term: ClientTerm) -> None:
 def check_evaluated_params(term: ClientTerm) -> None:
     """The model to evaluate is a new one of the same shape; the model that is sent stays."""
     at = server_context(term)
-    before = copy.deepcopy((at.theta, at.kept))
-    shown = term.params_to_evaluate(at.theta, at.kept)
+    before = copy.deepcopy((at.theta, at.server_vectors))
+    shown = term.params_to_evaluate(at.theta, at.server_vectors)
     require(
         shown.shape == at.theta.shape,
         f"{term.name}: params_to_evaluate returns the shape {tuple(shown.shape)}",
@@ -231,7 +236,7 @@ def check_evaluated_params(term: ClientTerm) -> None:
         torch.equal(at.theta, before[0]),
         f"{term.name}: params_to_evaluate changes theta: return a new vector",
     )
-    _assert_same_vectors(term, at.kept, before[1], "params_to_evaluate changes {slot!r}")
+    _assert_same_vectors(term, at.server_vectors, before[1], "params_to_evaluate changes {slot!r}")
 
 
 TERM_CHECKS: tuple[Callable[[ClientTerm], None], ...] = (
@@ -276,7 +281,9 @@ def server_context(term: ClientTerm, part: slice = slice(0, DIM)) -> ServerConte
         weights=weights,
         old=old,
         new=new,
-        kept={slot: _draw(40 + k, DIM)[part].clone() for k, slot in enumerate(term.server_slots)},
+        server_vectors={
+            slot: _draw(40 + k, DIM)[part].clone() for k, slot in enumerate(term.server_slots)
+        },
         work=_work()[:, 0],
         lr=LR,
         population=9,

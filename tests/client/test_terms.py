@@ -123,7 +123,7 @@ def server_update(
             weights=weights,
             old=old or empty,
             new=new or empty,
-            kept=kept,
+            server_vectors=kept,
             work=torch.ones(len(updates)) if work is None else work,
             lr=lr,
             population=population,

@@ -130,8 +130,8 @@ class Drift(ClientTerm):
         grad.add_(at.sent["v"], alpha=0.1)
 
     def server_update(self, at):
-        at.kept["v"].add_(0.01)
-        at.theta.add_(at.kept["v"])
+        at.server_vectors["v"].add_(0.01)
+        at.theta.add_(at.server_vectors["v"])
 
     def params_to_evaluate(self, theta, kept):
         return theta - kept["v"]
