@@ -32,8 +32,7 @@ from pathlib import Path
 import torch
 
 import steelyard
-from steelyard.data import corrupt
-from steelyard.data.corruption import find_corrupted_clients
+from steelyard.data import corrupt, find_corrupted_clients
 
 CLIENTS = 20
 ROUNDS = 20

@@ -13,8 +13,7 @@ import json
 from pathlib import Path
 
 import steelyard
-from steelyard.data import corrupt, load
-from steelyard.data.corruption import find_corrupted_clients
+from steelyard.data import corrupt, find_corrupted_clients, load
 
 LOCAL = {
     "epochs": 3,

@@ -21,9 +21,8 @@ from rich.progress import track
 from rich.table import Table
 
 import steelyard
-from steelyard.experiments import scores
-from steelyard.experiments.statistics import difference, mean
-from steelyard.report.build import build_report, write_report
+from steelyard.experiments import difference, mean, scores
+from steelyard.report import build_report, write_report
 
 OUT = Path("out/demo")
 ALGORITHMS = {

@@ -14,10 +14,8 @@ import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from steelyard.experiments import last, mean, run_jobs
 from steelyard.experiments.benchmark import Rule, read_benchmark
-from steelyard.experiments.jobs import run_jobs
-from steelyard.experiments.scores import last
-from steelyard.experiments.statistics import mean
 
 SETTINGS = ("dirichlet-0.1", "3-iid-7-one-class", "100-clients")
 WEIGHTINGS = {

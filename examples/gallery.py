@@ -34,8 +34,7 @@ from small_papers import (
 )
 
 import steelyard
-from steelyard.core.needs import Needs
-from steelyard.core.weighting import Info, Weighting
+from steelyard.core import Info, Needs, Weighting
 from steelyard.data import Dataset, load
 from steelyard.diagnostics import (
     TWO_CLIENTS,
@@ -53,7 +52,7 @@ from steelyard.diagnostics import (
 from steelyard.experiments import scores
 from steelyard.models import build
 from steelyard.report.panels import COLOURS, FAINT
-from steelyard.rules.combinators import chain
+from steelyard.rules import chain
 
 BLUE, ORANGE, GREEN, _, SKY, RED, _, GREY = COLOURS
 SOLID, DASHED, DOTTED = "-", (0, (5, 2)), (0, (1, 1.2))

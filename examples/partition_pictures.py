@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from steelyard.data import Dataset, Federation, load
-from steelyard.report.partition import draw
+from steelyard.report import draw_partition
 
 SEED = 0
 DIRECTORY = Path(__file__).parent.parent / "docs" / "pictures" / "partitions"
@@ -48,7 +48,7 @@ def federation(name: str) -> Federation:
 def picture(name: str, directory: Path = DIRECTORY) -> Path:
     partition, clients = PICTURES[name]
     title = f"{partition}\n{clients} clients of digits, seed {SEED}"
-    return draw(
+    return draw_partition(
         federation(name),
         directory / f"{name}.svg",
         title,

@@ -18,12 +18,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 import steelyard
-from steelyard.core.needs import Needs
-from steelyard.core.weighting import Info, Weighting
+from steelyard.core import Info, Needs, Weighting
 from steelyard.diagnostics import gradient_coherence
-from steelyard.experiments import scores
-from steelyard.experiments.statistics import difference, mean
-from steelyard.rules.combinators import chain
+from steelyard.experiments import difference, mean, scores
+from steelyard.rules import chain
 
 SEEDS = range(20, 30)
 LOCAL = {"lr": 0.1, "batch_size": 16, "epochs": 1}

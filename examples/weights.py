@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import steelyard
-from steelyard.core.registry import OPTIMIZERS, RULES
+from steelyard.core import OPTIMIZERS, RULES
 
 OUT = Path("out/weights.html")
 CLIENTS = [

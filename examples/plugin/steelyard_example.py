@@ -11,14 +11,10 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.core.needs import Needs
-from steelyard.core.optimizer import ServerOptimizer
-from steelyard.core.refiner import Refiner
-from steelyard.core.term import ClientTerm
-from steelyard.core.weighting import Info, Weighting
+from steelyard.core import ClientTerm, Info, Needs, Refiner, ServerOptimizer, Weighting
 from steelyard.data import Dataset, Partition, Source
 from steelyard.models import Architecture
-from steelyard.rules.detectors import Detector
+from steelyard.rules import Detector
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ from steelyard.core.errors import SteelyardError, shorten
 from steelyard.core.registry import Entry
 from steelyard.core.spec import parse
 from steelyard.data import PARTITIONS, Federation, corrupt, load
-from steelyard.data.download import HOMES, File, bring, find_name
+from steelyard.data.download import DOWNLOADS, File, check_fetchable, fetch_dataset
 from steelyard.data.sources import SOURCES, VARIABLE, Source, data_directory
 from steelyard.models import MODELS, count_parameters
 from steelyard.report.panels import Counts
-from steelyard.report.partition import Summary, check_path, draw, group_counts
+from steelyard.report.partition import Summary, check_path, draw_partition, group_counts
 
 data_app = typer.Typer(help="List data sets, and download them.", no_args_is_help=True)
 
@@ -57,7 +57,7 @@ def list_sets(directory: Directory = None) -> None:
     table.add_column("here", overflow="fold")
     data_path = data_directory(directory)
     titles = {entry.name: entry.info.title for entry in SOURCES}
-    for name in sorted({*titles, *HOMES}):
+    for name in sorted({*titles, *DOWNLOADS}):
         title = escape(titles.get(name, ""))
         table.add_row(name, title, _format_size(name), escape(_find_path(name, data_path)))
     show(table, Console())
@@ -86,10 +86,10 @@ def fetch(
             )
         # Refuse unknown names before anything is downloaded.
         for name in names:
-            find_name(name)
+            check_fetchable(name)
         with _create_bar(console) as bar:
             for name in names:
-                bring(name, directory, lambda file: _FileProgress(bar, file))
+                fetch_dataset(name, directory, lambda file: _FileProgress(bar, file))
     except SteelyardError as error:
         fail(error)
     except KeyboardInterrupt:
@@ -125,7 +125,7 @@ def _create_bar(console: Console) -> Progress:
 
 def _format_size(name: str) -> str:
     """Return the download size; `?` if it is unknown, `-` if there is nothing to download."""
-    sizes = [file.size for file in HOMES.get(name, ())]
+    sizes = [file.size for file in DOWNLOADS.get(name, ())]
     if not sizes:
         return "-"
     if not any(sizes):
@@ -296,7 +296,7 @@ def show_partition(
 
         # Draw a picture, or count the samples for the table.
         if out is not None:
-            draw(federation, out, title, "groups" if by == "groups" else "labels")
+            draw_partition(federation, out, title, "groups" if by == "groups" else "labels")
             Console().print(str(out), highlight=False, markup=False, soft_wrap=True)
             return
         counts = federation.label_counts()

@@ -7,8 +7,9 @@ from steelyard.data import (
     shakespeare,
     tiny_imagenet,
 )
-from steelyard.data.corruption import corrupt
+from steelyard.data.corruption import corrupt, find_corrupted_clients
 from steelyard.data.dataset import Dataset, Federation
+from steelyard.data.download import fetch_dataset
 from steelyard.data.partitions import PARTITIONS, Partition, partition
 from steelyard.data.sources import SOURCES, Source, load
 from steelyard.data.text import Vocabulary, encode
@@ -24,6 +25,8 @@ __all__ = [
     "corrupt",
     "domains",
     "encode",
+    "fetch_dataset",
+    "find_corrupted_clients",
     "images",
     "load",
     "news",

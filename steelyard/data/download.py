@@ -312,17 +312,17 @@ class File:
     folder: str | None = None
 
 
-HOMES: dict[str, tuple[File, ...]] = {}
+DOWNLOADS: dict[str, tuple[File, ...]] = {}
 """The files of each data set that can be fetched; every `Source` enters its `downloads` here."""
 
 
-def bring(
+def fetch_dataset(
     name: str, directory: Path, watch: Callable[[File], Progress] | None = None
 ) -> list[Path]:
     """Fetch the files of a data set and unpack them; files that are already there are not changed.
 
     Args:
-        name: a key of `HOMES`.
+        name: a key of `DOWNLOADS`.
         directory: the data directory.
         watch: called with each file; returns the function to call as its bytes arrive.
 
@@ -330,7 +330,7 @@ def bring(
         The files, or the folders they were unpacked to.
     """
     paths = []
-    for file in HOMES[name]:
+    for file in DOWNLOADS[name]:
         path = directory / file.path
         target = path if file.folder is None else path.with_name(file.folder)
         if file.folder is None or not target.is_dir():
@@ -345,8 +345,10 @@ def bring(
     return paths
 
 
-def find_name(name: str) -> str:
+def check_fetchable(name: str) -> str:
     """Return the name of a data set; raise an error if it cannot be fetched."""
-    if name not in HOMES:
-        raise SteelyardError(f"{name!r} cannot be fetched: use one of {', '.join(sorted(HOMES))}")
+    if name not in DOWNLOADS:
+        raise SteelyardError(
+            f"{name!r} cannot be fetched: use one of {', '.join(sorted(DOWNLOADS))}"
+        )
     return name

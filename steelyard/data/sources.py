@@ -19,7 +19,7 @@ from steelyard.core.registry import Registry
 from steelyard.core.spec import parse
 from steelyard.core.weighting import Info
 from steelyard.data.dataset import Dataset
-from steelyard.data.download import HOMES, File
+from steelyard.data.download import DOWNLOADS, File
 
 Split = tuple[Dataset, Dataset]
 
@@ -53,10 +53,10 @@ class Source(ABC):
     published_size: ClassVar[Size | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Enter the files of a new data set into `HOMES`; a subclass does not inherit them."""
+        """Enter the files of a new data set into `DOWNLOADS`; a subclass does not inherit them."""
         super().__init_subclass__(**options)
         if vars(cls).get("downloads"):
-            HOMES[cls.name] = cls.downloads
+            DOWNLOADS[cls.name] = cls.downloads
 
     @abstractmethod
     def __call__(self, directory: Path | None) -> Split:
@@ -153,6 +153,6 @@ def find_file(
 
 def _remedy(name: str, directory: Path | None) -> str:
     """Return how to get the files of a data set."""
-    if name not in HOMES:
+    if name not in DOWNLOADS:
         return "put it there, it cannot be fetched"
     return f"fetch it: steelyard data fetch {name} --dir {directory or 'DIR'}"

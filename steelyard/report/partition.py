@@ -96,7 +96,9 @@ class Summary:
         )
 
 
-def draw(federation: Federation, path: str | Path, title: str = "", by: By = "labels") -> Path:
+def draw_partition(
+    federation: Federation, path: str | Path, title: str = "", by: By = "labels"
+) -> Path:
     """Write a picture of the samples by client and class as PNG, SVG or PDF.
 
     The same federation gives the same bytes with the same version of matplotlib.

@@ -6,7 +6,7 @@ short for `steelyard.rules.FedAdp`.
 
 from steelyard.rules.bulyan import Bulyan
 from steelyard.rules.centered_clipping import CenteredClipping
-from steelyard.rules.combinators import Chain, Gate, IfFinite, PerLayer
+from steelyard.rules.combinators import Chain, Gate, IfFinite, PerLayer, chain, parse_rule
 from steelyard.rules.coordinate import Median, TrimmedMean
 from steelyard.rules.detectors import (
     Always,
@@ -64,4 +64,6 @@ __all__ = [
     "Shrink",
     "TrimmedMean",
     "Uniform",
+    "chain",
+    "parse_rule",
 ]

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from steelyard.cli.app import app
 from steelyard.core.errors import SteelyardError
 from steelyard.data import SOURCES, images, load
-from steelyard.data.download import HOMES, File
+from steelyard.data.download import DOWNLOADS, File
 from steelyard.sim.experiment import read_experiment
 from tests.datasets import files
 from tests.datasets.server import serving
@@ -45,7 +45,7 @@ def test_list_says_what_there_is_and_where(tmp_path):
     rows = {
         row.split("│")[1].strip(): row for row in made.output.splitlines() if row.startswith("│")
     }
-    assert {entry.name for entry in SOURCES} | set(HOMES) == set(rows)
+    assert {entry.name for entry in SOURCES} | set(DOWNLOADS) == set(rows)
     assert str(tmp_path / "mnist") in rows["mnist"]
     assert "12 MB" in rows["mnist"]
     assert "digits.safetensors" in rows["digits"]
@@ -61,7 +61,7 @@ def test_fetch_then_load(tmp_path, monkeypatch):
         load("mnist", tmp_path)
     command = str(caught.value).split("fetch it: steelyard data ")[1].split()
     with serving({}) as server:
-        monkeypatch.setitem(HOMES, "mnist", served(server, tmp_path / "there"))
+        monkeypatch.setitem(DOWNLOADS, "mnist", served(server, tmp_path / "there"))
         made = call(*command)
     assert made.exit_code == 0, made.output
     assert f"mnist is in {tmp_path}" in made.output
@@ -74,7 +74,7 @@ def test_the_directory_may_come_from_the_environment(tmp_path, monkeypatch):
     place = tmp_path / "my [bold]data [/x]"  # which is no markup
     monkeypatch.setenv("STEELYARD_DATA", str(place))
     with serving({}) as server:
-        monkeypatch.setitem(HOMES, "mnist", served(server, tmp_path / "there"))
+        monkeypatch.setitem(DOWNLOADS, "mnist", served(server, tmp_path / "there"))
         made = call("fetch", "mnist")
     assert made.exit_code == 0
     assert f"mnist is in {place}\n" in made.output
@@ -86,7 +86,7 @@ def test_what_cannot_be_fetched_is_said_in_one_sentence(tmp_path, monkeypatch):
     assert made.exit_code == 2
     assert "'synth' cannot be fetched: use one of ag-news, cifar10" in made.output
     with serving({}) as server:
-        monkeypatch.setitem(HOMES, "mnist", (File(f"{server.url}/x", "mnist/x", md5="0" * 32),))
+        monkeypatch.setitem(DOWNLOADS, "mnist", (File(f"{server.url}/x", "mnist/x", md5="0" * 32),))
         made = call("fetch", "mnist", "--dir", tmp_path)
     assert made.exit_code == 2
     assert re.fullmatch(r"steelyard: http://\S+/x: .*404 Not Found: try again later\n", made.output)
@@ -96,7 +96,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("steelyard.cli.data.bring", interrupted)
+    monkeypatch.setattr("steelyard.cli.data.fetch_dataset", interrupted)
     made = call("fetch", "mnist", "--dir", tmp_path)
     assert made.exit_code == 130
     assert f"interrupted; resume with: steelyard data fetch mnist --dir {tmp_path}" in made.output

@@ -11,7 +11,7 @@ import pytest
 from steelyard.core.errors import SteelyardError
 from steelyard.data import SOURCES, download, images
 from steelyard.data.archives import unpack
-from steelyard.data.download import HOMES, File, bring
+from steelyard.data.download import DOWNLOADS, File, fetch_dataset
 from tests.datasets.files import add
 from tests.datasets.server import serving
 
@@ -142,10 +142,10 @@ def test_a_data_set_is_brought_unpacked_and_left_alone_the_next_time(tmp_path, m
             size=len(content),
             folder="set",
         )
-        monkeypatch.setitem(HOMES, "toy", (file,))
+        monkeypatch.setitem(DOWNLOADS, "toy", (file,))
         seen = []
         for _ in range(2):
-            made = bring(
+            made = fetch_dataset(
                 "toy", tmp_path / "data", lambda file: lambda *at: seen.append((file.path, at))
             )
             assert made == [tmp_path / "data" / "toy" / "set"]
@@ -156,13 +156,13 @@ def test_a_data_set_is_brought_unpacked_and_left_alone_the_next_time(tmp_path, m
 
 
 def test_homes_are_whole():
-    for name, found in HOMES.items():
+    for name, found in DOWNLOADS.items():
         for file in found:
             assert file.url.startswith(("http://", "https://"))
             assert len(file.md5 or "") == 32 or len(file.sha256 or "") == 64, name
             assert not file.path.startswith("/")
     named = {entry.name for entry in SOURCES if isinstance(entry.make(), images.Images)}
-    assert named - set(HOMES) == {"digits", "synth"}
+    assert named - set(DOWNLOADS) == {"digits", "synth"}
 
 
 def test_a_data_set_lists_its_files_in_its_own_class():
@@ -177,10 +177,10 @@ def test_a_data_set_lists_its_files_in_its_own_class():
         class Silent(Toy):
             name = "toy-without-files"
 
-        assert HOMES["toy-with-files"] == (file,)
-        assert "toy-without-files" not in HOMES
-        assert download.find_name("toy-with-files") == "toy-with-files"
+        assert DOWNLOADS["toy-with-files"] == (file,)
+        assert "toy-without-files" not in DOWNLOADS
+        assert download.check_fetchable("toy-with-files") == "toy-with-files"
         with pytest.raises(SteelyardError, match="toy-without-files"):
-            download.find_name("toy-without-files")
+            download.check_fetchable("toy-without-files")
     finally:
-        HOMES.pop("toy-with-files", None)
+        DOWNLOADS.pop("toy-with-files", None)

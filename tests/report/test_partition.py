@@ -12,7 +12,13 @@ import torch
 from steelyard.core.errors import SteelyardError
 from steelyard.data import PARTITIONS, Dataset, Federation
 from steelyard.report import panels
-from steelyard.report.partition import Summary, draw, fingerprint, group_counts, partition_figure
+from steelyard.report.partition import (
+    Summary,
+    draw_partition,
+    fingerprint,
+    group_counts,
+    partition_figure,
+)
 
 matplotlib = pytest.importorskip("matplotlib", reason="pictures need matplotlib")
 
@@ -120,9 +126,9 @@ def test_the_same_federation_is_the_same_file(suffix, tmp_path):
         tmp_path / f"b{suffix.upper()}",
         tmp_path / f"c{suffix}",
     )
-    assert draw(federation(), first) == first
-    draw(federation(), again)
-    draw(federation(seed=1), other)
+    assert draw_partition(federation(), first) == first
+    draw_partition(federation(), again)
+    draw_partition(federation(seed=1), other)
     assert first.read_bytes().startswith(MAGIC[suffix])
     assert first.read_bytes() == again.read_bytes() != other.read_bytes()
 
@@ -132,9 +138,9 @@ def test_groups_are_told_apart(tmp_path):
     counts = group_counts(made)
     assert counts.sum(axis=1).tolist() == made.sizes.tolist()
     assert counts.sum(axis=0).tolist() == torch.bincount(made.train.groups).tolist()
-    drawn = draw(made, tmp_path / "p.svg", by="groups").read_text()
+    drawn = draw_partition(made, tmp_path / "p.svg", by="groups").read_text()
     assert all(colour in drawn for colour in panels.COLOURS[:3])
-    assert panels.COLOURS[0] not in draw(made, tmp_path / "p.svg").read_text()
+    assert panels.COLOURS[0] not in draw_partition(made, tmp_path / "p.svg").read_text()
 
 
 def folder(path):
@@ -144,20 +150,23 @@ def folder(path):
 
 MISTAKES = {
     "suffix": (
-        lambda path: draw(federation(), path.with_suffix(".gif")),
+        lambda path: draw_partition(federation(), path.with_suffix(".gif")),
         r"\.gif: pictures are \.png, \.svg, \.pdf",
     ),
-    "no directory": (lambda path: draw(federation(), path / "p.png"), "there is no directory"),
+    "no directory": (
+        lambda path: draw_partition(federation(), path / "p.png"),
+        "there is no directory",
+    ),
     "a directory": (
-        lambda path: draw(federation(), folder(path)),
+        lambda path: draw_partition(federation(), folder(path)),
         "cannot be written: Is a directory",
     ),
     "by": (
-        lambda path: draw(federation(), path, by="colour"),
+        lambda path: draw_partition(federation(), path, by="colour"),
         "by='colour': use 'labels' or 'groups'",
     ),
     "many groups": (
-        lambda path: draw(federation(groups=9), path, by="groups"),
+        lambda path: draw_partition(federation(groups=9), path, by="groups"),
         r"groups are \[\d+, 9\]",
     ),
     "no groups": (
@@ -188,7 +197,7 @@ def test_without_matplotlib_the_cure_is_named(monkeypatch):
 def test_pyplot_and_its_global_state_are_left_alone(tmp_path, monkeypatch):
     before = dict(matplotlib.rcParams)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it would fail
-    draw(federation(), tmp_path / "p.png")
+    draw_partition(federation(), tmp_path / "p.png")
     assert dict(matplotlib.rcParams) == before
 
 
