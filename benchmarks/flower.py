@@ -25,7 +25,7 @@ from benchmarks.aggregation import take_turns
 from benchmarks.memory import peak_during
 from benchmarks.models import eleven_million, random_model
 from steelyard.flower import Steelyard, to_record
-from steelyard.flower.messages import REPORTED_VECTORS_RECORD
+from steelyard.flower._messages import REPORTED_VECTORS_RECORD
 
 BAR, MEMORY, BUDGET = 8.0, 2.5e9, "1 GB"
 

@@ -18,7 +18,7 @@ from torch import nn
 
 import steelyard
 from steelyard.models import build
-from steelyard.stores.memory import MemoryStore
+from steelyard.stores._memory import MemoryStore
 
 CLIENTS, SAMPLES, EPOCHS, BATCH = 20, 200, 100, 128
 

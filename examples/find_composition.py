@@ -14,8 +14,7 @@ import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from steelyard.experiments import last, mean, run_jobs
-from steelyard.experiments.benchmark import Rule, read_benchmark
+from steelyard.experiments import Rule, last, mean, read_benchmark, run_jobs
 
 SETTINGS = ("dirichlet-0.1", "3-iid-7-one-class", "100-clients")
 WEIGHTINGS = {

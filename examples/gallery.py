@@ -51,7 +51,7 @@ from steelyard.diagnostics import (
 )
 from steelyard.experiments import scores
 from steelyard.models import build
-from steelyard.report.panels import COLOURS, FAINT
+from steelyard.report._panels import COLOURS, FAINT
 from steelyard.rules import chain
 
 BLUE, ORANGE, GREEN, _, SKY, RED, _, GREY = COLOURS

@@ -9,19 +9,19 @@ from typing import Any
 
 import steelyard.client
 import steelyard.rules
-import steelyard.server.optimizers
-import steelyard.server.refiners  # noqa: F401 - these four register every part
-from steelyard.core.errors import SteelyardError
-from steelyard.core.needs import Needs
-from steelyard.core.optimizer import ServerOptimizer
-from steelyard.core.refiner import Refiner
-from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, TERMS
-from steelyard.core.round_report import Explanation, explain
-from steelyard.core.spec import parse, to_text
-from steelyard.core.term import Broadcast, ClientTerm, Terms
-from steelyard.core.weighting import Weighting
+import steelyard.server._optimizers
+import steelyard.server._refiners  # noqa: F401 - these four register every part
+from steelyard.core._errors import SteelyardError
+from steelyard.core._needs import Needs
+from steelyard.core._optimizer import ServerOptimizer
+from steelyard.core._refiner import Refiner
+from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, TERMS
+from steelyard.core._round_report import Explanation, explain
+from steelyard.core._spec import parse, to_text
+from steelyard.core._term import Broadcast, ClientTerm, Terms
+from steelyard.core._weighting import Weighting
 from steelyard.metrics import MEANING
-from steelyard.rules.combinators import Chain, parse_rule, with_default_source
+from steelyard.rules._combinators import Chain, parse_rule, with_default_source
 
 _PLUS = re.compile(r"(?<![0-9][eE])\+")  # but not the one in 1e+3
 _NONE = (None, "", "none")

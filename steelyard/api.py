@@ -10,22 +10,22 @@ import numpy as np
 import torch
 
 from steelyard.algorithm import parse_optimizer, parse_refiner
+from steelyard.core import _round as rounds
 from steelyard.core import checks
-from steelyard.core import round as rounds
-from steelyard.core.errors import NO_PROBE, SteelyardError, shorten
-from steelyard.core.evidence import part_needing_proxy_data
-from steelyard.core.layout import Kind, Params
-from steelyard.core.optimizer import ServerOptimizer
-from steelyard.core.probe import ProxyLoss
-from steelyard.core.refiner import Refiner
-from steelyard.core.round_report import Report
-from steelyard.core.state import ClientId, State, client_id
-from steelyard.core.store import UpdateStore
-from steelyard.core.weighting import Weighting
+from steelyard.core._errors import NO_PROBE, SteelyardError, shorten
+from steelyard.core._evidence import part_needing_proxy_data
+from steelyard.core._layout import Kind, Params
+from steelyard.core._optimizer import ServerOptimizer
+from steelyard.core._probe import ProxyLoss
+from steelyard.core._refiner import Refiner
+from steelyard.core._round_report import Report
+from steelyard.core._state import ClientId, State, client_id
+from steelyard.core._store import UpdateStore
+from steelyard.core._weighting import Weighting
 from steelyard.metrics import find_invalid_clients, metric_table
-from steelyard.rules.combinators import parse_rule, with_default_source
-from steelyard.rules.guard import Guard
-from steelyard.stores.memory import MemorySink, MemoryStore
+from steelyard.rules._combinators import parse_rule, with_default_source
+from steelyard.rules._guard import Guard
+from steelyard.stores._memory import MemorySink, MemoryStore
 
 Clients = torch.Tensor | Sequence[Params] | Mapping[ClientId, Params] | UpdateStore
 Metrics = Mapping[str, Any] | Sequence[Mapping[str, Any]]

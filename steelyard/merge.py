@@ -14,18 +14,18 @@ from steelyard import kernels
 from steelyard._version import __version__
 from steelyard.algorithm import parse_optimizer
 from steelyard.api import Metrics
-from steelyard.core import round as rounds
-from steelyard.core.errors import SteelyardError
-from steelyard.core.evidence import part_needing_proxy_data
-from steelyard.core.layout import Kind
-from steelyard.core.optimizer import ServerOptimizer
-from steelyard.core.spec import to_text
-from steelyard.core.state import ClientId, State
-from steelyard.core.weighting import Weighting
+from steelyard.core import _round as rounds
+from steelyard.core._errors import SteelyardError
+from steelyard.core._evidence import part_needing_proxy_data
+from steelyard.core._layout import Kind
+from steelyard.core._optimizer import ServerOptimizer
+from steelyard.core._spec import to_text
+from steelyard.core._state import ClientId, State
+from steelyard.core._weighting import Weighting
 from steelyard.metrics import find_invalid_clients, metric_table
-from steelyard.rules.combinators import parse_rule, with_default_source
-from steelyard.stores.safetensors import SafetensorsStore
-from steelyard.stores.writer import FileSink
+from steelyard.rules._combinators import parse_rule, with_default_source
+from steelyard.stores._safetensors import SafetensorsStore
+from steelyard.stores._writer import FileSink
 
 
 @dataclass(frozen=True)

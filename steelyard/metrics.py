@@ -1,7 +1,7 @@
 """The metrics that clients can report, in one table, and the checks of reported values.
 
 `METRICS` describes each metric. To add one, add an entry here and the line that computes it to
-`_compute_metrics` of `steelyard/sim/group.py`.
+`_compute_metrics` of `steelyard/sim/_group.py`.
 
 A client with an invalid report is quarantined, the others continue.
 """
@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.core.errors import SteelyardError, shorten
-from steelyard.core.state import ClientId
-from steelyard.core.weighting import Weighting
+from steelyard.core._errors import SteelyardError, shorten
+from steelyard.core._state import ClientId
+from steelyard.core._weighting import Weighting
 
 Table = dict[str, dict[ClientId, Any]]
 

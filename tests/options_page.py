@@ -2,8 +2,8 @@
 
 import sys
 
-from steelyard.core.options import list_keys, list_sections
-from steelyard.sim.experiment import Experiment
+from steelyard.core._options import list_keys, list_sections
+from steelyard.sim._experiment import Experiment
 
 HEAD = """# Options of a run
 

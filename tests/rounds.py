@@ -3,15 +3,15 @@
 from dataclasses import dataclass, replace
 
 import steelyard
-from steelyard.core.needs import Needs
-from steelyard.core.registry import RULES
-from steelyard.core.weighting import Info, Weighting
-from steelyard.rules.detectors import DETECTORS, Detector
-from steelyard.testing.rounds import QuadraticProbe as Quadratic
-from steelyard.testing.rounds import make_cohort as cohort
-from steelyard.testing.rounds import make_model as model
-from steelyard.testing.rounds import make_reports as reports
-from steelyard.testing.rounds import same_bits as equal
+from steelyard.core._needs import Needs
+from steelyard.core._registry import RULES
+from steelyard.core._weighting import Info, Weighting
+from steelyard.rules._detectors import DETECTORS, Detector
+from steelyard.testing._rounds import QuadraticProbe as Quadratic
+from steelyard.testing._rounds import make_cohort as cohort
+from steelyard.testing._rounds import make_model as model
+from steelyard.testing._rounds import make_reports as reports
+from steelyard.testing._rounds import same_bits as equal
 
 __all__ = ["Broken", "Quadratic", "cohort", "equal", "every_rule", "model", "reports"]
 

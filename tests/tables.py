@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from steelyard.core.round_record import ROUND_RECORD
+from steelyard.core._round_record import ROUND_RECORD
 from steelyard.metrics import METRICS
 
 DOCS = Path(__file__).parents[1] / "docs"

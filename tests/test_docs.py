@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
+from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.data import PARTITIONS, SOURCES
 from steelyard.models import MODELS
-from steelyard.rules.detectors import DETECTORS
+from steelyard.rules._detectors import DETECTORS
 from steelyard.testing import check_rule
 from tests import options_page
 from tests.tables import TABLES, replace_table
@@ -137,14 +137,14 @@ def test_contributing_names_only_files_that_exist():
     # Names of variables that a recipe sends the reader to.
     for name, path in (
         ("FORMULAS", "tests/client/test_terms.py"),
-        ("default_model", "steelyard/data/sources.py"),
+        ("default_model", "steelyard/data/_sources.py"),
         ("METRICS", "steelyard/metrics.py"),
-        ("_compute_metrics", "steelyard/sim/group.py"),
-        ("_compute_class_metric", "steelyard/sim/group.py"),
-        ("ROUND_RECORD", "steelyard/core/round_record.py"),
-        ("_round", "steelyard/sim/simulator.py"),
-        ("LocalTraining", "steelyard/client/local.py"),
-        ("Execution", "steelyard/sim/experiment.py"),
+        ("_compute_metrics", "steelyard/sim/_group.py"),
+        ("_compute_class_metric", "steelyard/sim/_group.py"),
+        ("ROUND_RECORD", "steelyard/core/_round_record.py"),
+        ("_round", "steelyard/sim/_simulator.py"),
+        ("LocalTraining", "steelyard/client/_local.py"),
+        ("Execution", "steelyard/sim/_experiment.py"),
         ("SOME", "tests/experiments/test_paper_tables.py"),
     ):
         assert f"`{name}`" in text

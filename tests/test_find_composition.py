@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.experiments import jobs
-from steelyard.experiments.benchmark import read_benchmark
+from steelyard.experiments import _jobs as jobs
+from steelyard.experiments._benchmark import read_benchmark
 from tests.experiments.jobs import Here
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "find_composition.py"

@@ -12,7 +12,7 @@ import torch
 
 import steelyard
 from steelyard.diagnostics import group_coherence
-from steelyard.rules.combinators import chain
+from steelyard.rules._combinators import chain
 
 PathCollection = pytest.importorskip(
     "matplotlib.collections", reason="pictures need matplotlib"

@@ -8,13 +8,13 @@ import torch
 
 import steelyard
 from steelyard.algorithm import Algorithm
-from steelyard.core.errors import SteelyardError
-from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
-from steelyard.core.spec import parse
+from steelyard.core._errors import SteelyardError
+from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
+from steelyard.core._spec import parse
 from steelyard.data import PARTITIONS, SOURCES, load
-from steelyard.data.partitions import partition
+from steelyard.data._partitions import partition
 from steelyard.models import MODELS, build
-from steelyard.rules.detectors import DETECTORS, parse_detector
+from steelyard.rules._detectors import DETECTORS, parse_detector
 from tests.cli.test_cli import steelyard_command
 
 REGISTRIES = {
@@ -92,7 +92,7 @@ def inner(entry):
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch):
     """Models of more than 256 MB are not built here."""
-    monkeypatch.setattr("steelyard.models.registry._memory", lambda: 1 << 28)
+    monkeypatch.setattr("steelyard.models._registry._memory", lambda: 1 << 28)
 
 
 @pytest.mark.parametrize(

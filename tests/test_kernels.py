@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from steelyard import kernels
-from steelyard.stores.memory import MemoryStore
+from steelyard.stores._memory import MemoryStore
 
 
 class Matrix:

@@ -71,10 +71,10 @@ def test_names_are_imported_when_they_are_touched():
     )
 
 
-@pytest.mark.parametrize("module", ["steelyard.algorithm", "steelyard.experiments.paper_table"])
+@pytest.mark.parametrize("module", ["steelyard.algorithm", "steelyard.experiments._paper_table"])
 def test_every_part_is_registered_whatever_is_imported_first(module):
     script = (
-        f"import {module}; from steelyard.core import registry as r; "
+        f"import {module}; from steelyard.core import _registry as r; "
         "kinds = [value for _, value in sorted(vars(r).items()) if isinstance(value, r.Registry)]; "
         "print([[entry.name for entry in kind] for kind in kinds])"
     )
@@ -89,7 +89,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_files_left_open_are_closed_in_silence(tmp_path):
     save_file({"w": torch.zeros(3)}, tmp_path / "a.safetensors")
-    script = "import sys; from steelyard.stores.safetensors import Checkpoint; kept = Checkpoint(sys.argv[1])"
+    script = "import sys; from steelyard.stores._safetensors import Checkpoint; kept = Checkpoint(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", script, tmp_path / "a.safetensors"], capture_output=True, check=True
     )

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 import steelyard
 from steelyard.cli.app import app
-from steelyard.core import registry
-from steelyard.core.errors import SteelyardError
-from steelyard.core.registry import RULES, TERMS
-from steelyard.core.spec import to_text
+from steelyard.core import _registry as registry
+from steelyard.core._errors import SteelyardError
+from steelyard.core._registry import RULES, TERMS
+from steelyard.core._spec import to_text
 from steelyard.data import partition
 from steelyard.testing import check_rule, check_term
 from tests.rounds import cohort, equal, reports
@@ -208,9 +208,9 @@ def test_flower_has_them_by_text_and_as_named_strategies():
 
 RULE = """
 from dataclasses import dataclass
-from steelyard.core.needs import Needs
-from steelyard.core.registry import RULES
-from steelyard.core.weighting import Info, Weighting
+from steelyard.core._needs import Needs
+from steelyard.core._registry import RULES
+from steelyard.core._weighting import Info, Weighting
 
 @dataclass(frozen=True)
 class Part(Weighting):
@@ -256,13 +256,13 @@ WRONG = {
         RULE.format(name="fedavg"),
         "fedavg",
         "part:Part",
-        "the name is taken by steelyard.rules.fedavg",
+        "the name is taken by steelyard.rules._fedavg",
     ),
     "our name, registered": (
         RULE.format(name="fedavg") + "\nRULES.register(Part)",
         "mine",
         "part:Part",
-        "registered twice, by steelyard.rules.fedavg and by part: rename",
+        "registered twice, by steelyard.rules._fedavg and by part: rename",
     ),
 }
 
@@ -306,13 +306,13 @@ def test_a_plugin_may_register_its_parts_itself(site):
 
 def test_our_part_wins_over_one_that_was_imported_first(site):
     (site / "early.py").write_text(
-        "from steelyard.core.registry import TERMS\nfrom steelyard.core.term import ClientTerm\n"
-        "from steelyard.core.weighting import Info\n\n@TERMS.register\nclass Mine(ClientTerm):\n"
+        "from steelyard.core._registry import TERMS\nfrom steelyard.core._term import ClientTerm\n"
+        "from steelyard.core._weighting import Info\n\n@TERMS.register\nclass Mine(ClientTerm):\n"
         "    name = 'fedprox'\n    info = Info('not ours')\n    def add(self, grad, x, at): pass\n"
     )
     code = "import early, steelyard; print(type(*steelyard.parse_terms('fedprox')).__module__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "steelyard.client.fedprox"
+    assert done.stdout.strip() == "steelyard.client._fedprox"
     assert "client term 'fedprox' of early is ignored: the name belongs to Steelyard" in done.stderr
 
 
@@ -337,7 +337,7 @@ def test_known_names_look_at_no_installed_package(monkeypatch):
 
 
 def test_parts_of_ours_are_known_without_the_whole_package():
-    code = "from steelyard.core.registry import TERMS, OPTIMIZERS; print('fedprox' in TERMS, 'adam' in OPTIMIZERS)"
+    code = "from steelyard.core._registry import TERMS, OPTIMIZERS; print('fedprox' in TERMS, 'adam' in OPTIMIZERS)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )

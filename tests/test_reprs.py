@@ -6,7 +6,7 @@ import sys
 import torch
 
 import steelyard
-from steelyard.runs.history import History
+from steelyard.runs._history import History
 
 
 def test_the_repr_of_an_aggregate_is_a_few_lines():

@@ -9,7 +9,7 @@ import torch
 
 import steelyard
 from steelyard.diagnostics import gradient_coherence
-from steelyard.rules.combinators import chain
+from steelyard.rules._combinators import chain
 
 ROOT = Path(__file__).parent.parent
 

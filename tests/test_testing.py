@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.needs import Needs
-from steelyard.core.state import scatter
-from steelyard.core.term import ClientTerm, TermTags
-from steelyard.core.weighting import Info, Weighting
+from steelyard.core._needs import Needs
+from steelyard.core._state import scatter
+from steelyard.core._term import ClientTerm, TermTags
+from steelyard.core._weighting import Info, Weighting
 from steelyard.testing import check_rule, check_term
 
 

@@ -18,8 +18,8 @@ from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from steelyard.core.errors import escape_lines, escape_text, shorten
-from steelyard.core.registry import Entry
+from steelyard.core._errors import escape_lines, escape_text, shorten
+from steelyard.core._registry import Entry
 
 # Command classes that correct two defects of click and typer.
 

@@ -11,13 +11,13 @@ from rich.table import Table as Shown
 from steelyard.cli._console import Console, escape, fail, show
 from steelyard.cli.run import Quiet
 from steelyard.cli.sweep import print_failures, read_seeds, run_with_board
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steelyard.experiments.benchmark import Benchmark, Result
-    from steelyard.experiments.ranking import Analysis
+    from steelyard.experiments._benchmark import Benchmark, Result
+    from steelyard.experiments._ranking import Analysis
 
 RESULTS = "results.csv"
 
@@ -98,7 +98,7 @@ def bench(
     """
     console = Console()
     try:
-        from steelyard.experiments.benchmark import (
+        from steelyard.experiments._benchmark import (
             PUBLISHED,
             combine_results,
             format_results,
@@ -107,7 +107,7 @@ def bench(
             read_benchmark,
             read_results,
         )
-        from steelyard.runs.directory import write_text
+        from steelyard.runs._directory import write_text
 
         # Choose what is to be run.
         benchmark = read_benchmark(file).change(changes or [])
@@ -184,9 +184,9 @@ def _write_pages(
     benchmark: Benchmark, results: Sequence[Result], out: Path, quiet: bool, console: Console
 ) -> None:
     """Write the two pages, and show the table of the first."""
-    from steelyard.experiments.benchmark import SCORES
-    from steelyard.experiments.ranking import analyse
-    from steelyard.report.benchmark import write_html, write_markdown
+    from steelyard.experiments._benchmark import SCORES
+    from steelyard.experiments._ranking import analyse
+    from steelyard.report._benchmark import write_html, write_markdown
 
     analysis = analyse(benchmark, results, SCORES)
     write_markdown(benchmark, analysis, out / "benchmark.md")
@@ -199,7 +199,7 @@ def _write_pages(
 
 
 def _print_analysis(benchmark: Benchmark, analysis: Analysis, console: Console) -> None:
-    from steelyard.report.benchmark import format_difference
+    from steelyard.report._benchmark import format_difference
 
     table = Shown(
         title="Points against the reference (mean of the last 10 rounds)", title_justify="left"

@@ -11,11 +11,11 @@ import typer
 
 from steelyard.cli._console import Console, escape, fail
 from steelyard.cli.sweep import MetricName, print_table
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 
 if TYPE_CHECKING:
-    from steelyard.experiments.comparisons import Comparison
-    from steelyard.experiments.run_groups import Run
+    from steelyard.experiments._comparisons import Comparison
+    from steelyard.experiments._run_groups import Run
     from steelyard.experiments.scores import Metric
 
 
@@ -64,10 +64,10 @@ def compare(
 
     steelyard compare runs/house-prices --metric mae
     """
-    from steelyard.experiments.comparisons import compare as compare_runs
-    from steelyard.experiments.run_groups import read_runs
+    from steelyard.experiments._comparisons import compare as compare_runs
+    from steelyard.experiments._run_groups import read_runs
+    from steelyard.experiments._tables import pivot
     from steelyard.experiments.scores import metric as find_metric
-    from steelyard.experiments.tables import pivot
 
     # Read the runs and compute the comparisons.
     try:
@@ -112,7 +112,7 @@ def _check_comparable(runs: list[Run], anyway: bool) -> tuple[list[Run], list[st
     Raises:
         SteelyardError: if there is nothing to compare, or an objection without `anyway`.
     """
-    from steelyard.experiments.run_groups import find_differences, format_labels, group_runs
+    from steelyard.experiments._run_groups import find_differences, format_labels, group_runs
 
     if not runs:
         raise SteelyardError(

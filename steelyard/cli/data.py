@@ -29,15 +29,15 @@ from steelyard.cli._console import (
     print_rows,
     show,
 )
-from steelyard.core.errors import SteelyardError, shorten
-from steelyard.core.registry import Entry
-from steelyard.core.spec import parse
+from steelyard.core._errors import SteelyardError, shorten
+from steelyard.core._registry import Entry
+from steelyard.core._spec import parse
 from steelyard.data import PARTITIONS, Federation, corrupt, load
-from steelyard.data.download import DOWNLOADS, File, check_fetchable, fetch_dataset
-from steelyard.data.sources import SOURCES, VARIABLE, Source, data_directory
+from steelyard.data._download import DOWNLOADS, File, check_fetchable, fetch_dataset
+from steelyard.data._sources import SOURCES, VARIABLE, Source, data_directory
 from steelyard.models import MODELS, count_parameters
-from steelyard.report.panels import Counts
-from steelyard.report.partition import Summary, check_path, draw_partition, group_counts
+from steelyard.report._panels import Counts
+from steelyard.report._partition import Summary, check_path, draw_partition, group_counts
 
 data_app = typer.Typer(help="List data sets, and download them.", no_args_is_help=True)
 

@@ -12,9 +12,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from steelyard.cli._console import console, escape, fail, show
-from steelyard.core.errors import SteelyardError
-from steelyard.core.spec import to_text
-from steelyard.core.state import ClientId
+from steelyard.core._errors import SteelyardError
+from steelyard.core._spec import to_text
+from steelyard.core._state import ClientId
 from steelyard.merge import Merge, Plan
 
 RuleText = Annotated[

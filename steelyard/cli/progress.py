@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from steelyard.cli._console import Console, escape
-from steelyard.core.errors import escape_text
-from steelyard.sim.callbacks import Callback
+from steelyard.core._errors import escape_text
+from steelyard.sim._callbacks import Callback
 
 if TYPE_CHECKING:
-    from steelyard.sim.simulator import Simulation
+    from steelyard.sim._simulator import Simulation
 
 
 class Bar(Callback):

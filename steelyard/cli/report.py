@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from steelyard.cli._console import Console, escape, fail, show
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 
 Directories = Annotated[
     list[Path], typer.Argument(help="Run directories, or directories that contain them.")
@@ -44,7 +44,7 @@ def report(
 
     steelyard report runs/awa-vs-avg --target 0.9 -o comparison.html --open
     """
-    from steelyard.report.build import build_report, write_report
+    from steelyard.report._build import build_report, write_report
 
     try:
         contents = build_report(directories, target, out)
@@ -61,7 +61,7 @@ def report(
 
 
 if TYPE_CHECKING:
-    from steelyard.report.figures import Report
+    from steelyard.report._figures import Report
 
 
 # The command `plot`: draws one figure of the report for print.
@@ -93,8 +93,8 @@ def plot(
 
     steelyard plot runs/avg-1 runs/awa-1 accuracy -o accuracy.csv
     """
-    from steelyard.report.build import build_report, find_figure
-    from steelyard.report.matplotlib_figures import save_figure
+    from steelyard.report._build import build_report, find_figure
+    from steelyard.report._matplotlib_figures import save_figure
 
     # The last argument is the name of a figure unless it is a directory. os.path.isdir returns
     # False for texts that cannot be a path; Path.is_dir raises an error.
@@ -143,7 +143,7 @@ def watch(
 
     steelyard watch runs/awa-1 --port 8008
     """
-    from steelyard.report.watch import Watch
+    from steelyard.report._watch import Watch
 
     try:
         server = Watch(directories, port, target)

@@ -12,13 +12,13 @@ from rich.table import Table as RichTable
 from steelyard.cli._console import Console, escape, fail, show
 from steelyard.cli.run import Quiet
 from steelyard.cli.sweep import print_failures, read_seeds, run_with_board
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steelyard.experiments.paper_table import Table
-    from steelyard.experiments.reproduce import Result
+    from steelyard.experiments._paper_table import Table
+    from steelyard.experiments._reproduce import Result
 
 
 def reproduce(
@@ -99,7 +99,7 @@ def reproduce(
     """
     console = Console()
     try:
-        from steelyard.experiments.paper_table import read_table
+        from steelyard.experiments._paper_table import read_table
 
         # Without a name, only the list of all tables can be printed.
         if name is None:
@@ -147,8 +147,8 @@ def _run_table(
         quiet: print only errors.
         console: where to print.
     """
-    from steelyard.experiments.reproduce import compute_results, make_jobs, to_csv, to_markdown
-    from steelyard.runs.directory import describe_environment, write_text
+    from steelyard.experiments._reproduce import compute_results, make_jobs, to_csv, to_markdown
+    from steelyard.runs._directory import describe_environment, write_text
 
     outcomes = run_with_board(
         make_jobs(table, seeds), out, "reproduction", parallel, overwrite, quiet, console
@@ -166,8 +166,8 @@ def _run_table(
 
 def _print_tables(console: Console) -> None:
     """Print the names of all tables with the estimated time of one seed."""
-    from steelyard.experiments.cost import estimate_seconds, format_duration
-    from steelyard.experiments.paper_table import METRICS, tables
+    from steelyard.experiments._cost import estimate_seconds, format_duration
+    from steelyard.experiments._paper_table import METRICS, tables
 
     grid = RichTable(title="Tables of the papers", title_justify="left")
     for column in ("name", "what it shows", "metric"):
@@ -194,7 +194,7 @@ def _print_tables(console: Console) -> None:
 
 def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
     """Print the cells of a table with the estimated time of all seeds."""
-    from steelyard.experiments.cost import estimate_seconds, format_duration
+    from steelyard.experiments._cost import estimate_seconds, format_duration
 
     # The first column is never folded: its names are copied to --cells.
     grid = RichTable(title=escape(f"{table.name}: {table.title}"), title_justify="left")
@@ -225,7 +225,7 @@ def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
 
 def _print_results(table: Table, results: Sequence[Result], console: Console) -> None:
     """Print the paper's numbers beside ours; gaps beyond noise are yellow."""
-    from steelyard.experiments.reproduce import format_gap, format_mean, has_large_gap
+    from steelyard.experiments._reproduce import format_gap, format_mean, has_large_gap
 
     grid = RichTable(title=escape(f"{table.name}: {table.title}"), title_justify="left")
     for column in ("setting", "algorithm"):

@@ -12,14 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from steelyard.cli._console import Json, console, describe_entry, fail, show
-from steelyard.core.errors import SteelyardError
-from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, Entry
-from steelyard.core.round_report import explain as explain_rule
-from steelyard.core.spec import to_text
-from steelyard.core.weighting import Weighting
+from steelyard.core._errors import SteelyardError
+from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, Entry
+from steelyard.core._round_report import explain as explain_rule
+from steelyard.core._spec import to_text
+from steelyard.core._weighting import Weighting
 from steelyard.metrics import MEANING
-from steelyard.rules.combinators import parse_rule, with_default_source
-from steelyard.rules.detectors import DETECTORS
+from steelyard.rules._combinators import parse_rule, with_default_source
+from steelyard.rules._detectors import DETECTORS
 
 # The registries of all parts except rules, by the option of an algorithm that takes them.
 _OTHER_PARTS = {

@@ -10,13 +10,13 @@ import typer
 from rich.table import Table
 
 from steelyard.cli._console import Console, escape, fail, show
-from steelyard.core.errors import SteelyardError
-from steelyard.core.options import list_keys
-from steelyard.runs.directory import CONFIG, read_config
-from steelyard.runs.history import History
-from steelyard.sim.callbacks import Callback
-from steelyard.sim.experiment import Experiment, read_experiment
-from steelyard.sim.simulate import simulate
+from steelyard.core._errors import SteelyardError
+from steelyard.core._options import list_keys
+from steelyard.runs._directory import CONFIG, read_config
+from steelyard.runs._history import History
+from steelyard.sim._callbacks import Callback
+from steelyard.sim._experiment import Experiment, read_experiment
+from steelyard.sim._simulate import simulate
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
 Json = Annotated[

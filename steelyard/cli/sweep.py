@@ -17,13 +17,13 @@ from rich.text import Text
 
 from steelyard.cli._console import Console, escape, fail, show
 from steelyard.cli.run import Quiet
+from steelyard.core._errors import SteelyardError, escape_text, shorten
 from steelyard.core.checks import LARGEST
-from steelyard.core.errors import SteelyardError, escape_text, shorten
 
 if TYPE_CHECKING:
-    from steelyard.experiments.jobs import Job, Outcome
-    from steelyard.experiments.sweep import Summary, Sweep
-    from steelyard.experiments.tables import Table
+    from steelyard.experiments._jobs import Job, Outcome
+    from steelyard.experiments._sweep import Summary, Sweep
+    from steelyard.experiments._tables import Table
 
 MetricName = Annotated[
     str,
@@ -186,8 +186,8 @@ def sweep(
     """
     console = Console()
     try:
+        from steelyard.experiments._sweep import read_sweep, run_sweep
         from steelyard.experiments.scores import metric as find_metric
-        from steelyard.experiments.sweep import read_sweep, run_sweep
 
         # Read the file.
         plan = read_sweep(file)
@@ -264,8 +264,8 @@ def run_with_board(
     Returns:
         One outcome per job.
     """
-    from steelyard.experiments.jobs import run_jobs
-    from steelyard.runs.lock import lock_directory
+    from steelyard.experiments._jobs import run_jobs
+    from steelyard.runs._lock import lock_directory
 
     with lock_directory(out, kind), open_board(jobs, quiet, console) as board:
         return run_jobs(jobs, out, parallel=parallel, watch=board, overwrite=overwrite)
@@ -312,7 +312,7 @@ def _print_problems(plan: Sweep, summary: Summary, quiet: bool) -> None:
 
 def _print_plan(plan: Sweep, directory: Path, console: Console) -> None:
     """Print the state of every job of a sweep."""
-    from steelyard.experiments.jobs import is_finished
+    from steelyard.experiments._jobs import is_finished
 
     lines = []
     finished_count = 0

@@ -3,18 +3,25 @@
 What an extension needs is imported from here: interfaces, registries and options.
 """
 
-from steelyard.core.errors import NoValidClients, SteelyardError
-from steelyard.core.gram import Gram
-from steelyard.core.mixture import Mixture
-from steelyard.core.needs import Needs
-from steelyard.core.optimizer import ServerOptimizer
-from steelyard.core.options import check_options, option
-from steelyard.core.refiner import Refiner
-from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
-from steelyard.core.state import ClientId, State
-from steelyard.core.term import Broadcast, ClientContext, ClientTerm, ServerContext, Terms, TermTags
-from steelyard.core.view import View
-from steelyard.core.weighting import Info, Weighting
+from steelyard.core._errors import NoValidClients, SteelyardError
+from steelyard.core._gram import Gram
+from steelyard.core._mixture import Mixture
+from steelyard.core._needs import Needs
+from steelyard.core._optimizer import ServerOptimizer
+from steelyard.core._options import check_options, option
+from steelyard.core._refiner import Refiner
+from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
+from steelyard.core._state import ClientId, State
+from steelyard.core._term import (
+    Broadcast,
+    ClientContext,
+    ClientTerm,
+    ServerContext,
+    Terms,
+    TermTags,
+)
+from steelyard.core._view import View
+from steelyard.core._weighting import Info, Weighting
 
 __all__ = [
     "BROADCASTS",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from steelyard.core.errors import SteelyardError, shorten
+from steelyard.core._errors import SteelyardError, shorten
 
 LARGEST = (1 << 63) - 1  # the largest integer of torch, numpy and Flower
 

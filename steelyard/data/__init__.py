@@ -1,36 +1,48 @@
-"""Data sets: where they come from, how they are read, and how they are distributed over clients."""
+"""Data sets: where they come from, how they are read, and how they are distributed over clients.
 
-from steelyard.data import (
-    domains,
-    images,
-    news,
-    shakespeare,
-    tiny_imagenet,
-)
-from steelyard.data.corruption import corrupt, find_corrupted_clients
-from steelyard.data.dataset import Dataset, Federation
-from steelyard.data.download import fetch_dataset
-from steelyard.data.partitions import PARTITIONS, Partition, partition
-from steelyard.data.sources import SOURCES, Source, load
-from steelyard.data.text import Vocabulary, encode
+Importing this package registers every data set and partition under its name in spec strings.
+"""
+
+from steelyard.data._corruption import corrupt, find_corrupted_clients
+from steelyard.data._dataset import Dataset, Federation
+from steelyard.data._domains import MNISTM, SVHN, USPS, Digits5, Synth
+from steelyard.data._download import DOWNLOADS, fetch_dataset
+from steelyard.data._images import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
+from steelyard.data._news import AGNews, SogouNews, THUCNews
+from steelyard.data._partitions import PARTITIONS, Partition, partition
+from steelyard.data._shakespeare import Shakespeare
+from steelyard.data._sources import SOURCES, Source, load
+from steelyard.data._text import Vocabulary, encode
+from steelyard.data._tiny_imagenet import TinyImageNet
 
 __all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "DOWNLOADS",
+    "MNIST",
+    "MNISTM",
     "PARTITIONS",
     "SOURCES",
+    "SVHN",
+    "USPS",
+    "AGNews",
     "Dataset",
+    "Digits",
+    "Digits5",
+    "FashionMNIST",
     "Federation",
     "Partition",
+    "Shakespeare",
+    "SogouNews",
     "Source",
+    "Synth",
+    "THUCNews",
+    "TinyImageNet",
     "Vocabulary",
     "corrupt",
-    "domains",
     "encode",
     "fetch_dataset",
     "find_corrupted_clients",
-    "images",
     "load",
-    "news",
     "partition",
-    "shakespeare",
-    "tiny_imagenet",
 ]

@@ -4,7 +4,7 @@ from steelyard.diagnostics import gradient_coherence
 gradient_coherence(updates, weights=[3, 1, 1])  # updates: [K, d]
 """
 
-from steelyard.diagnostics.coherence import (
+from steelyard.diagnostics._coherence import (
     Coherence,
     cohort_alignment,
     critical_point,
@@ -12,14 +12,14 @@ from steelyard.diagnostics.coherence import (
     group_coherence,
     heterogeneity_coherence,
 )
-from steelyard.diagnostics.datasets import (
+from steelyard.diagnostics._datasets import (
     ClientDistances,
     client_distances,
     data_distances,
     data_vector,
     matrix_correlation,
 )
-from steelyard.diagnostics.distances import (
+from steelyard.diagnostics._distances import (
     Distances,
     gradient_divergence,
     mean_cosine,
@@ -28,12 +28,12 @@ from steelyard.diagnostics.distances import (
     update_angles,
     update_cosines,
 )
-from steelyard.diagnostics.fisher import (
+from steelyard.diagnostics._fisher import (
     empirical_fisher_trace,
     federated_fisher_trace,
     fisher_trace,
 )
-from steelyard.diagnostics.landscape import (
+from steelyard.diagnostics._landscape import (
     Landscape,
     Point,
     Spectrum,
@@ -44,7 +44,7 @@ from steelyard.diagnostics.landscape import (
     to_plane,
     weight_landscape,
 )
-from steelyard.diagnostics.periods import (
+from steelyard.diagnostics._periods import (
     Deviation,
     Periods,
     critical_periods,
@@ -52,8 +52,18 @@ from steelyard.diagnostics.periods import (
     loss_deviation,
     stability,
 )
-from steelyard.diagnostics.recorded import ByClient, Series, by_client, client_names, curves, series
-from steelyard.diagnostics.shrinking import (
+from steelyard.diagnostics._recorded import (
+    ByClient,
+    Series,
+    by_client,
+    client_names,
+    curves,
+    series,
+)
+from steelyard.diagnostics._recorded import (
+    names as series_names,
+)
+from steelyard.diagnostics._shrinking import (
     Histogram,
     Shrinking,
     parameter_histogram,
@@ -62,8 +72,8 @@ from steelyard.diagnostics.shrinking import (
     share_near_zero,
     shrinking_terms,
 )
-from steelyard.diagnostics.toy import THREE_CLIENTS, TWO_CLIENTS, Toy, Trajectory, trajectory
-from steelyard.diagnostics.weights import (
+from steelyard.diagnostics._toy import THREE_CLIENTS, TWO_CLIENTS, Toy, Trajectory, trajectory
+from steelyard.diagnostics._weights import (
     Correlations,
     IdealDistances,
     effective_clients,
@@ -129,6 +139,7 @@ __all__ = [
     "run_correlations",
     "run_similarity",
     "series",
+    "series_names",
     "share_near_zero",
     "shrinking_terms",
     "similarity",

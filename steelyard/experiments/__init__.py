@@ -1,15 +1,15 @@
 """Experiments: many runs, their scores and comparisons, the papers' tables, and the benchmark."""
 
-from steelyard.experiments.benchmark import Benchmark, read_benchmark
-from steelyard.experiments.comparisons import Comparison, compare
-from steelyard.experiments.jobs import Job, Outcome, run_jobs
-from steelyard.experiments.paper_table import names as table_names
-from steelyard.experiments.paper_table import read_table
-from steelyard.experiments.run_groups import read_runs
+from steelyard.experiments._benchmark import Benchmark, Rule, read_benchmark
+from steelyard.experiments._comparisons import Comparison, compare
+from steelyard.experiments._jobs import Job, Outcome, run_jobs
+from steelyard.experiments._paper_table import names as table_names
+from steelyard.experiments._paper_table import read_table
+from steelyard.experiments._run_groups import read_runs
+from steelyard.experiments._statistics import Difference, deviation, difference, mean
+from steelyard.experiments._sweep import Summary, Sweep, plan, read_sweep, run_sweep
+from steelyard.experiments._tables import Table, pivot
 from steelyard.experiments.scores import last, metric, stability
-from steelyard.experiments.statistics import Difference, deviation, difference, mean
-from steelyard.experiments.sweep import Summary, Sweep, plan, read_sweep, run_sweep
-from steelyard.experiments.tables import Table, pivot
 
 __all__ = [
     "Benchmark",
@@ -17,6 +17,7 @@ __all__ = [
     "Difference",
     "Job",
     "Outcome",
+    "Rule",
     "Summary",
     "Sweep",
     "Table",

@@ -15,10 +15,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from steelyard.core.errors import SteelyardError
-from steelyard.core.round_record import OLD_NAMES
-from steelyard.runs.history import History
-from steelyard.runs.monitor import as_finite_number, is_lower_better
+from steelyard.core._errors import SteelyardError
+from steelyard.core._round_record import OLD_NAMES
+from steelyard.runs._history import History
+from steelyard.runs._monitor import as_finite_number, is_lower_better
 
 WINDOW = 5
 

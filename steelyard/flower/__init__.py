@@ -12,24 +12,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 
 if TYPE_CHECKING:
-    from steelyard.flower.array_records import to_record, to_state_dict
-    from steelyard.flower.client_app import client, partitioned, reporting
-    from steelyard.flower.messages import TrainInstructions, read_instructions
-    from steelyard.flower.strategies import *  # noqa: F403 - one class for each part
-    from steelyard.flower.strategy import Steelyard
+    from steelyard.flower._array_records import to_record, to_state_dict
+    from steelyard.flower._client_app import client, partitioned, reporting
+    from steelyard.flower._messages import TrainInstructions, read_instructions
+    from steelyard.flower._strategies import *  # noqa: F403 - one class for each part
+    from steelyard.flower._strategy import Steelyard
 
 _MODULES = {
-    "Steelyard": "strategy",
-    "TrainInstructions": "messages",
-    "client": "client_app",
-    "partitioned": "client_app",
-    "read_instructions": "messages",
-    "reporting": "client_app",
-    "to_record": "array_records",
-    "to_state_dict": "array_records",
+    "Steelyard": "_strategy",
+    "TrainInstructions": "_messages",
+    "client": "_client_app",
+    "partitioned": "_client_app",
+    "read_instructions": "_messages",
+    "reporting": "_client_app",
+    "to_record": "_array_records",
+    "to_state_dict": "_array_records",
 }
 __all__ = [
     "Steelyard",
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     try:
-        module = importlib.import_module(f"steelyard.flower.{_MODULES.get(name, 'strategies')}")
+        module = importlib.import_module(f"steelyard.flower.{_MODULES.get(name, '_strategies')}")
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("flwr"):
             raise

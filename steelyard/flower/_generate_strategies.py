@@ -1,6 +1,6 @@
 """The named strategies: which there are, and how their classes are generated.
 
-Each part of Steelyard has a class in `strategies.py`, so that editors and type checkers know its
+Each part of Steelyard has a class in `_strategies.py`, so that editors and type checkers know its
 options. After a part was added or changed, generate the file again:
 
     python -m steelyard.flower._generate_strategies
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.algorithm import Algorithm
-from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, UNSET, Entry
-from steelyard.flower.strategy import Steelyard
+from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, UNSET, Entry
+from steelyard.flower._strategy import Steelyard
 
-PATH = Path(__file__).with_name("strategies.py")
+PATH = Path(__file__).with_name("_strategies.py")
 
 # By the argument of `Algorithm`: the registry, and its name in the generated file.
 _REGISTRIES = {
@@ -48,8 +48,8 @@ _CLASS_NAMES = {
 _UNIFORM_PARTS = ("feddyn", "fedmut")
 # Modules of the types that options have, beside built-in types.
 _TYPE_MODULES = {
-    "Detector": "steelyard.rules.detectors",
-    "Granularity": "steelyard.core.layout",
+    "Detector": "steelyard.rules._detectors",
+    "Granularity": "steelyard.core._layout",
 }
 _FLOWER_ARGUMENTS = 10  # arguments of Flower's FedAvg, which come first
 
@@ -140,22 +140,22 @@ def make_plugin_strategy(name: str, argument: str, entry: Entry) -> type[Steelya
 
 
 def generate() -> str:
-    """Return the source of `strategies.py`."""
+    """Return the source of `_strategies.py`."""
     parts = {name: part for name, part in find_parts().items() if part[1].is_builtin}
     classes = [_render_class(name, *parts[name]) for name in sorted(parts)]
 
     # Imports of the registries, and of types that are not built in.
-    modules = {"UNSET": "steelyard.core.registry"}
+    modules = {"UNSET": "steelyard.core._registry"}
     for _, registry_name in _REGISTRIES.values():
-        modules[registry_name] = "steelyard.core.registry"
+        modules[registry_name] = "steelyard.core._registry"
     for _, entry in parts.values():
         for parameter in entry.options.values():
             for type_name in _find_type_names(parameter):
                 modules[type_name] = _TYPE_MODULES[type_name]
-    modules["AggregateMetrics"] = "steelyard.flower.replies"
+    modules["AggregateMetrics"] = "steelyard.flower._replies"
     modules["Algorithm"] = "steelyard.algorithm"
-    modules["Probe"] = "steelyard.server.probe"
-    modules["Steelyard"] = "steelyard.flower.strategy"
+    modules["Probe"] = "steelyard.server._probe"
+    modules["Steelyard"] = "steelyard.flower._strategy"
     imports = []
     for module in sorted(set(modules.values())):
         imported = sorted(name for name in modules if modules[name] == module)
@@ -245,7 +245,7 @@ def _join(items: list[str], indent: int) -> str:
 
 
 def main() -> None:
-    """Write `strategies.py`."""
+    """Write `_strategies.py`."""
     PATH.write_text(generate(), encoding="utf-8")
 
 

@@ -1,9 +1,9 @@
 """Reports: one page about runs, figures for print, and pictures of partitions."""
 
-from steelyard.report.build import build_report, find_figure, write_report
-from steelyard.report.figures import Figure, Report
-from steelyard.report.matplotlib_figures import save_figure
-from steelyard.report.partition import Summary, draw_partition
+from steelyard.report._build import build_report, find_figure, write_report
+from steelyard.report._figures import Figure, Report
+from steelyard.report._matplotlib_figures import save_figure
+from steelyard.report._partition import Summary, draw_partition
 
 __all__ = [
     "Figure",

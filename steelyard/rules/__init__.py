@@ -4,11 +4,11 @@ Importing this package registers every rule under its name in spec strings. `ste
 short for `steelyard.rules.FedAdp`.
 """
 
-from steelyard.rules.bulyan import Bulyan
-from steelyard.rules.centered_clipping import CenteredClipping
-from steelyard.rules.combinators import Chain, Gate, IfFinite, PerLayer, chain, parse_rule
-from steelyard.rules.coordinate import Median, TrimmedMean
-from steelyard.rules.detectors import (
+from steelyard.rules._bulyan import Bulyan
+from steelyard.rules._centered_clipping import CenteredClipping
+from steelyard.rules._combinators import Chain, Gate, IfFinite, PerLayer, chain, parse_rule
+from steelyard.rules._coordinate import Median, TrimmedMean
+from steelyard.rules._detectors import (
     Always,
     AngleGap,
     CriticalFLWindow,
@@ -16,20 +16,20 @@ from steelyard.rules.detectors import (
     FGNIncrease,
     PeriodDetector,
 )
-from steelyard.rules.fedadp import FedAdp
-from steelyard.rules.fedavg import FedAvg, Uniform
-from steelyard.rules.fedawa import FedAWA, FedAWACos
-from steelyard.rules.feddisco import FedDisco
-from steelyard.rules.fedlaw import FedLAW
-from steelyard.rules.fedlaw_swa import FedLAWSWA
-from steelyard.rules.fednova import FedNova
-from steelyard.rules.geometric_median import GeometricMedian
-from steelyard.rules.guard import Guard
-from steelyard.rules.krum import MultiKrum
-from steelyard.rules.ldawa import LDAWA
-from steelyard.rules.modifiers import Cap, Ema, Shrink
-from steelyard.rules.nnm import NNM
-from steelyard.rules.pa3fed import PA3Fed
+from steelyard.rules._fedadp import FedAdp
+from steelyard.rules._fedavg import FedAvg, Uniform
+from steelyard.rules._fedawa import FedAWA, FedAWACos
+from steelyard.rules._feddisco import FedDisco
+from steelyard.rules._fedlaw import FedLAW
+from steelyard.rules._fedlaw_swa import FedLAWSWA
+from steelyard.rules._fednova import FedNova
+from steelyard.rules._geometric_median import GeometricMedian
+from steelyard.rules._guard import Guard
+from steelyard.rules._krum import MultiKrum
+from steelyard.rules._ldawa import LDAWA
+from steelyard.rules._modifiers import Cap, Ema, Shrink
+from steelyard.rules._nnm import NNM
+from steelyard.rules._pa3fed import PA3Fed
 
 __all__ = [
     "LDAWA",

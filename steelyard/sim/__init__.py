@@ -1,10 +1,10 @@
 """The simulator: federated training on one machine, deterministic and resumable."""
 
-from steelyard.sim.callbacks import Callback
-from steelyard.sim.experiment import Data, Execution, Experiment, read_experiment
-from steelyard.sim.loggers import MLflow, TensorBoard, WandB
-from steelyard.sim.participation import Participation
-from steelyard.sim.simulate import simulate
+from steelyard.sim._callbacks import Callback
+from steelyard.sim._experiment import Data, Execution, Experiment, read_experiment
+from steelyard.sim._loggers import MLflow, TensorBoard, WandB
+from steelyard.sim._participation import Participation
+from steelyard.sim._simulate import simulate
 
 __all__ = [
     "Callback",

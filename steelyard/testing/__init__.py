@@ -9,7 +9,7 @@ Each check is a plain function that raises AssertionError with a sentence; no te
 needed.
 """
 
-from steelyard.testing.rule_checks import RULE_CHECKS, check_rule
-from steelyard.testing.term_checks import TERM_CHECKS, check_term
+from steelyard.testing._rule_checks import RULE_CHECKS, check_rule
+from steelyard.testing._term_checks import TERM_CHECKS, check_term
 
 __all__ = ["RULE_CHECKS", "TERM_CHECKS", "check_rule", "check_term"]

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
-from steelyard.experiments import benchmark as bench
-from steelyard.experiments import jobs
+from steelyard.experiments import _benchmark as bench
+from steelyard.experiments import _jobs as jobs
 from tests.experiments.jobs import Here
 
 SMALL = [

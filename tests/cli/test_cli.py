@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import steelyard
 from steelyard.cli.app import app
-from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
-from steelyard.core.spec import to_text
+from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
+from steelyard.core._spec import to_text
 from tests.rounds import cohort, equal, every_rule, reports
 from tests.stores.test_safetensors import shard
 

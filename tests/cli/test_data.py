@@ -7,10 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
-from steelyard.core.errors import SteelyardError
-from steelyard.data import SOURCES, images, load
-from steelyard.data.download import DOWNLOADS, File
-from steelyard.sim.experiment import read_experiment
+from steelyard.core._errors import SteelyardError
+from steelyard.data import SOURCES, load
+from steelyard.data import _images as images
+from steelyard.data._download import DOWNLOADS, File
+from steelyard.sim._experiment import read_experiment
 from tests.datasets import files
 from tests.datasets.server import serving
 

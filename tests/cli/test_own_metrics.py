@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from steelyard import History, simulate
 from steelyard.cli.app import app
 from steelyard.experiments import scores
-from steelyard.experiments.run_groups import read_runs
-from steelyard.report.build import build_report, find_figure
-from steelyard.runs.monitor import Monitor
+from steelyard.experiments._run_groups import read_runs
+from steelyard.report._build import build_report, find_figure
+from steelyard.runs._monitor import Monitor
 
 DRAW = torch.Generator().manual_seed(0)
 X = torch.randn(160, 4, generator=DRAW)

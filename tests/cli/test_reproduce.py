@@ -4,8 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
-from steelyard.experiments import cost
-from steelyard.experiments import paper_table as table
+from steelyard.experiments import _cost as cost
+from steelyard.experiments import _paper_table as table
 
 RUNS = """
 title = "Two rules on digits"

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
-from steelyard.core.errors import SteelyardError
-from steelyard.runs.directory import read_log
-from steelyard.sim.experiment import Experiment, read_experiment
+from steelyard.core._errors import SteelyardError
+from steelyard.runs._directory import read_log
+from steelyard.sim._experiment import Experiment, read_experiment
 from tests.waiting import PATIENCE, wait_until
 
 STEELYARD = [sys.executable, "-c", "from steelyard.cli import main; main()"]

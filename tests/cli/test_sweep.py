@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from steelyard.cli.app import app
 from steelyard.cli.sweep import Board, print_table
-from steelyard.experiments import jobs as module
-from steelyard.experiments.jobs import Outcome
-from steelyard.experiments.tables import Cell, Table
-from steelyard.runs.history import History
-from steelyard.runs.lock import lock_directory
+from steelyard.experiments import _jobs as module
+from steelyard.experiments._jobs import Outcome
+from steelyard.experiments._tables import Cell, Table
+from steelyard.runs._history import History
+from steelyard.runs._lock import lock_directory
 from tests.cli.test_run import STEELYARD
 from tests.experiments.jobs import Here, job
 from tests.waiting import PATIENCE, wait_until

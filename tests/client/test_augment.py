@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.client.augment import CropFlip, parse_augmentation
-from steelyard.client.local import LocalTraining
-from steelyard.core.errors import SteelyardError
-from steelyard.sim.experiment import Experiment
+from steelyard.client._augment import CropFlip, parse_augmentation
+from steelyard.client._local import LocalTraining
+from steelyard.core._errors import SteelyardError
+from steelyard.sim._experiment import Experiment
 from tests.sim.runs import clients, net, same, simulate
 
 IMAGES = (2, 6, 6)

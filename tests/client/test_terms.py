@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.core.registry import TERMS
-from steelyard.core.term import ClientContext, ServerContext, Terms
+from steelyard.core._errors import SteelyardError
+from steelyard.core._registry import TERMS
+from steelyard.core._term import ClientContext, ServerContext, Terms
 from steelyard.testing import TERM_CHECKS
 from tests.golden import arrays, assert_near, document, tensor
 

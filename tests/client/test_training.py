@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.client.dense import DenseModels
-from steelyard.client.flat import FlatModel
-from steelyard.client.local import LocalTraining, parse_schedule
-from steelyard.client.train import Batches, Training, batches, train
-from steelyard.core.errors import SteelyardError
-from steelyard.core.term import ClientContext
+from steelyard.client._dense import DenseModels
+from steelyard.client._flat import FlatModel
+from steelyard.client._local import LocalTraining, parse_schedule
+from steelyard.client._train import Batches, Training, batches, train
+from steelyard.core._errors import SteelyardError
+from steelyard.core._term import ClientContext
 from tests.golden import arrays, assert_near, tensor
 
 CPU = torch.device("cpu")
@@ -352,7 +352,7 @@ def descended(kind):
 
 @pytest.mark.parametrize("kind", ["images", "tied", "unused", "frozen"])
 def test_a_step_without_collecting_gradients_is_the_same_step(kind, monkeypatch):
-    monkeypatch.setattr("steelyard.client.flat._LARGE", 1)
+    monkeypatch.setattr("steelyard.client._flat._LARGE", 1)
     long, short = (flat(descended(kind)[0], descended(kind)[1]) for _ in range(2))
     _, inputs, still = descended(kind)
     targets, index = torch.arange(12) % 3, torch.tensor([3, 1, 7, 8])
@@ -376,7 +376,7 @@ def test_a_step_without_collecting_gradients_is_the_same_step(kind, monkeypatch)
 
 def test_pooling_layers_get_their_gradients_channels_last(monkeypatch):
     """The gradient of a flattened image is not, and would be copied to and fro on its way down."""
-    monkeypatch.setattr("steelyard.client.flat._LARGE", 1)
+    monkeypatch.setattr("steelyard.client._flat._LARGE", 1)
     module, inputs, _ = descended("images")
     model = flat(module, inputs)
     assert model.channels_last

@@ -2,7 +2,7 @@
 
 import pytest
 
-from steelyard.core.errors import SteelyardError, describe_error, escape_lines, escape_text
+from steelyard.core._errors import SteelyardError, describe_error, escape_lines, escape_text
 
 
 @pytest.mark.parametrize("text", ["", "plain", "Zürich 東京 ± 🎉", "a b", r"C:\x1b"])

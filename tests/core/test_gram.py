@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from steelyard.core.gram import Gram
+from steelyard.core._gram import Gram
 
 
 def gram_of(updates, theta):

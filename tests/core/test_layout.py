@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.layout import Layout
+from steelyard.core._layout import Layout
 from tests.rounds import cohort, model, reports
 
 

@@ -3,10 +3,10 @@
 import pytest
 
 import steelyard
-from steelyard.core.round_record import OLD_NAMES, ROUND_RECORD, get_value, rename_old_keys
-from steelyard.rules.combinators import parse_rule
-from steelyard.testing.rounds import make_cohort, make_reports
-from steelyard.testing.rule_checks import aggregate
+from steelyard.core._round_record import OLD_NAMES, ROUND_RECORD, get_value, rename_old_keys
+from steelyard.rules._combinators import parse_rule
+from steelyard.testing._rounds import make_cohort, make_reports
+from steelyard.testing._rule_checks import aggregate
 from tests.rounds import every_rule
 from tests.sim.runs import clients, simulate
 

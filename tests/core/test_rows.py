@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from steelyard.core.gram import Gram
-from steelyard.core.sums import Selection, compose_rows
+from steelyard.core._gram import Gram
+from steelyard.core._sums import Selection, compose_rows
 
 RNG = np.random.default_rng(0)
 K = 6

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import steelyard
 from steelyard import kernels, threads
-from steelyard.core.server_terms import Bounds, ServerTermStep, clip_factors, typical_norm
-from steelyard.core.term import ServerContext
+from steelyard.core._server_terms import Bounds, ServerTermStep, clip_factors, typical_norm
+from steelyard.core._term import ServerContext
 
 D, K = 2 * kernels.BLOCK + 1000, 3
 

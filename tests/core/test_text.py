@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import steelyard
-from steelyard.core.spec import to_text
+from steelyard.core._spec import to_text
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ import zipfile
 
 import pytest
 
-from steelyard.core.errors import SteelyardError
-from steelyard.data import SOURCES, download, images
-from steelyard.data.archives import unpack
-from steelyard.data.download import DOWNLOADS, File, fetch_dataset
+from steelyard.core._errors import SteelyardError
+from steelyard.data import SOURCES
+from steelyard.data import _download as download
+from steelyard.data import _images as images
+from steelyard.data._archives import unpack
+from steelyard.data._download import DOWNLOADS, File, fetch_dataset
 from tests.datasets.files import add
 from tests.datasets.server import serving
 

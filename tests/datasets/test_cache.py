@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from steelyard.data import Dataset, cache, load, news
-from steelyard.data.cache import load_cached
+from steelyard.data import Dataset, load
+from steelyard.data import _cache as cache
+from steelyard.data import _news as news
+from steelyard.data._cache import load_cached
 from tests.datasets import texts
 
 TOKENS = torch.tensor([[0, 300], [5, 6], [7, 70000]])

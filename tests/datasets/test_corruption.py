@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.data import Dataset, Federation
-from steelyard.data.corruption import corrupt, find_corrupted_clients
+from steelyard.data._corruption import corrupt, find_corrupted_clients
 
 CLASSES = 4
 

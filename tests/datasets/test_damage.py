@@ -6,9 +6,9 @@ import io
 import numpy as np
 import pytest
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.data import load
-from steelyard.data.formats import read_bounded, reading
+from steelyard.data._formats import read_bounded, reading
 from tests.datasets import files, test_fuzz
 
 
@@ -102,7 +102,7 @@ def test_the_sentence(tmp_path, place, content, message):
 
 def test_a_packed_matrix_has_a_limit(tmp_path, monkeypatch):
     files.write_svhn(tmp_path)
-    monkeypatch.setattr("steelyard.data.formats.MATLAB_LIMIT", 10_000)
+    monkeypatch.setattr("steelyard.data._formats.MATLAB_LIMIT", 10_000)
     with pytest.raises(SteelyardError, match="unpacks to more than 10000 bytes"):
         load("svhn", tmp_path)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.data import Dataset, Federation
 
 X = torch.arange(24, dtype=torch.float32).reshape(12, 2)
@@ -210,7 +210,7 @@ def test_the_fingerprint_of_much_data_samples_all_columns_and_reads_little(monke
     assert len(seen | {before}) == 15
     hashed = []
     digest = SimpleNamespace(update=lambda data: hashed.append(len(data)), hexdigest=str)
-    monkeypatch.setattr("steelyard.data.dataset.hashlib.sha256", lambda: digest)
+    monkeypatch.setattr("steelyard.data._dataset.hashlib.sha256", lambda: digest)
     fed.fingerprint()
     targets = fed.train.targets.nbytes
     assert sum(hashed) - targets < 0.05 * fed.train.inputs.nbytes

@@ -12,9 +12,9 @@ import threading
 import numpy as np
 import pytest
 
-from steelyard.core.errors import SteelyardError
-from steelyard.data import download
-from steelyard.data.download import fetch
+from steelyard.core._errors import SteelyardError
+from steelyard.data import _download as download
+from steelyard.data._download import fetch
 from tests.datasets.server import serving
 from tests.waiting import wait_until
 
@@ -275,7 +275,7 @@ def test_an_interrupt_keeps_the_part(path):
     assert path.read_bytes() == CONTENT
 
 
-SCRIPT = "import sys; from steelyard.data.download import fetch; fetch(sys.argv[1], sys.argv[2], sha256=sys.argv[3])"
+SCRIPT = "import sys; from steelyard.data._download import fetch; fetch(sys.argv[1], sys.argv[2], sha256=sys.argv[3])"
 
 
 def has_part(path, size):

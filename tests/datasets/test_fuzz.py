@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from steelyard.core.errors import SteelyardError
-from steelyard.data import cifar, images, load
+from steelyard.core._errors import SteelyardError
+from steelyard.data import _cifar as cifar
+from steelyard.data import _images as images
+from steelyard.data import load
 from tests.datasets import files
 
 WRITERS = {

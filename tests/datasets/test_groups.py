@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.data import Dataset, Federation, partition
 
 GROUPS = np.repeat(np.arange(6), [5, 1, 7, 3, 4, 10])

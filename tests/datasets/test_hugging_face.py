@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.data import Dataset, Federation, Vocabulary, encode, hugging_face
+from steelyard.core._errors import SteelyardError
+from steelyard.data import Dataset, Federation, Vocabulary, encode
+from steelyard.data import _hugging_face as hugging_face
 
 LABELS = [0, 2, 1, 0, 2, 1]
 
@@ -126,7 +127,7 @@ def test_text_goes_through_a_vocabulary():
     data = Dataset.of(made, vocabulary=vocabulary, length=2)
     assert torch.equal(data.inputs, encode(lines, vocabulary, 2))
     with pytest.raises(
-        SteelyardError, match=r"column 'text' .*: give vocabulary=steelyard\.data\.text"
+        SteelyardError, match=r"column 'text' .*: give vocabulary=steelyard\.data\.Vocabulary"
     ):
         Dataset.of(made)
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 from scipy.io import loadmat
 
-from steelyard.core.errors import SteelyardError
-from steelyard.core.spec import parse, to_text
-from steelyard.data import SOURCES, Federation, cifar, images, load
-from steelyard.data.formats import read_matlab
+from steelyard.core._errors import SteelyardError
+from steelyard.core._spec import parse, to_text
+from steelyard.data import SOURCES, Federation, load
+from steelyard.data import _cifar as cifar
+from steelyard.data import _images as images
+from steelyard.data._formats import read_matlab
 from tests.datasets import files
 
 MEANS, DEVIATIONS = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]

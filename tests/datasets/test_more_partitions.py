@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steelyard.core.errors import SteelyardError
-from steelyard.core.spec import parse, to_text
+from steelyard.core._errors import SteelyardError
+from steelyard.core._spec import parse, to_text
 from steelyard.data import PARTITIONS, partition
-from steelyard.data.partitions import (
+from steelyard.data._partitions import (
     BalancedDirichlet,
     CappedDirichlet,
     HybridDirichlet,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import steelyard
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.data import Vocabulary, encode, load
 from tests.datasets import files, texts
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from steelyard.core.errors import SteelyardError
-from steelyard.core.spec import parse, to_text
+from steelyard.core._errors import SteelyardError
+from steelyard.core._spec import parse, to_text
 from steelyard.data import PARTITIONS, partition
-from steelyard.data.partitions import IID, Dirichlet, XClass
+from steelyard.data._partitions import IID, Dirichlet, XClass
 from tests import golden
 
 LABELS = np.repeat(np.arange(10), 100)

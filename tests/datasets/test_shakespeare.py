@@ -8,9 +8,9 @@ import torch
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.data import Federation, load
-from steelyard.data.shakespeare import ALPHABET
+from steelyard.data._shakespeare import ALPHABET
 from tests.datasets import files, texts
 
 ROLES = "shakespeare_by_role.jsonl"

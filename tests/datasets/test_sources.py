@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.core.errors import SteelyardError
-from steelyard.data import Federation, cifar, images, load
+from steelyard.core._errors import SteelyardError
+from steelyard.data import Federation, load
+from steelyard.data import _cifar as cifar
+from steelyard.data import _images as images
 from tests.datasets import files
 
 

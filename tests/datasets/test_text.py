@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.core.errors import SteelyardError
-from steelyard.data.text import Vocabulary, encode
+from steelyard.core._errors import SteelyardError
+from steelyard.data._text import Vocabulary, encode
 
 
 def test_numbers_go_by_frequency_then_by_the_word():

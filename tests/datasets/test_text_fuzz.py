@@ -8,8 +8,9 @@ import zlib
 import numpy as np
 import pytest
 
-from steelyard.core.errors import SteelyardError
-from steelyard.data import formats, load
+from steelyard.core._errors import SteelyardError
+from steelyard.data import _formats as formats
+from steelyard.data import load
 from tests.datasets import texts
 
 ROLES = "shakespeare_by_role.jsonl"
@@ -132,7 +133,7 @@ def test_a_line_without_end(tmp_path, monkeypatch):
 
 def test_a_field_over_many_lines(tmp_path, monkeypatch):
     """Every line is short, but one quote keeps them together."""
-    monkeypatch.setattr("steelyard.data.news.LINE", 1 << 18)
+    monkeypatch.setattr("steelyard.data._news.LINE", 1 << 18)
     texts.write_news(tmp_path)
     (tmp_path / "train.csv").write_bytes(b'"1","' + b"a\n" * (1 << 18))
     with pytest.raises(SteelyardError, match=r"is not csv \(field larger than field limit"):
@@ -164,7 +165,7 @@ def test_two_xz_files_in_one(tmp_path):
 
 
 def test_leafs_file_has_its_own_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("steelyard.data.shakespeare.JSON", 1000)
+    monkeypatch.setattr("steelyard.data._shakespeare.JSON", 1000)
     leaf(tmp_path, "")
     with pytest.raises(SteelyardError, match="more than 1000 bytes"):
         load("shakespeare:length=10", tmp_path)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.core.evidence import inner_products
+from steelyard.core._errors import SteelyardError
+from steelyard.core._evidence import inner_products
 from steelyard.diagnostics import (
     cohort_alignment,
     critical_point,
@@ -15,7 +15,7 @@ from steelyard.diagnostics import (
     heterogeneity_coherence,
     series,
 )
-from steelyard.runs.history import History
+from steelyard.runs._history import History
 
 WEIGHTS = [5, 1, 2, 8, 4]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.diagnostics.datasets import (
+from steelyard.core._errors import SteelyardError
+from steelyard.diagnostics._datasets import (
     client_distances,
     data_distances,
     data_vector,

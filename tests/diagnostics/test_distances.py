@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.diagnostics import (
     gradient_divergence,
     mean_cosine,

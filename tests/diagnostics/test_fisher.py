@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
+from steelyard.diagnostics import (
+    _fisher as fisher,
+)
 from steelyard.diagnostics import (
     empirical_fisher_trace,
     federated_fisher_trace,
-    fisher,
     fisher_trace,
 )
 from tests.golden import arrays, tensor

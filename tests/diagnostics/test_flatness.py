@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.diagnostics import Spectrum, Surface, hessian_spectrum, losses_along
 
 INPUTS = torch.randn(700, 4, generator=torch.Generator().manual_seed(0))  # more than one pass

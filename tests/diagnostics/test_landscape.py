@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.diagnostics import Surface, simplex_grid, to_plane, weight_landscape
 
 CLIENTS = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0], [0.0, 0.0, 5.0]], dtype=torch.float64)

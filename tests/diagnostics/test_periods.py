@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.diagnostics.periods import (
+from steelyard.core._errors import SteelyardError
+from steelyard.diagnostics._periods import (
     Periods,
     critical_periods,
     detect,
     loss_deviation,
     stability,
 )
-from steelyard.diagnostics.recorded import series
+from steelyard.diagnostics._recorded import series
 from steelyard.experiments import scores
-from steelyard.runs.history import History
+from steelyard.runs._history import History
 from tests.sim.runs import clients, simulate
 
 

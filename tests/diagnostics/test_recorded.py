@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.core.round_record import ROUND_RECORD
-from steelyard.diagnostics.recorded import SERIES, by_client, client_names, curves, names, series
-from steelyard.runs.history import History
+from steelyard.core._errors import SteelyardError
+from steelyard.core._round_record import ROUND_RECORD
+from steelyard.diagnostics._recorded import SERIES, by_client, client_names, curves, names, series
+from steelyard.runs._history import History
 from tests.sim.runs import clients, simulate
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.diagnostics import (
     parameter_histogram,
     parameter_norm,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import steelyard
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.diagnostics import THREE_CLIENTS, TWO_CLIENTS, trajectory
 from tests.golden import arrays, assert_near
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.diagnostics.recorded import series
-from steelyard.diagnostics.weights import (
+from steelyard.core._errors import SteelyardError
+from steelyard.diagnostics._recorded import series
+from steelyard.diagnostics._weights import (
     effective_clients,
     heterogeneity,
     ideal_distances,

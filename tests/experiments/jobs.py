@@ -3,9 +3,9 @@
 import json
 import os
 
-from steelyard.experiments import worker
-from steelyard.experiments.jobs import Child, Job, Silent
-from steelyard.sim.experiment import read_experiment
+from steelyard.experiments import _worker as worker
+from steelyard.experiments._jobs import Child, Job, Silent
+from steelyard.sim._experiment import read_experiment
 
 
 def job(weighting="fedavg", seed=1, rounds=2, name=None, **settings):

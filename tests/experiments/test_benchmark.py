@@ -2,12 +2,12 @@
 
 import pytest
 
-from steelyard.core.errors import SteelyardError
-from steelyard.experiments import benchmark as bench
-from steelyard.experiments.benchmark import Result, Rule, read_benchmark
-from steelyard.experiments.jobs import Outcome
-from steelyard.experiments.ranking import analyse, rank_rules
-from steelyard.runs.history import History
+from steelyard.core._errors import SteelyardError
+from steelyard.experiments import _benchmark as bench
+from steelyard.experiments._benchmark import Result, Rule, read_benchmark
+from steelyard.experiments._jobs import Outcome
+from steelyard.experiments._ranking import analyse, rank_rules
+from steelyard.runs._history import History
 
 ISSUE_RULES = {
     *(

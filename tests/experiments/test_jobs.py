@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import steelyard
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.data import load
-from steelyard.experiments import jobs as module
-from steelyard.experiments.jobs import is_finished, run_jobs
-from steelyard.runs.directory import read_config, read_log
+from steelyard.experiments import _jobs as module
+from steelyard.experiments._jobs import is_finished, run_jobs
+from steelyard.runs._directory import read_config, read_log
 from tests.experiments.jobs import Diary, Here, fake, job
 from tests.waiting import wait_until
 
@@ -293,7 +293,7 @@ PARENT = """
 import sys
 from dataclasses import replace
 from tests.experiments.jobs import job
-from steelyard.experiments.jobs import run_jobs
+from steelyard.experiments._jobs import run_jobs
 run_jobs([job(rounds=int(sys.argv[2]))], sys.argv[1])
 """
 

@@ -3,9 +3,9 @@
 import pytest
 
 from steelyard.algorithm import parse_refiner
-from steelyard.core.errors import SteelyardError
-from steelyard.experiments import cost
-from steelyard.experiments.paper_table import (
+from steelyard.core._errors import SteelyardError
+from steelyard.experiments import _cost as cost
+from steelyard.experiments._paper_table import (
     METRICS,
     Number,
     names,
@@ -13,7 +13,7 @@ from steelyard.experiments.paper_table import (
     read_table,
     tables,
 )
-from steelyard.sim.experiment import merge_sections
+from steelyard.sim._experiment import merge_sections
 
 SOME = {  # read in the papers by hand, apart from the files
     ("fedadp-table1", "mnist-1class-3iid/fedavg"): Number(None, 94.48),

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.core.errors import SteelyardError
-from steelyard.experiments import paper_table as table
-from steelyard.experiments.jobs import Outcome
-from steelyard.experiments.paper_table import parse_table
-from steelyard.experiments.reproduce import (
+from steelyard.core._errors import SteelyardError
+from steelyard.experiments import _paper_table as table
+from steelyard.experiments._jobs import Outcome
+from steelyard.experiments._paper_table import parse_table
+from steelyard.experiments._reproduce import (
     compute_results,
     describe_subset,
     format_gap,
@@ -23,8 +23,8 @@ from steelyard.experiments.reproduce import (
     to_markdown,
 )
 from steelyard.experiments.scores import METRICS
-from steelyard.runs.history import History
-from steelyard.sim.experiment import read_experiment
+from steelyard.runs._history import History
+from steelyard.sim._experiment import read_experiment
 
 ENVIRONMENT = {"steelyard": "1", "python": "3", "torch": "2", "numpy": "2", "cores": 2}
 

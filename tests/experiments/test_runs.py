@@ -6,14 +6,14 @@ import pytest
 from torch import nn
 
 import steelyard
-from steelyard.experiments.run_groups import (
+from steelyard.experiments._run_groups import (
     find_differences,
     format_labels,
     group_runs,
     is_of_algorithm,
     read_runs,
 )
-from steelyard.runs.directory import CONFIG, ROUNDS
+from steelyard.runs._directory import CONFIG, ROUNDS
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.experiments import scores
-from steelyard.runs.history import History
-from steelyard.runs.monitor import Monitor
+from steelyard.runs._history import History
+from steelyard.runs._monitor import Monitor
 
 
 def history(*accuracies, **columns):

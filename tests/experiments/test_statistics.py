@@ -7,9 +7,9 @@ import scipy.stats
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
+from steelyard.experiments._statistics import correct_for_many, deviation, difference, mean
 from steelyard.experiments.scores import METRICS
-from steelyard.experiments.statistics import correct_for_many, deviation, difference, mean
 
 BEST, ROUNDS = METRICS["best"], METRICS["rounds"]
 values = st.floats(-1, 1, allow_nan=False).map(lambda x: round(x, 6))

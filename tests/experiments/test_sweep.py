@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from steelyard.core.errors import SteelyardError
-from steelyard.experiments import jobs as module
-from steelyard.experiments.run_groups import Run, format_labels, read_runs
-from steelyard.experiments.sweep import plan, read_sweep, run_sweep
+from steelyard.core._errors import SteelyardError
+from steelyard.experiments import _jobs as module
+from steelyard.experiments._run_groups import Run, format_labels, read_runs
+from steelyard.experiments._sweep import plan, read_sweep, run_sweep
 from tests.experiments.jobs import Diary, Here
 
 TINY = {"rounds": 2, "data": {"clients": 4}, "participation": {"share": 0.5}}

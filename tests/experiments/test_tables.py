@@ -5,10 +5,9 @@ import io
 
 import pytest
 
-from steelyard.experiments.comparisons import compare
-from steelyard.experiments.run_groups import Run
-from steelyard.experiments.scores import METRICS
-from steelyard.experiments.tables import (
+from steelyard.experiments._comparisons import compare
+from steelyard.experiments._run_groups import Run
+from steelyard.experiments._tables import (
     csv_lines,
     latex_text,
     long_head,
@@ -17,6 +16,7 @@ from steelyard.experiments.tables import (
     overview,
     pivot,
 )
+from steelyard.experiments.scores import METRICS
 from tests.experiments.test_scores import history
 
 BEST, ROUNDS = METRICS["best"], METRICS["rounds"]

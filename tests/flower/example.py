@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.runs.checkpoint import read_verified
+from steelyard.runs._checkpoint import read_verified
 
 APP = Path(__file__).parent.parent.parent / "examples" / "flower"
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.runs.directory import read_log
+from steelyard.runs._directory import read_log
 from tests.flower.grid import LocalGrid
 from tests.sim.runs import clients, net
 

@@ -8,8 +8,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from steelyard.flower import Steelyard, to_record, to_state_dict
-from steelyard.runs.directory import read_log
-from steelyard.sim.simulator import RunStopped
+from steelyard.runs._directory import read_log
+from steelyard.sim._simulator import RunStopped
 from tests.flower.grid import LocalGrid
 
 START = {"w": torch.zeros(4), "count": torch.tensor(5)}

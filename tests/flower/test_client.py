@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 
 import steelyard
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.flower import (
     Steelyard,
     TrainInstructions,
@@ -18,7 +18,7 @@ from steelyard.flower import (
     reporting,
     to_record,
 )
-from steelyard.runs.directory import read_log
+from steelyard.runs._directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 

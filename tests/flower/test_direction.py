@@ -4,8 +4,8 @@ import torch
 from flwr.app import ArrayRecord
 
 import steelyard
-from steelyard.flower.array_records import RecordSource
-from steelyard.flower.server import FlowerServer, TrainingResults
+from steelyard.flower._array_records import RecordSource
+from steelyard.flower._server import FlowerServer, TrainingResults
 
 
 def aggregate(server, number, *clients):

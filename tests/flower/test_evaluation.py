@@ -7,7 +7,7 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, Rec
 
 import steelyard
 import steelyard.flower
-from steelyard.runs.directory import read_log
+from steelyard.runs._directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 

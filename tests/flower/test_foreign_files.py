@@ -2,8 +2,8 @@
 
 import pytest
 
-from steelyard.runs.checkpoint import read_verified
-from steelyard.runs.directory import read_log
+from steelyard.runs._checkpoint import read_verified
+from steelyard.runs._directory import read_log
 from tests.flower import runs
 
 FOREIGN = (

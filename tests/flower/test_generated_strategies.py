@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import steelyard.flower
-from steelyard.core.registry import UNSET
+from steelyard.core._registry import UNSET
 from steelyard.flower import _generate_strategies as generator
-from steelyard.flower.strategy import Steelyard
+from steelyard.flower._strategy import Steelyard
 
 SOURCE = generator.PATH.read_text(encoding="utf-8")
 CLASSES = {node.name: node for node in ast.parse(SOURCE).body if isinstance(node, ast.ClassDef)}
@@ -48,7 +48,7 @@ def test_type_checkers_find_them_in_the_package():
     tree = ast.parse(Path(steelyard.flower.__file__).read_text(encoding="utf-8"))
     (checked,) = (node for node in tree.body if isinstance(node, ast.If))
     imports = {node.module: [name.name for name in node.names] for node in checked.body}
-    assert imports["steelyard.flower.strategies"] == ["*"]
+    assert imports["steelyard.flower._strategies"] == ["*"]
 
 
 @pytest.mark.slow

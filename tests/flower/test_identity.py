@@ -3,8 +3,8 @@
 import pytest
 
 import steelyard
-from steelyard.runs.checkpoint import read_verified
-from steelyard.runs.directory import read_log
+from steelyard.runs._checkpoint import read_verified
+from steelyard.runs._directory import read_log
 from tests.flower import runs
 from tests.flower.example import Models
 from tests.sim.runs import clients

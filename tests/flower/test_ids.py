@@ -5,9 +5,9 @@ import logging
 import pytest
 from flwr.app import ConfigRecord
 
-from steelyard.core.errors import escape_text
+from steelyard.core._errors import escape_text
 from steelyard.flower import to_record
-from steelyard.runs.directory import read_log
+from steelyard.runs._directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 

@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import FedAvg
 
 import steelyard
 from steelyard.flower import to_record, to_state_dict
-from steelyard.runs.directory import read_log
+from steelyard.runs._directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 

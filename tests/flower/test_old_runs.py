@@ -12,7 +12,7 @@ import torch
 from flwr.app import MetricRecord
 
 import steelyard
-from steelyard.runs.directory import read_log
+from steelyard.runs._directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 

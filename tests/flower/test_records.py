@@ -7,9 +7,9 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.flower import to_record, to_state_dict
-from steelyard.flower.array_records import RecordSource
+from steelyard.flower._array_records import RecordSource
 
 STATE = {
     "float": torch.randn(3, 4),

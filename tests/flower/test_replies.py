@@ -9,12 +9,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
 import steelyard
 from steelyard import SteelyardError
-from steelyard.core.mixture import Mixture
-from steelyard.core.needs import Needs
-from steelyard.core.weighting import Info, Weighting
+from steelyard.core._mixture import Mixture
+from steelyard.core._needs import Needs
+from steelyard.core._weighting import Info, Weighting
 from steelyard.flower import client, to_record, to_state_dict
-from steelyard.flower.server import FlowerServer
-from steelyard.runs.directory import read_log
+from steelyard.flower._server import FlowerServer
+from steelyard.runs._directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 

@@ -11,14 +11,14 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.core.registry import TERMS
-from steelyard.core.term import ClientTerm, TermTags
-from steelyard.core.weighting import Info
-from steelyard.experiments.run_groups import read_runs
+from steelyard.core._errors import SteelyardError
+from steelyard.core._registry import TERMS
+from steelyard.core._term import ClientTerm, TermTags
+from steelyard.core._weighting import Info
+from steelyard.experiments._run_groups import read_runs
 from steelyard.flower import Steelyard
-from steelyard.report.build import build_report, find_figure, render_html
-from steelyard.runs.directory import read_clients, read_log
+from steelyard.report._build import build_report, find_figure, render_html
+from steelyard.runs._directory import read_clients, read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 

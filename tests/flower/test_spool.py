@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.flower.array_records import num_bytes, to_record
-from steelyard.flower.streaming import ReplyStorage, StreamingGrid, content_bytes, parse_memory
+from steelyard.core._errors import SteelyardError
+from steelyard.flower._array_records import num_bytes, to_record
+from steelyard.flower._streaming import ReplyStorage, StreamingGrid, content_bytes, parse_memory
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 
@@ -190,7 +190,7 @@ def full(*args):
 
 
 def test_a_full_disk_is_named_with_the_cure(tmp_path, monkeypatch):
-    monkeypatch.setattr("steelyard.flower.streaming.save_file", full)
+    monkeypatch.setattr("steelyard.flower._streaming.save_file", full)
     with pytest.raises(
         SteelyardError,
         match=r"steelyard-spool-.*No space left.*: .*set TMPDIR",

@@ -11,11 +11,11 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 
 import steelyard
 import steelyard.flower
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
+from steelyard.flower._clients import ClientIds
 from steelyard.flower._generate_strategies import find_parts
-from steelyard.flower.clients import ClientIds
-from steelyard.flower.messages import draw_cohort
-from steelyard.runs.directory import read_log
+from steelyard.flower._messages import draw_cohort
+from steelyard.runs._directory import read_log
 from tests.flower import runs
 from tests.sim.runs import clients
 

@@ -4,9 +4,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord
 
 import steelyard
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.flower import to_state_dict
-from steelyard.runs.directory import read_log
+from steelyard.runs._directory import read_log
 from tests.flower import runs
 from tests.flower.grid import LocalGrid
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from steelyard.core.errors import SteelyardError
-from steelyard.core.spec import parse, to_text
+from steelyard.core._errors import SteelyardError
+from steelyard.core._spec import parse, to_text
 from steelyard.models import MODELS, build
-from steelyard.models.cnn import SimpleCNN
-from steelyard.models.linear import MLP
-from steelyard.models.resnet import ResNet
+from steelyard.models._cnn import SimpleCNN
+from steelyard.models._linear import MLP
+from steelyard.models._resnet import ResNet
 from tests import golden
 
 GREY, COLOUR, DIGIT = (1, 28, 28), (3, 32, 32), (1, 8, 8)

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from steelyard.report.build import build_report, write_report
-from steelyard.runs.directory import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
+from steelyard.report._build import build_report, write_report
+from steelyard.runs._directory import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
 
 HOSTILE = [
     "<script>window.harmed = 1</script>",

@@ -8,10 +8,10 @@ import tomllib
 
 import pytest
 
-from steelyard.experiments.benchmark import SCORES, parse_rule_text, read_benchmark
-from steelyard.experiments.ranking import Ranks, analyse
-from steelyard.report.benchmark import draw_ranks, write_html, write_markdown
-from steelyard.sim.experiment import Experiment
+from steelyard.experiments._benchmark import SCORES, parse_rule_text, read_benchmark
+from steelyard.experiments._ranking import Ranks, analyse
+from steelyard.report._benchmark import draw_ranks, write_html, write_markdown
+from steelyard.sim._experiment import Experiment
 from tests.experiments.test_benchmark import result, some_results
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from steelyard.report.build import build_report, render_html, write_report
+from steelyard.report._build import build_report, render_html, write_report
 from tests.report.conftest import draw_all
 from tests.report.runs import HOSTILE, comparison, falling, write_large_page, write_run
 

@@ -7,13 +7,13 @@ import statistics
 
 import pytest
 
-from steelyard.core.errors import SteelyardError
-from steelyard.report import client_figures
-from steelyard.report.build import build_report, find_figure, render_html, write_report
-from steelyard.report.figures import DASHES, INKS, Heat, Table, choose_style, shorten_name
-from steelyard.report.series import group_consecutive
-from steelyard.runs.directory import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
-from steelyard.runs.history import History
+from steelyard.core._errors import SteelyardError
+from steelyard.report import _client_figures as client_figures
+from steelyard.report._build import build_report, find_figure, render_html, write_report
+from steelyard.report._figures import DASHES, INKS, Heat, Table, choose_style, shorten_name
+from steelyard.report._series import group_consecutive
+from steelyard.runs._directory import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
+from steelyard.runs._history import History
 from tests.report.runs import comparison, write_run
 from tests.sim.runs import simulate
 

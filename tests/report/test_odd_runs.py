@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
-from steelyard.core.errors import SteelyardError
-from steelyard.diagnostics import recorded
-from steelyard.runs.directory import read_clients, read_cohorts, read_config, read_log
-from steelyard.runs.files import parse_json
-from steelyard.runs.history import History
+from steelyard.core._errors import SteelyardError
+from steelyard.diagnostics import _recorded as recorded
+from steelyard.runs._directory import read_clients, read_cohorts, read_config, read_log
+from steelyard.runs._files import parse_json
+from steelyard.runs._history import History
 
 FILES = ("config.json", "rounds.jsonl", "clients.json", "cohorts.json", "environment.json")
 DEEP = "[" * 200 + "]" * 200

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.data import PARTITIONS, Dataset, Federation
-from steelyard.report import panels
-from steelyard.report.partition import (
+from steelyard.report import _panels as panels
+from steelyard.report._partition import (
     Summary,
     draw_partition,
     fingerprint,

@@ -4,12 +4,12 @@ import csv
 
 import pytest
 
-from steelyard.core.errors import SteelyardError
-from steelyard.report.build import build_report, find_figure
+from steelyard.core._errors import SteelyardError
+from steelyard.report._build import build_report, find_figure
 from tests.report.runs import HOSTILE, comparison, write_run
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
-from steelyard.report.matplotlib_figures import _count_columns, draw_figure, save_figure
+from steelyard.report._matplotlib_figures import _count_columns, draw_figure, save_figure
 
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 

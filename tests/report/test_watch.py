@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from steelyard.core.errors import SteelyardError
-from steelyard.report.watch import Watch
-from steelyard.runs.directory import ROUNDS
+from steelyard.core._errors import SteelyardError
+from steelyard.report._watch import Watch
+from steelyard.runs._directory import ROUNDS
 from tests.report.runs import record, write_run
 
 
@@ -97,7 +97,7 @@ def test_a_page_is_told_of_what_nobody_thought_of(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", done=5)
     with serving(run) as server:
         with monkeypatch.context() as patch:
-            patch.setattr("steelyard.report.watch.build_report", fail)
+            patch.setattr("steelyard.report._watch.build_report", fail)
             assert (
                 "cannot be shown (TypeError: unheard of"
                 in json.loads(get(f"{server.address}data")[1])["state"]

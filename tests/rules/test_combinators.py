@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import steelyard
-from steelyard.core.spec import to_text
-from steelyard.diagnostics.periods import detect
-from steelyard.rules.bulyan import select
-from steelyard.rules.modifiers import water_fill
+from steelyard.core._spec import to_text
+from steelyard.diagnostics._periods import detect
+from steelyard.rules._bulyan import select
+from steelyard.rules._modifiers import water_fill
 from tests.rounds import Broken
 
 

@@ -5,11 +5,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import steelyard
-from steelyard.core.spec import to_text
-from steelyard.stores.memory import MemoryStore
-from steelyard.stores.safetensors import SafetensorsStore
+from steelyard.core._spec import to_text
+from steelyard.stores._memory import MemoryStore
+from steelyard.stores._safetensors import SafetensorsStore
 from steelyard.testing import RULE_CHECKS
-from steelyard.testing.rule_checks import ROUND, aggregate, check_total_weight
+from steelyard.testing._rule_checks import ROUND, aggregate, check_total_weight
 from tests.rounds import cohort, equal, every_rule, model, reports
 
 RULES = every_rule()

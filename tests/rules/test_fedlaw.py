@@ -7,8 +7,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.rules.fedlaw_swa import swa_rate
+from steelyard.core._errors import SteelyardError
+from steelyard.rules._fedlaw_swa import swa_rate
 from tests.golden import arrays, assert_near, document
 
 RUNS = {run["tag"]: run for run in document("fedlaw_meta")}

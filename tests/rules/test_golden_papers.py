@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.rules.fedadp import gompertz
+from steelyard.core._errors import SteelyardError
+from steelyard.rules._fedadp import gompertz
 from tests.golden import arrays, assert_near, document, tensor
 
 FEDAWA_RUNS = {

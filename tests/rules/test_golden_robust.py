@@ -52,7 +52,7 @@ def test_neighbour_mixing_then_any_rule(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_mean_around_median_is_bulyans_second_half(case):
-    from steelyard.rules.coordinate import around_median
+    from steelyard.rules._coordinate import around_median
 
     golden = arrays("robust")
     clients, f = tensor(golden[f"{case}/X"]), int(golden[f"{case}/f"])

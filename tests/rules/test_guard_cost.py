@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.gram import Gram
-from steelyard.core.mixture import Mixture
-from steelyard.core.view import View
-from steelyard.rules.combinators import with_default_source
+from steelyard.core._gram import Gram
+from steelyard.core._mixture import Mixture
+from steelyard.core._view import View
+from steelyard.rules._combinators import with_default_source
 
 
 class Counted(np.ndarray):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.core.errors import RoundOverflow
+from steelyard.core._errors import RoundOverflow
 from tests.rounds import cohort, equal
 from tests.sim.runs import clients, simulate
 

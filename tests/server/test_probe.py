@@ -9,9 +9,9 @@ from torch import nn
 
 import steelyard
 from steelyard import kernels
-from steelyard.core.errors import SteelyardError
-from steelyard.core.layout import Layout
-from steelyard.stores.memory import MemoryStore
+from steelyard.core._errors import SteelyardError
+from steelyard.core._layout import Layout
+from steelyard.stores._memory import MemoryStore
 
 
 def net(*, norm=False, conv=False):

@@ -10,11 +10,11 @@ from torch.nn import functional
 
 import steelyard
 from steelyard.algorithm import Algorithm, parse_refiner
-from steelyard.core.errors import SteelyardError
-from steelyard.core.refiner import Refiner
-from steelyard.core.registry import REFINERS
-from steelyard.core.spec import to_text
-from steelyard.server.refiners import distillation
+from steelyard.core._errors import SteelyardError
+from steelyard.core._refiner import Refiner
+from steelyard.core._registry import REFINERS
+from steelyard.core._spec import to_text
+from steelyard.server._refiners import distillation
 from tests.golden import arrays, assert_near
 from tests.server.test_probe import SIZES, models, net, samples
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.runs.directory import read_log
+from steelyard.runs._directory import read_log
 
 ALGORITHMS = {
     "fedavg": steelyard.Algorithm("fedavg"),

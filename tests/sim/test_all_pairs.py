@@ -13,10 +13,10 @@ import torch
 
 import steelyard
 import steelyard.algorithm  # registers every part
-from steelyard.core.registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
+from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.data import load
 from steelyard.models import build
-from steelyard.rules.detectors import DETECTORS
+from steelyard.rules._detectors import DETECTORS
 
 # What a part is made of where its defaults do not make it, or keep it from acting in the first two
 # rounds.

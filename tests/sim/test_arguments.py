@@ -5,7 +5,7 @@ import pytest
 from torch import nn
 
 import steelyard
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from tests.sim.runs import clients, same, simulate
 
 

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.runs.checkpoint import read_verified
-from steelyard.sim.executors import TaskError
-from steelyard.sim.simulator import RunStopped
+from steelyard.core._errors import SteelyardError
+from steelyard.runs._checkpoint import read_verified
+from steelyard.sim._executors import TaskError
+from steelyard.sim._simulator import RunStopped
 from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
 
 

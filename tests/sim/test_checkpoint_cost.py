@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from steelyard.runs import checkpoint
-from steelyard.runs.checkpoint import Checkpoints, Snapshot, Writer
+from steelyard.runs import _checkpoint as checkpoint
+from steelyard.runs._checkpoint import Checkpoints, Snapshot, Writer
 
 
 def test_a_resume_reads_the_newest_checkpoint_and_no_other(tmp_path, monkeypatch):

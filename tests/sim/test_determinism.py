@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from steelyard.client.dense import DenseModels
-from steelyard.sim import executors
+from steelyard.client._dense import DenseModels
+from steelyard.sim import _executors as executors
 from tests.sim.runs import ALGORITHMS, clients, same, simulate
 
 STEELYARD = [sys.executable, "-c", "from steelyard.cli import main; main()"]

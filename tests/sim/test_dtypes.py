@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.models import MODELS, build
 from tests.sim.runs import ALGORITHMS, OPTIONS, Stop, clients, net, options, same, simulate
 

@@ -10,9 +10,9 @@ import torch
 
 import steelyard
 from steelyard import Algorithm, Data, Execution, Experiment, LocalTraining, SteelyardError
-from steelyard.core.options import list_keys, list_sections
-from steelyard.runs.directory import read_config
-from steelyard.sim.experiment import read_experiment, set_key
+from steelyard.core._options import list_keys, list_sections
+from steelyard.runs._directory import read_config
+from steelyard.sim._experiment import read_experiment, set_key
 
 # Values of keys that are texts or lists; for numbers and switches one is found.
 OTHER = {

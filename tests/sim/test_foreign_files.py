@@ -7,10 +7,10 @@ import shutil
 import pytest
 import torch
 
-from steelyard.core.errors import SteelyardError
-from steelyard.runs.checkpoint import CheckpointError, Checkpoints, Snapshot
-from steelyard.runs.directory import FILES, RunDirectory
-from steelyard.runs.lock import lock
+from steelyard.core._errors import SteelyardError
+from steelyard.runs._checkpoint import CheckpointError, Checkpoints, Snapshot
+from steelyard.runs._directory import FILES, RunDirectory
+from steelyard.runs._lock import lock
 from tests.sim.runs import OPTIONS, Stop, simulate
 
 FOREIGN = {

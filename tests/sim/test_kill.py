@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.runs.checkpoint import Checkpoints
-from steelyard.runs.directory import RunDirectory
-from steelyard.sim.server import SimulationServer
+from steelyard.runs._checkpoint import Checkpoints
+from steelyard.runs._directory import RunDirectory
+from steelyard.sim._server import SimulationServer
 from tests.sim.runs import ALGORITHMS
 from tests.sim.test_resume import files
 

@@ -6,8 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.sim.loggers import Logger, MLflow, TensorBoard, WandB, flatten_config, select_numbers
+from steelyard.core._errors import SteelyardError
+from steelyard.sim._loggers import (
+    Logger,
+    MLflow,
+    TensorBoard,
+    WandB,
+    flatten_config,
+    select_numbers,
+)
 from tests.sim.runs import clients, same, simulate
 
 OPTIONS = {"test": clients(1, seed=9)["client-0"], "rounds": 4}

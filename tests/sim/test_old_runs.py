@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import steelyard
 from steelyard.cli.app import app
-from steelyard.core.round_record import OLD_NAMES
-from steelyard.diagnostics.recorded import series
-from steelyard.report.build import build_report, find_figure
-from steelyard.runs.directory import read_log
+from steelyard.core._round_record import OLD_NAMES
+from steelyard.diagnostics._recorded import series
+from steelyard.report._build import build_report, find_figure
+from steelyard.runs._directory import read_log
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "old_runs.tar.xz"
 PYTHON_RUN = {

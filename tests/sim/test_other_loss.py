@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from steelyard.core.errors import SteelyardError
-from steelyard.runs.fingerprint import fingerprint
+from steelyard.core._errors import SteelyardError
+from steelyard.runs._fingerprint import fingerprint
 from tests.sim.runs import OPTIONS, Stop, simulate
 
 
@@ -144,7 +144,7 @@ def test_the_hash_is_the_same_in_every_process():
 import torch, functools
 from torch import nn
 from torch.nn import functional as F
-from steelyard.runs.fingerprint import fingerprint
+from steelyard.runs._fingerprint import fingerprint
 NAMES = {"b", "a", "c"}
 def loss(a, b):
     return F.cross_entropy(a, b) if "x" in {"x", "y", "z"} or NAMES else 0

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from steelyard import Dataset, Federation, simulate
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from tests.sim.runs import same
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))

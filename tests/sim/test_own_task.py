@@ -12,12 +12,12 @@ from torch import nn
 
 import steelyard
 from steelyard import Callback, History, simulate
-from steelyard.client.losses import bce, mse
-from steelyard.core.errors import SteelyardError
-from steelyard.runs.monitor import Monitor, is_lower_better
-from steelyard.sim.executors import TaskError
-from steelyard.sim.experiment import read_experiment
-from steelyard.sim.loggers import select_numbers
+from steelyard.client._losses import bce, mse
+from steelyard.core._errors import SteelyardError
+from steelyard.runs._monitor import Monitor, is_lower_better
+from steelyard.sim._executors import TaskError
+from steelyard.sim._experiment import read_experiment
+from steelyard.sim._loggers import select_numbers
 from tests.sim.runs import same
 
 DRAW = torch.Generator().manual_seed(0)

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.runs import checkpoint
-from steelyard.runs.checkpoint import CheckpointError, Checkpoints, Snapshot
-from steelyard.runs.directory import RunDirectory, read_log
-from steelyard.runs.lock import LOCK, lock, lock_directory
+from steelyard.core._errors import SteelyardError
+from steelyard.runs import _checkpoint as checkpoint
+from steelyard.runs._checkpoint import CheckpointError, Checkpoints, Snapshot
+from steelyard.runs._directory import RunDirectory, read_log
+from steelyard.runs._lock import LOCK, lock, lock_directory
 from tests.sim.runs import OPTIONS, Stop, clients, files, net, same, simulate
 
 
@@ -107,7 +107,7 @@ def test_a_second_process_is_refused_before_anything_is_loaded(tmp_path, monkeyp
         code = f"import steelyard; steelyard.simulate(rounds=1, out={str(tmp_path / 'run')!r})"
         with monkeypatch.context() as patch:
             patch.setattr(
-                "steelyard.sim.simulate.build_federation", None
+                "steelyard.sim._simulate.build_federation", None
             )  # a call would be a TypeError
             with pytest.raises(SteelyardError, match=rf"in use by pid {os.getpid()} on "):
                 simulate(out=tmp_path / "run")

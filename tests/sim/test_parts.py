@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from steelyard.core.errors import SteelyardError
-from steelyard.core.rng import number, stream
-from steelyard.sim.participation import Participation
+from steelyard.core._errors import SteelyardError
+from steelyard.core._rng import number, stream
+from steelyard.sim._participation import Participation
 
 
 def test_streams_are_functions_of_their_key_and_nothing_else():

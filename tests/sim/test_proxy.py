@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.data import Dataset, load
-from steelyard.data.proxy import Proxy, balanced_order
-from steelyard.sim.experiment import read_experiment
+from steelyard.data._proxy import Proxy, balanced_order
+from steelyard.sim._experiment import read_experiment
 
 QUICK = {"rounds": 3, "partition": "dirichlet:0.5", "clients": 4, "seed": 3}
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.core.errors import SteelyardError
+from steelyard.core._errors import SteelyardError
 from steelyard.data import Dataset, Federation
-from steelyard.runs import checkpoint
-from steelyard.runs.checkpoint import Checkpoints, Snapshot, read_verified
-from steelyard.runs.directory import read_clients, read_log
+from steelyard.runs import _checkpoint as checkpoint
+from steelyard.runs._checkpoint import Checkpoints, Snapshot, read_verified
+from steelyard.runs._directory import read_clients, read_log
 from tests.sim.runs import ALGORITHMS, OPTIONS, Stop, files, net, options, same, simulate
 
 

@@ -8,8 +8,8 @@ import tempfile
 import pytest
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.runs import directory as rundir
+from steelyard.core._errors import SteelyardError
+from steelyard.runs import _directory as rundir
 from tests.sim.runs import simulate
 
 

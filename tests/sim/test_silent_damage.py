@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from steelyard.core import state as states
-from steelyard.core.errors import SteelyardError
-from steelyard.core.state import save_state
-from steelyard.runs.checkpoint import Checkpoints, Snapshot, read_verified
-from steelyard.runs.directory import read_log
+from steelyard.core import _state as states
+from steelyard.core._errors import SteelyardError
+from steelyard.core._state import save_state
+from steelyard.runs._checkpoint import Checkpoints, Snapshot, read_verified
+from steelyard.runs._directory import read_log
 from tests.sim.runs import OPTIONS, Stop, simulate
 
 DIVERGING = OPTIONS | {"rounds": 8, "local": {"lr": 3.0, "batch_size": 4}, "checkpoint_pace": 1.0}
@@ -135,7 +135,8 @@ def test_a_checkpoint_is_hidden_before_it_is_removed(tmp_path, monkeypatch):
     """A process that is killed while it removes an old checkpoint leaves no half of one."""
     removed = []
     monkeypatch.setattr(
-        "steelyard.runs.checkpoint.shutil.rmtree", lambda path, **_: removed.append(Path(path).name)
+        "steelyard.runs._checkpoint.shutil.rmtree",
+        lambda path, **_: removed.append(Path(path).name),
     )
     store = Checkpoints(tmp_path, keep=1)
     for number in (1, 2, 2):

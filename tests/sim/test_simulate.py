@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.runs.directory import read_config
+from steelyard.core._errors import SteelyardError
+from steelyard.runs._directory import read_config
 from tests.sim.runs import ALGORITHMS, clients, net, same, simulate
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import steelyard
-from steelyard.sim.experiment import read_experiment
+from steelyard.sim._experiment import read_experiment
 
 
 def test_a_run_ends_at_its_target_and_stays_there(tmp_path):

@@ -10,8 +10,8 @@ import torch
 import steelyard
 from steelyard import threads
 from steelyard.models import build
-from steelyard.runs.lock import close_private, open_private
-from steelyard.sim.executors import one_thread
+from steelyard.runs._lock import close_private, open_private
+from steelyard.sim._executors import one_thread
 from tests.sim.runs import OPTIONS, net, same, simulate
 
 

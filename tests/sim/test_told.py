@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import steelyard
-from steelyard.sim.evaluation import report_metrics
+from steelyard.sim._evaluation import report_metrics
 from tests.sim.runs import clients, simulate
 
 

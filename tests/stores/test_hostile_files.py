@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 import steelyard
-from steelyard.stores.json_stream import open_regular
-from steelyard.stores.safetensors import INDEX, Checkpoint, SafetensorsStore
+from steelyard.stores._json_stream import open_regular
+from steelyard.stores._safetensors import INDEX, Checkpoint, SafetensorsStore
 from tests.stores.test_safetensors import entry, write
 
 MB = 1 << 20

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import steelyard
-from steelyard.stores.memory import MemoryStore
+from steelyard.stores._memory import MemoryStore
 from tests.rounds import cohort, equal, reports
 
 

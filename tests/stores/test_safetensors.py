@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import steelyard
-from steelyard.stores.safetensors import Checkpoint, SafetensorsStore
+from steelyard.stores._safetensors import Checkpoint, SafetensorsStore
 from tests.rounds import Quadratic, cohort, equal, reports
 
 

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import steelyard
-from steelyard.core.errors import SteelyardError
-from steelyard.stores import staging, writer
+from steelyard.core._errors import SteelyardError
+from steelyard.stores import _staging as staging
+from steelyard.stores import _writer as writer
 from tests.stores.test_safetensors import shard
 
 BASE = {"a": torch.arange(6.0), "b": torch.ones(4), "c": torch.zeros(2, 2)}
@@ -67,7 +68,7 @@ import os, shutil, signal, sys
 from pathlib import Path
 import torch
 import steelyard
-from steelyard.stores import staging
+from steelyard.stores import _staging as staging
 
 folder, out, base = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 clients = {name: folder / base.replace("base", name) for name in ("x", "y")}

@@ -1,0 +1,173 @@
+"""Computes what a rule may look at, each value on first use."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steelyard import kernels, threads
+from steelyard.core._errors import NO_PROBE, NonFiniteUpdate, SteelyardError
+from steelyard.core._gram import Array, Gram
+from steelyard.core._layout import Granularity
+from steelyard.core._probe import Session, Trial
+from steelyard.core._refiner import Refiner
+from steelyard.core._state import ClientId
+from steelyard.core._store import UpdateStore
+from steelyard.core._view import View
+from steelyard.core._weighting import Weighting
+
+if TYPE_CHECKING:
+    from steelyard.core._round import Round
+
+
+class Evidence:
+    """The values behind a `View`, for one attempt at a round.
+
+    Everything is computed on first use: a rule that never reads the Gram, like a closed gate, does
+    not pay for it.
+    """
+
+    def __init__(self, rule: Weighting, store: UpdateStore, job: Round) -> None:
+        self.rule = rule
+        self.store = store
+        self.job = job
+        self._grams: dict[Granularity | None, Gram] = {}
+
+    def view(self) -> View:
+        """Return the view of the round for the rule."""
+        return View(
+            ids=self.store.ids,
+            round=self.job.number,
+            needs=self.rule.needs,
+            metrics=self.metrics,
+            grams=self.gram,
+            layer_counts=lambda layers: len(self.store.layout.layers(layers).names),
+            trials=self.trial,
+            lengths=lambda: self.norms,
+            global_lr=1.0 if self.job.server is None else self.job.server.global_lr,
+            population_examples=self.job.population_examples,
+        )
+
+    @cached_property
+    def metrics(self) -> dict[str, Array]:
+        """The reported values that the rule needs, by name; clients in the order of the store."""
+        metrics = {}
+        for name in self.rule.needs.metrics:
+            column = self.job.metrics[name]
+            values = [column[client] for client in self.store.ids]
+            metrics[name] = np.array(values, dtype=np.float64)
+        return metrics
+
+    def gram(self, layers: Granularity | None) -> Gram:
+        """Return the Gram of the updates for this granularity.
+
+        If the rule needs a Gram per layer, that of the whole model is the sum of its blocks.
+        """
+        per_layer = self.rule.needs.per_layer
+        if layers is None and per_layer is not None:
+            return self.gram(per_layer).merge_layers()
+        if layers not in self._grams:
+            self._grams[layers] = inner_products(self.store, layers, self.job.chunk)
+        return self._grams[layers]
+
+    def gram_for_report(self, layers: Granularity | None) -> Gram | None:
+        """Return the Gram if the rule read one or the round is diagnosed; None otherwise."""
+        if self._grams or self.job.diagnose:
+            return self.gram(layers)
+        return None
+
+    def direction_cosines(self) -> dict[ClientId, float]:
+        """Return the cosine of each update to the direction that clients received.
+
+        The result is empty if the round is not diagnosed or the direction is missing or zero.
+        """
+        job = self.job
+        store = self.store
+        if job.direction is None or not job.diagnose:
+            return {}
+        with threads.alone():
+            length = float(torch.linalg.vector_norm(job.direction, dtype=torch.float64))
+        if length == 0.0:
+            return {}
+        # The Gram comes before the products: it refuses updates that hold NaN or infinity.
+        lengths = self.gram(None).norms[0] * length
+        dots = kernels.project(store, len(store.ids) + 1, [(0, job.direction)], job.chunk)[:-1]
+        cosines = np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0)
+        return dict(zip(store.ids, np.clip(cosines, -1.0, 1.0).tolist(), strict=True))
+
+    @cached_property
+    def norms(self) -> Array:
+        """Norms of the updates, `[K]`, from one pass over them."""
+        store = self.store
+        norms = kernels.norms(store, len(store.ids), store.layout.dim, self.job.chunk)
+        _refuse_rows(~np.isfinite(norms))
+        return norms
+
+    @property
+    def lengths(self) -> Array:
+        """Norms of the updates, `[K]`: from a Gram if there is one, otherwise from one pass."""
+        for gram in self._grams.values():
+            norms: Array = gram.merge_layers().norms[0]
+            return norms
+        return self.norms
+
+    @cached_property
+    def session(self) -> Session:
+        """A session with the server's proxy data and network; opened on first use."""
+        job = self.job
+        if job.probe is None:
+            part = part_needing_proxy_data(self.rule, job.refine)
+            raise SteelyardError(NO_PROBE.format(rule=part))
+        buffers = _base_buffers(self.store)
+        state = job.state.get("probe", {})
+        return job.probe.open(self.store.layout, job.number, buffers, state)
+
+    @property
+    def has_session(self) -> bool:
+        """Whether the session was opened, so that the proxy data was used."""
+        return "session" in vars(self)
+
+    def trial(self) -> Trial:
+        """Return the loss on the proxy data, as a function of weights."""
+        return Trial(self.store, self.session, self.job.chunk)
+
+
+def part_needing_proxy_data(rule: Weighting, refine: Refiner | None = None) -> str | None:
+    """Return the name of the part that needs proxy data; None if no part does."""
+    if rule.needs.probe:
+        inner = next((part for part in rule.parts if part.needs.probe), None)
+        return rule.name if inner is None else part_needing_proxy_data(inner)
+    return None if refine is None else refine.name
+
+
+def inner_products(
+    store: UpdateStore, layers: Granularity | None = None, chunk: int | None = None
+) -> Gram:
+    """Return the Gram of a store's updates, of the whole model or per layer: the first pass."""
+    partition = store.layout.layers(layers)
+    spans = [(start, stop) for start, stop, _ in partition.spans]
+    blocks = kernels.gram(store, len(store.ids) + 1, spans, chunk)
+    _refuse_rows(~np.isfinite(np.diagonal(blocks.sum(axis=0))))
+    dims = np.array([stop - start for start, stop in spans], dtype=np.float64)
+    gram = Gram.of_rows(blocks, dims)
+    return gram.group_layers(partition.index, len(partition.names))
+
+
+def _refuse_rows(bad: NDArray[np.bool_]) -> None:
+    """Raise `NonFiniteUpdate` for the rows where `bad` is true, if there are any."""
+    if bad.any():
+        raise NonFiniteUpdate(tuple(int(row) for row in np.flatnonzero(bad)))
+
+
+def _base_buffers(store: UpdateStore) -> dict[str, torch.Tensor]:
+    """Return the statistics and counters of the global model; a flat tensor has none."""
+    layout = store.layout
+    _, stats = store.stats()
+    buffers = {leaf.name: stats[leaf.start : leaf.stop].view(leaf.shape) for leaf in layout.stats}
+    for leaf in layout.counts:
+        buffers[leaf.name] = store.base_counts()[leaf.name]
+    return buffers

@@ -1,0 +1,184 @@
+"""What a server keeps from round to round, and the steps of a round that every server runs.
+
+The simulator and Flower both use `ServerState`. They differ in where the clients' models and
+vectors are (shared memory, or messages and files), and pass these to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from steelyard.core import _round as rounds
+from steelyard.core._layout import Leaf
+from steelyard.core._optimizer import ServerOptimizer
+from steelyard.core._probe import ProxyLoss
+from steelyard.core._refiner import Refiner
+from steelyard.core._server_terms import ServerTermStep, add_usual_norms, read_usual_norms
+from steelyard.core._state import ClientId, State
+from steelyard.core._store import Sink, UpdateStore
+from steelyard.core._term import ClientTerm, Terms, Vectors
+from steelyard.core._weighting import Weighting
+
+Metrics = Mapping[str, Mapping[ClientId, Any]]
+
+
+class CohortVectors(Protocol):
+    """Access to the vectors that the accepted clients of a round keep.
+
+    Attributes:
+        local_steps: local steps of each client, `[K]`, as `ServerContext.work`.
+    """
+
+    local_steps: torch.Tensor
+
+    def read(self, term: ClientTerm, part: slice) -> tuple[Vectors, Vectors]:
+        """Return a term's vectors before and after training, by slot, for a slice, `[K, n]`."""
+
+    def write(self, term: ClientTerm, part: slice, vectors: Vectors) -> None:
+        """Store vectors that a term changed at the server."""
+
+
+class ServerState:
+    """The rule's state and the server's vectors, and how a round changes them.
+
+    Attributes:
+        rule: computes the weights.
+        terms: the client terms, which may have a part at the server.
+        optimizer: the server optimizer, if any.
+        refiner: trains the new model on proxy data, if any.
+        probe: the proxy data, if any.
+        rule_state: what the rule and the optimizer remember of the previous rounds.
+        vectors: the vectors that the server sends beside the parameters, by name: `step`, `move`,
+            and `term.key(slot)` for each server slot of a term.
+    """
+
+    def __init__(
+        self,
+        rule: Weighting,
+        terms: Terms,
+        *,
+        optimizer: ServerOptimizer | None = None,
+        refiner: Refiner | None = None,
+        probe: ProxyLoss | None = None,
+        vectors: dict[str, torch.Tensor] | None = None,
+    ) -> None:
+        self.rule = rule
+        self.terms = terms
+        self.optimizer = optimizer
+        self.refiner = refiner
+        self.probe = probe
+        self.rule_state: State = {}
+        self.vectors: dict[str, torch.Tensor] = {} if vectors is None else vectors
+
+    def aggregate(
+        self,
+        store: UpdateStore,
+        sink: Sink,
+        number: int,
+        metrics: Metrics,
+        *,
+        diagnose: bool = True,
+        population_examples: int | None = None,
+    ) -> rounds.Outcome:
+        """Weigh and sum the updates; `apply_server_terms` finishes the round.
+
+        Args:
+            store: the updates of the cohort.
+            sink: receives the new model.
+            number: number of the round.
+            metrics: values that clients reported, by metric name, then by client id.
+            diagnose: whether to compute a complete report.
+            population_examples: number of examples of all clients; None if unknown.
+
+        Returns:
+            The outcome. If it is void, the state did not change, and the round is finished.
+        """
+        job = rounds.Round(
+            metrics,
+            self.rule_state,
+            number,
+            self.optimizer,
+            diagnose=diagnose,
+            step=self.vectors.get("step"),
+            direction=self.vectors.get(self.terms.direction),
+            probe=self.probe,
+            refine=self.refiner,
+            population_examples=population_examples,
+        )
+        return rounds.run_or_void(self.rule, store, job, sink)
+
+    def apply_server_terms(
+        self,
+        outcome: rounds.Outcome,
+        theta: torch.Tensor,
+        cohort: CohortVectors,
+        read_start: Callable[[Leaf], torch.Tensor],
+        *,
+        population: int,
+        lr: float,
+    ) -> None:
+        """Let client terms update the server's vectors and the model, and keep the new state.
+
+        Args:
+            outcome: what `aggregate` returned; not void.
+            theta: the new global model `[d]`; terms may change it in place.
+            cohort: the vectors of the clients in `outcome.store.ids`.
+            read_start: returns the flat values of a leaf before the round.
+            population: number of all clients.
+            lr: the learning rate of the round; NaN if clients choose it.
+        """
+        # The server's part of the client terms.
+        step = ServerTermStep(
+            store=outcome.store,
+            theta=theta,
+            weights=torch.from_numpy(outcome.weights.mean(axis=0)).to(theta.dtype),
+            read_client_vectors=cohort.read,
+            write_client_vectors=cohort.write,
+            server_vectors=self.vectors,
+            work=cohort.local_steps,
+            lr=lr,
+            population=population,
+            bounds=outcome.bounds,
+            usual_norms=read_usual_norms(self.rule_state),
+        )
+        usual_norms = step.run(self.terms)
+
+        # The last change of the model, if clients or a broadcast use it.
+        if "move" in self.vectors:
+            move = self.vectors["move"]
+            for leaf in outcome.store.layout.params:
+                part = slice(leaf.start, leaf.stop)
+                torch.sub(theta[part], read_start(leaf), out=move[part])
+
+        self.rule_state = add_usual_norms(outcome.state, usual_norms)
+
+    def params_to_evaluate(self, theta: torch.Tensor) -> torch.Tensor:
+        """Return the parameters to evaluate: `theta` itself, unless a term returns others."""
+        for term in self.terms:
+            vectors = {slot: self.vectors[term.key(slot)] for slot in term.server_slots}
+            theta = term.params_to_evaluate(theta, vectors)
+        return theta
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state and copies of the vectors, as checkpoints store them."""
+        vectors = {name: vector.clone() for name, vector in self.vectors.items()}
+        return {"rule": self.rule_state, "sent": vectors}
+
+    def restore(self, snapshot: Mapping[str, Any], without: Collection[str] = ()) -> None:
+        """Continue from a snapshot.
+
+        Args:
+            snapshot: what `snapshot` returned.
+            without: names of vectors that keep their present values.
+        """
+        self.rule_state = snapshot["rule"]
+        for name, vector in snapshot["sent"].items():
+            if name in without:
+                continue
+            if name in self.vectors:
+                self.vectors[name].copy_(vector)
+            else:
+                self.vectors[name] = vector

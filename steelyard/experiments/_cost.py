@@ -1,0 +1,120 @@
+"""Estimates how long a run will take on this machine.
+
+torch counts the multiplications and additions of one sample; a backward pass counts as two forward
+passes. The count is divided by the measured speed of a matrix product. Small networks are slower
+than that, so the estimate is only right within a factor of two or three.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from steelyard import threads
+from steelyard.algorithm import parse_refiner
+from steelyard.core._spec import parse
+from steelyard.core._weighting import Weighting
+from steelyard.data._partitions import PARTITIONS
+from steelyard.data._sources import SOURCES, Size
+from steelyard.models import build
+from steelyard.models._registry import Shape
+from steelyard.rules._combinators import parse_rule
+from steelyard.sim._experiment import Experiment
+
+SIZES: dict[str, Size] = {
+    entry.name: size
+    for entry in SOURCES
+    if (size := getattr(entry.make, "published_size", None)) is not None
+}
+EFFICIENCY = 0.6  # speed of convolutions and small products, relative to one large product
+
+
+def estimate_seconds(config: Experiment) -> float | None:
+    """Return the estimated seconds of a run on all cores; None for a data set of unknown size."""
+    sizes = SIZES.get(config.data.name.partition(":")[0])
+    if sizes is None:
+        return None
+    train, test, shape, classes = sizes
+    local = config.local
+    participation = config.participation
+
+    # Clients per round.
+    clients = participation.count or max(1, int(participation.share * config.data.clients))
+    if participation.train_all:
+        clients = config.data.clients
+
+    # Samples that a client trains on in a round.
+    if local.steps is not None:
+        client_samples: float = local.steps * local.batch_size
+    else:
+        partition = parse(config.data.partition, PARTITIONS)
+        size = getattr(partition, "samples", train / config.data.clients)
+        passes = local.train_share * (local.num_epochs or 1)
+        client_samples = size * passes
+
+    # Samples per round: training, evaluation, and the server's proxy data (on one core only).
+    trained = clients * client_samples
+    evaluated = test / config.execution.evaluate_every if config.execution.evaluate_every else 0.0
+    cores = threads.cores()
+    proxy = cores * _proxy_epochs(config) * (config.proxy.per_class or 0) * classes
+
+    # Operations divided by speed.
+    forward = _count_operations(config.model or "mlp", shape, classes)
+    operations = config.rounds * forward * (3 * (trained + proxy) + evaluated)
+    return operations / (measure_speed() * EFFICIENCY * cores)
+
+
+def _proxy_epochs(config: Experiment) -> int:
+    """Return the number of passes over the server's proxy data in one round."""
+
+    def count_epochs(rule: Weighting) -> int:
+        return getattr(rule, "epochs", 0) + sum(count_epochs(part) for part in rule.parts)
+
+    refiner = parse_refiner(config.refine)
+    return count_epochs(parse_rule(config.weighting)) + getattr(refiner, "epochs", 0)
+
+
+@cache
+def measure_speed() -> float:
+    """Return the operations per second of one core in a 512 x 512 matrix product.
+
+    It is the highest speed of the products within 0.2 seconds.
+    """
+    thread_count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        matrix = torch.ones(512, 512)
+        highest = 0.0
+        end = time.perf_counter() + 0.2
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            matrix @ matrix
+            highest = max(highest, 2 * 512**3 / (time.perf_counter() - start))
+    finally:
+        torch.set_num_threads(thread_count)
+    return highest
+
+
+@cache
+def _count_operations(model: str, shape: Shape, classes: int) -> float:
+    """Return the floating-point operations of a forward pass of one sample."""
+    network = build(model, shape, classes, seed=0).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(torch.zeros(1, *shape))
+    return float(counter.get_total_flops())
+
+
+def format_duration(value: float | None) -> str:
+    """Return seconds as text: `40 s`, `12 min`, `3.5 h`, `4 days`; `?` for None."""
+    if value is None:
+        return "?"
+    if value < 90:
+        return f"{value:.0f} s"
+    if value < 5400:
+        return f"{value / 60:.0f} min"
+    if value < 129_600:
+        return f"{value / 3600:.1f} h"
+    return f"{value / 86_400:.0f} days"

@@ -1,0 +1,204 @@
+"""Messages between server and clients: their records, the instructions in them, and who gets one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from logging import INFO
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from steelyard.algorithm import Algorithm
+from steelyard.core._errors import SteelyardError
+from steelyard.core._rng import stream
+from steelyard.core._state import sort_key
+from steelyard.flower._array_records import to_state_dict
+from steelyard.flower._clients import ClientIds
+
+# Names of the records that Steelyard adds to messages and replies.
+STEELYARD_RECORD = "steelyard"
+SENT_VECTORS_RECORD = "steelyard.sent"  # vectors of client terms, from the server
+REPORTED_VECTORS_RECORD = "steelyard.told"  # changes of vectors that a client keeps
+
+
+@dataclass(frozen=True)
+class TrainInstructions:
+    """What the server asks of a client in a round.
+
+    Attributes:
+        round: number of the round; the first round is 1.
+        rounds: number of rounds of the run; 0 if the server does not specify it.
+        seed: random seed of the run.
+        client: the client terms to add to SGD, as a spec string.
+        metrics: the metrics to report, by Steelyard's names (`num_examples` is Flower's
+            `num-examples`).
+        vectors: the vectors that the server sends for the terms; flat, with the parameters in the
+            order of their names.
+        mean_examples: mean number of examples of all clients, if the server specifies it.
+        id_key: the entry of the node's configuration that contains the client id.
+        examples_key: the name under which to report the number of examples.
+        accepted: the last round whose reply from this node was accepted. The client continues from
+            the vectors that it kept in that round, or from zero if it is 0. None if the server
+            does not specify it.
+    """
+
+    round: int
+    rounds: int
+    seed: int
+    client: str
+    metrics: tuple[str, ...]
+    vectors: Mapping[str, torch.Tensor]
+    mean_examples: float | None
+    id_key: str
+    examples_key: str
+    accepted: int | None
+
+
+def read_instructions(message: Message) -> TrainInstructions:
+    """Return the instructions in a message; without Steelyard at the server, those of FedAvg."""
+    instructions: Mapping[str, Any] = message.content.config_records.get(STEELYARD_RECORD, {})
+    flower_config: Mapping[str, Any] = next(iter(message.content.config_records.values()), {})
+    vectors = message.content.array_records.get(SENT_VECTORS_RECORD)
+    return TrainInstructions(
+        round=int(instructions.get("round", flower_config.get("server-round", 1))),
+        rounds=int(instructions.get("rounds", 0)),
+        seed=int(instructions.get("seed", 0)),
+        client=str(instructions.get("client", "")),
+        metrics=tuple(instructions.get("metrics", ("num_examples",))),
+        vectors={} if vectors is None else to_state_dict(vectors),
+        mean_examples=instructions.get("mean-examples"),
+        id_key=str(instructions.get("id-key", "partition-id")),
+        examples_key=str(instructions.get("examples-key", "num-examples")),
+        accepted=instructions.get("accepted"),
+    )
+
+
+def make_instructions(
+    algorithm: Algorithm,
+    number: int,
+    rounds: int,
+    seed: int,
+    id_key: str,
+    examples_key: str,
+    mean_examples: float | None,
+) -> ConfigRecord:
+    """Return the record that `read_instructions` reads at the client.
+
+    `address_messages` adds `accepted`, which differs from client to client.
+    """
+    config: dict[str, Any] = {
+        "round": number,
+        "rounds": rounds,
+        "seed": seed,
+        "client": algorithm.texts["client"] or "",
+        "metrics": sorted({*algorithm.needs.metrics, "num_examples"}),
+        "id-key": id_key,
+        "examples-key": examples_key,
+    }
+    if mean_examples is not None:
+        config["mean-examples"] = float(mean_examples)
+    return ConfigRecord(config)
+
+
+def address_messages(
+    content: RecordDict,
+    nodes: list[int],
+    message_type: str,
+    number: int,
+    timeout: float,
+    last_accepted: Callable[[int], int],
+) -> list[Message]:
+    """Return one message per node.
+
+    All messages have the same content, apart from the last round whose reply was accepted. They
+    expire after the timeout, so that a node that was frozen does not work on old rounds first.
+
+    Args:
+        content: what to send.
+        nodes: the nodes to send it to.
+        message_type: to train or to evaluate.
+        number: number of the round.
+        timeout: seconds that the server waits for replies.
+        last_accepted: returns the last round in which a reply of a node was accepted.
+    """
+    messages: list[Message] = []
+    content_by_round: dict[int, RecordDict] = {}
+    for node in nodes:
+        accepted = last_accepted(node)
+        if accepted not in content_by_round:
+            instructions = {**content.config_records[STEELYARD_RECORD], "accepted": accepted}
+            content_by_round[accepted] = RecordDict(
+                {**content, STEELYARD_RECORD: ConfigRecord(instructions)}
+            )
+        message = Message(
+            content_by_round[accepted],
+            dst_node_id=node,
+            message_type=message_type,
+            ttl=max(timeout, 1.0),
+            group_id=str(number),
+        )
+        messages.append(message)
+    return messages
+
+
+def wait_for_nodes(
+    grid: Grid, fraction: float, minimum: int, available: int, timeout: float
+) -> tuple[list[int], int]:
+    """Wait until enough nodes are connected. Flower's own function waits without a limit.
+
+    Args:
+        grid: the connection to the nodes.
+        fraction: the fraction of the nodes that takes part in a round.
+        minimum: the minimum number of nodes in a round.
+        available: the minimum number of connected nodes.
+        timeout: seconds to wait.
+
+    Returns:
+        All connected nodes, and how many of them take part.
+
+    Raises:
+        SteelyardError: if there are not enough nodes after the timeout.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        nodes = list(grid.get_node_ids())
+        count = max(int(len(nodes) * fraction), minimum)
+        needed = max(available, count)
+        if len(nodes) >= needed:
+            return nodes, count
+        if time.monotonic() >= end:
+            raise SteelyardError(
+                f"{len(nodes)} of {needed} nodes are connected after {timeout:g} s: start more "
+                "nodes, or lower min_available_nodes and min_train_nodes"
+            )
+        log(INFO, "Waiting for nodes: %d connected, %d needed", len(nodes), needed)
+        time.sleep(1)
+
+
+def draw_cohort(nodes: list[int], count: int, ids: ClientIds, seed: int, number: int) -> list[int]:
+    """Return the nodes that take part in a round, in the order of their client ids.
+
+    They depend on the seed, the round and the client ids, not on Flower's random node ids.
+    """
+    ordered = sorted(nodes, key=lambda node: sort_key(ids.of(node)))
+    if count >= len(ordered):
+        return ordered
+    positions = stream(seed, "cohort", number).choice(len(ordered), count, replace=False)
+    return [ordered[position] for position in sorted(positions)]
+
+
+def find_model_record(content: RecordDict, key: str) -> str | None:
+    """Return the name of the record that contains the model; None if there is none.
+
+    It is `key`, or else the only array record that is not one of Steelyard's.
+    """
+    if key in content.array_records:
+        return key
+    prefix = f"{STEELYARD_RECORD}."
+    names = [name for name in content.array_records if not name.startswith(prefix)]
+    return names[0] if len(names) == 1 else None

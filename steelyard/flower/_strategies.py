@@ -1,0 +1,1389 @@
+"""A strategy class for each part of Steelyard.
+
+This file is generated. Do not edit it: run `python -m steelyard.flower._generate_strategies`.
+"""
+
+# fmt: off
+
+from __future__ import annotations
+
+import os
+
+from steelyard.algorithm import Algorithm
+from steelyard.core._layout import Granularity
+from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, UNSET
+from steelyard.flower._replies import AggregateMetrics
+from steelyard.flower._strategy import Steelyard
+from steelyard.rules._detectors import Detector
+from steelyard.server._probe import Probe
+
+__all__ = [  # noqa: RUF022 - in alphabetical order
+    "Bulyan",
+    "Cap",
+    "CenteredClipping",
+    "Ema",
+    "FedAWA",
+    "FedAWACos",
+    "FedAWAL",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAdp",
+    "FedAvg",
+    "FedAvgM",
+    "FedBE",
+    "FedCos",
+    "FedDF",
+    "FedDisco",
+    "FedDyn",
+    "FedLAW",
+    "FedLAWSWA",
+    "FedMut",
+    "FedNova",
+    "FedProx",
+    "FedSGD",
+    "FedYogi",
+    "GWS",
+    "GeometricMedian",
+    "Krum",
+    "LAW",
+    "LDAWA",
+    "Median",
+    "MultiKrum",
+    "PA3Fed",
+    "SCAFFOLD",
+    "ServerFT",
+    "Shrink",
+    "TrimmedMean",
+    "Uniform",
+    "VRLSGD",
+]
+
+
+class Bulyan(Steelyard):
+    """Krum's selection, then a mean around the median (El Mhamdi et al., ICML 2018), on Flower.
+
+    Options: `steelyard explain bulyan`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, f: int = 1, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["bulyan"].make(
+            f=f,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class Cap(Steelyard):
+    """No client above max_weight (steelyard), on Flower.
+
+    Options: `steelyard explain cap`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, max_weight: float,
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["cap"].make(
+            max_weight=max_weight,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class CenteredClipping(Steelyard):
+    """Moves to the mean of clipped updates (Karimireddy et al., ICML 2021), on Flower.
+
+    Options: `steelyard explain centered_clipping`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, tau: float = 1.0,
+        steps: int = 3, guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["centered_clipping"].make(
+            tau=tau, steps=steps,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class Ema(Steelyard):
+    """Averages each client's share over rounds (steelyard), on Flower.
+
+    Options: `steelyard explain ema`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, decay: float = 0.9,
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["ema"].make(
+            decay=decay,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedAWA(Steelyard):
+    """Optimises weights towards the mixture of client vectors (Shi et al., CVPR 2025), on Flower.
+
+    Options: `steelyard explain fedawa`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, preset: str = "paper",
+        steps: int = 1, lr: float = UNSET, optimizer: str = "adam", distance: str = "cos",
+        init: str = UNSET, penalty: str = UNSET, euclidean: str = UNSET, weights: str = UNSET,
+        travel: float | None = UNSET, gamma: float = 1.0, population_examples: int | None = None,
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["fedawa"].make(
+            preset=preset, steps=steps, lr=lr, optimizer=optimizer, distance=distance, init=init,
+            penalty=penalty, euclidean=euclidean, weights=weights, travel=travel, gamma=gamma,
+            population_examples=population_examples,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedAWACos(Steelyard):
+    """Weights from cosines to the mean update (Shi et al., CVPR 2025), on Flower.
+
+    Options: `steelyard explain fedawa_cos`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, normalize: str = "sum",
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["fedawa_cos"].make(
+            normalize=normalize,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedAWAL(Steelyard):
+    """FedAWA layer by layer (Shi et al., CVPR 2025), on Flower.
+
+    Options: `steelyard explain fedawa_l`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, layers: Granularity = "tensor",
+        preset: str = "paper", steps: int = 1, lr: float = UNSET, optimizer: str = "adam",
+        distance: str = "cos", init: str = UNSET, penalty: str = UNSET, euclidean: str = UNSET,
+        weights: str = UNSET, travel: float | None = UNSET, gamma: float = 1.0,
+        population_examples: int | None = None, guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["fedawa_l"].make(
+            layers=layers, preset=preset, steps=steps, lr=lr, optimizer=optimizer,
+            distance=distance, init=init, penalty=penalty, euclidean=euclidean, weights=weights,
+            travel=travel, gamma=gamma, population_examples=population_examples,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedAdagrad(Steelyard):
+    """FedAdagrad (Reddi et al., ICLR 2021), on Flower.
+
+    Options: `steelyard explain adagrad`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        lr: float = 0.01, tau: float = 0.001, guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = OPTIMIZERS["adagrad"].make(
+            lr=lr, tau=tau,
+        )
+        super().__init__(
+            Algorithm(weighting, server=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedAdam(Steelyard):
+    """FedAdam (Reddi et al., ICLR 2021), on Flower.
+
+    Options: `steelyard explain adam`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        lr: float = 0.01, betas: tuple[float, float] = (0.9, 0.99), tau: float = 1e-05,
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = OPTIMIZERS["adam"].make(
+            lr=lr, betas=betas, tau=tau,
+        )
+        super().__init__(
+            Algorithm(weighting, server=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedAdp(Steelyard):
+    """Weighs clients by the smoothed angle of their update to the mean (Wu & Wang, IEEE TCCN 2021), on Flower.
+
+    Options: `steelyard explain fedadp`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, alpha: float = 5.0,
+        clock: str = "round", reference: str = "mean", guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["fedadp"].make(
+            alpha=alpha, clock=clock, reference=reference,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedAvg(Steelyard):
+    """Weights by number of examples, or by any reported number (McMahan et al., AISTATS 2017), on Flower.
+
+    Options: `steelyard explain fedavg`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, by: str = "num_examples",
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["fedavg"].make(
+            by=by,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedAvgM(Steelyard):
+    """Server momentum (FedAvgM) (Hsu et al., 2019), on Flower.
+
+    Options: `steelyard explain momentum`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        beta: float = 0.9, lr: float = 1.0, convention: str = "hsu", guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = OPTIMIZERS["momentum"].make(
+            beta=beta, lr=lr, convention=convention,
+        )
+        super().__init__(
+            Algorithm(weighting, server=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedBE(Steelyard):
+    """Distils clients, average and sampled models into the average (Chen & Chao, ICLR 2021), on Flower.
+
+    Options: `steelyard explain fedbe`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        preset: str = "paper", epochs: int = UNSET, lr: float = UNSET, optimizer: str = UNSET,
+        momentum: float = UNSET, weight_decay: float = UNSET, persistent: bool = UNSET,
+        samples: int = 1, mode: str = "gaussian", scale: float = 0.1, alpha: float = 1.0,
+        average: str = "logits", sharpen: float = 1.0, swa_start: int = 0, swa_every: int = 25,
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy",
+    ) -> None:
+        part = REFINERS["fedbe"].make(
+            preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, momentum=momentum,
+            weight_decay=weight_decay, persistent=persistent, samples=samples, mode=mode,
+            scale=scale, alpha=alpha, average=average, sharpen=sharpen, swa_start=swa_start,
+            swa_every=swa_every,
+        )
+        super().__init__(
+            Algorithm(weighting, refine=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor,
+        )
+
+
+class FedCos(Steelyard):
+    """A cosine penalty along the last global step (Zhang et al., IoT-J 2023), on Flower.
+
+    Options: `steelyard explain fedcos`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        mu: float = 0.02, form: str = "official", eps: float = 0.0001, direction: str = "step",
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = TERMS["fedcos"].make(
+            mu=mu, form=form, eps=eps, direction=direction,
+        )
+        super().__init__(
+            Algorithm(weighting, client=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedDF(Steelyard):
+    """Distils the clients into the average (Lin et al., NeurIPS 2020), on Flower.
+
+    Options: `steelyard explain feddf`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        preset: str = "paper", epochs: int = UNSET, lr: float = UNSET, optimizer: str = UNSET,
+        momentum: float = UNSET, weight_decay: float = UNSET, persistent: bool = UNSET,
+        average: str = "logits", temperature: float = 1.0, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = REFINERS["feddf"].make(
+            preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, momentum=momentum,
+            weight_decay=weight_decay, persistent=persistent, average=average,
+            temperature=temperature,
+        )
+        super().__init__(
+            Algorithm(weighting, refine=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedDisco(Steelyard):
+    """Weighs clients down by the discrepancy of their labels (Ye et al., ICML 2023), on Flower.
+
+    Options: `steelyard explain feddisco`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, a: float = 0.5, b: float = 0.1,
+        metric: str = "kl", guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["feddisco"].make(
+            a=a, b=b, metric=metric,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedDyn(Steelyard):
+    """Dynamic regularisation (Acar et al., ICLR 2021), on Flower.
+
+    Options: `steelyard explain feddyn`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "uniform",
+        alpha: float = 0.01, form: str = "official", guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = TERMS["feddyn"].make(
+            alpha=alpha, form=form,
+        )
+        super().__init__(
+            Algorithm(weighting, client=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedLAW(Steelyard):
+    """Learns weights and a shrinking factor on proxy data (Li et al., ICML 2023), on Flower.
+
+    Options: `steelyard explain fedlaw`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, preset: str = "paper",
+        epochs: int = UNSET, lr: float = 0.01, optimizer: str = "adam",
+        betas: tuple[float, float] = (0.5, 0.999), function: str = "exp", init: str = UNSET,
+        halve: int = 20, learn: str = "both", critical: float | None = None,
+        floor: float | None = None, trace: bool = False, global_lr: float = 1.0, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["fedlaw"].make(
+            preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, betas=betas,
+            function=function, init=init, halve=halve, learn=learn, critical=critical, floor=floor,
+            trace=trace, global_lr=global_lr,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedLAWSWA(Steelyard):
+    """FedLAW in two stages, weights averaged over epochs (Li et al., ICML 2023), on Flower.
+
+    Options: `steelyard explain fedlaw_swa`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, preset: str = "paper",
+        epochs: int = UNSET, lr: float = 0.01, swa_lr: float = 0.05, optimizer: str = "adam",
+        betas: tuple[float, float] = (0.5, 0.999), function: str = "exp", init: str = UNSET,
+        learn: str = "both", order: str = UNSET, halve: int = 20, snapshots: str = "required",
+        average: str = "logits", floor: float | None = None, trace: bool = False,
+        global_lr: float = 1.0, guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["fedlaw_swa"].make(
+            preset=preset, epochs=epochs, lr=lr, swa_lr=swa_lr, optimizer=optimizer, betas=betas,
+            function=function, init=init, learn=learn, order=order, halve=halve,
+            snapshots=snapshots, average=average, floor=floor, trace=trace, global_lr=global_lr,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedMut(Steelyard):
+    """Clients start from mutated copies of the global model (Hu et al., AAAI 2024), on Flower.
+
+    Options: `steelyard explain fedmut`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "uniform",
+        radius: float = 4.0, rate: float = 0.3, bound: int = 50, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = BROADCASTS["fedmut"].make(
+            radius=radius, rate=rate, bound=bound,
+        )
+        super().__init__(
+            Algorithm(weighting, broadcast=part), fraction_train, fraction_evaluate,
+            min_train_nodes, min_evaluate_nodes, min_available_nodes, weighted_by_key,
+            arrayrecord_key, configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn,
+            guard=guard, proxy=proxy, id_key=id_key, population=population,
+            mean_examples=mean_examples, seed=seed, out=out, checkpoint_dir=checkpoint_dir,
+            resume=resume, checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedNova(Steelyard):
+    """Divides each update by its local work (Wang et al., NeurIPS 2020), on Flower.
+
+    Options: `steelyard explain fednova`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, tau_eff: str = "normalizer",
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["fednova"].make(
+            tau_eff=tau_eff,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedProx(Steelyard):
+    """A proximal term around the model received (Li et al., MLSys 2020), on Flower.
+
+    Options: `steelyard explain fedprox`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        mu: float = 0.01, guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = TERMS["fedprox"].make(
+            mu=mu,
+        )
+        super().__init__(
+            Algorithm(weighting, client=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedSGD(Steelyard):
+    """Theta + lr D (steelyard), on Flower.
+
+    Options: `steelyard explain sgd`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        lr: float = 1.0, guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = OPTIMIZERS["sgd"].make(
+            lr=lr,
+        )
+        super().__init__(
+            Algorithm(weighting, server=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedYogi(Steelyard):
+    """FedYogi (Reddi et al., ICLR 2021), on Flower.
+
+    Options: `steelyard explain yogi`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        lr: float = 0.01, betas: tuple[float, float] = (0.9, 0.99), tau: float = 0.001,
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = OPTIMIZERS["yogi"].make(
+            lr=lr, betas=betas, tau=tau,
+        )
+        super().__init__(
+            Algorithm(weighting, server=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class GWS(Steelyard):
+    """Learns a shrinking factor on proxy data (Li et al., ICML 2023), on Flower.
+
+    Options: `steelyard explain gws`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, preset: str = "paper",
+        epochs: int = UNSET, lr: float = 0.01, optimizer: str = "adam",
+        betas: tuple[float, float] = (0.5, 0.999), function: str = "exp", halve: int = 20,
+        floor: float | None = None, trace: bool = False, global_lr: float = 1.0, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["gws"].make(
+            preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, betas=betas,
+            function=function, halve=halve, floor=floor, trace=trace, global_lr=global_lr,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class GeometricMedian(Steelyard):
+    """The point of least total distance (Pillutla et al., IEEE TSP 2022), on Flower.
+
+    Options: `steelyard explain geometric_median`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, steps: int = 3,
+        nu: float = 0.1, guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["geometric_median"].make(
+            steps=steps, nu=nu,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class Krum(Steelyard):
+    """The one update with the closest neighbours (Blanchard et al., NeurIPS 2017), on Flower.
+
+    Options: `steelyard explain krum`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, f: int = 1,
+        neighbours: str = "byzfl", guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["krum"].make(
+            f=f, neighbours=neighbours,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class LAW(Steelyard):
+    """Learns weights on proxy data (Li et al., ICML 2023), on Flower.
+
+    Options: `steelyard explain law`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, preset: str = "paper",
+        epochs: int = UNSET, lr: float = 0.01, optimizer: str = "adam",
+        betas: tuple[float, float] = (0.5, 0.999), function: str = "exp", init: str = UNSET,
+        halve: int = 20, critical: float | None = None, trace: bool = False, global_lr: float = 1.0,
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["law"].make(
+            preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, betas=betas,
+            function=function, init=init, halve=halve, critical=critical, trace=trace,
+            global_lr=global_lr,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class LDAWA(Steelyard):
+    """Scales each layer by its cosine to the last global one (Rehman et al., ICCV 2023), on Flower.
+
+    Options: `steelyard explain ldawa`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, warmup: int = 3,
+        layers: Granularity = "tensor", guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["ldawa"].make(
+            warmup=warmup, layers=layers,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class Median(Steelyard):
+    """The median of each coordinate (Yin et al., ICML 2018), on Flower.
+
+    Options: `steelyard explain median`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["median"].make()
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class MultiKrum(Steelyard):
+    """The mean of the updates with the closest neighbours (Blanchard et al., NeurIPS 2017), on Flower.
+
+    Options: `steelyard explain multikrum`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, f: int = 1,
+        neighbours: str = "byzfl", keep: int | None = None, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["multikrum"].make(
+            f=f, neighbours=neighbours, keep=keep,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class PA3Fed(Steelyard):
+    """Weighs clients by the change of their score, in critical periods (PA3Fed, AAAI 2025), on Flower.
+
+    Options: `steelyard explain pa3fed`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, beta: float = 0.3,
+        score: str = UNSET, detector: str | Detector = "eq6", model: str = UNSET,
+        preset: str = "intended", guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["pa3fed"].make(
+            beta=beta, score=score, detector=detector, model=model, preset=preset,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class SCAFFOLD(Steelyard):
+    """Control variates (Karimireddy et al., ICML 2020), on Flower.
+
+    Options: `steelyard explain scaffold`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = TERMS["scaffold"].make()
+        super().__init__(
+            Algorithm(weighting, client=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class ServerFT(Steelyard):
+    """Fine-tunes on proxy data (Li et al. (FedLAW), ICML 2023), on Flower.
+
+    Options: `steelyard explain server_ft`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        preset: str = "paper", epochs: int = UNSET, lr: float = UNSET, optimizer: str = UNSET,
+        momentum: float = UNSET, weight_decay: float = UNSET, persistent: bool = UNSET,
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = REFINERS["server_ft"].make(
+            preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, momentum=momentum,
+            weight_decay=weight_decay, persistent=persistent,
+        )
+        super().__init__(
+            Algorithm(weighting, refine=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class Shrink(Steelyard):
+    """Multiplies the aggregated model by gamma (Li et al., ICML 2023), on Flower.
+
+    Options: `steelyard explain shrink`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, gamma: float,
+        stats: bool = False, global_lr: float = 1.0, guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["shrink"].make(
+            gamma=gamma, stats=stats, global_lr=global_lr,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class TrimmedMean(Steelyard):
+    """The mean of each coordinate without its extremes (Yin et al., ICML 2018), on Flower.
+
+    Options: `steelyard explain trimmed_mean`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, f: int = 1, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["trimmed_mean"].make(
+            f=f,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class Uniform(Steelyard):
+    """Every client the same weight (steelyard), on Flower.
+
+    Options: `steelyard explain uniform`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["uniform"].make()
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class VRLSGD(Steelyard):
+    """Variance-reduced local SGD (Liang et al., 2019), on Flower.
+
+    Options: `steelyard explain vrlsgd`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        scale: float = 1.0, guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = TERMS["vrlsgd"].make(
+            scale=scale,
+        )
+        super().__init__(
+            Algorithm(weighting, client=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
+        )

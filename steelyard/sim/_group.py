@@ -1,0 +1,297 @@
+"""Local training of a group of clients side by side, from the global model to their updates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from steelyard import threads
+from steelyard.client._dense import DenseModels
+from steelyard.client._flat import FlatModel
+from steelyard.client._train import Batches, Training, train
+from steelyard.core._errors import NOT_FINITE
+from steelyard.core._rng import number
+from steelyard.core._sums import are_finite
+from steelyard.core._term import ClientContext, ClientTerm
+from steelyard.metrics import METRICS
+from steelyard.sim._buffers import Buffers
+from steelyard.sim._work import ClientSlot, SimulationContext
+
+FINE, EMPTY, BROKEN = range(3)
+REASONS = {EMPTY: "has no examples", BROKEN: NOT_FINITE}
+
+
+class _Trainee(NamedTuple):
+    client: int
+    position: int
+    row: int
+    batches: Batches
+
+
+def train_group(
+    work: SimulationContext, buffers: Buffers, round: int, members: Sequence[ClientSlot]
+) -> None:
+    """Train a group of clients; write their updates, vectors and reports to the buffers."""
+    trainees = []
+    for member in members:
+        client_batches = work.batches(member.client, round)
+        buffers.status[member.position] = EMPTY if client_batches is None else FINE
+        if client_batches is not None:
+            trainees.append(_Trainee(*member, client_batches))
+    trainees.sort(key=lambda trainee: -trainee.batches.steps)
+    if trainees:
+        _Group(work, buffers, round, trainees).train()
+
+
+class _Group:
+    """The training of one group; clients are sorted by number of steps, most first."""
+
+    def __init__(
+        self, work: SimulationContext, buffers: Buffers, round: int, trainees: Sequence[_Trainee]
+    ) -> None:
+        self.work = work
+        self.buffers = buffers
+        self.round = round
+        self.trainees = trainees
+        self.clients = [trainee.client for trainee in trainees]
+        self.lr = work.local.rate(round, work.rounds)
+        self.model: FlatModel | DenseModels = work.dense or work.model
+        self.params = self.model.params[: len(trainees)]  # [C, d]
+        self.received = self._build_starts()  # [C, d] or [1, d], in the layout's order
+        self.starts = self._to_internal_order(self.received)
+        self.optimizer_slots, self.steps_taken = self._load_optimizer()
+        self.terms = self._build_contexts()
+
+    def train(self) -> None:
+        """Train the clients and write what the server needs."""
+        work = self.work
+        buffers = self.buffers
+        # Evaluate the received model, if a metric asks for it.
+        before = [self._evaluate_start(i) for i in range(len(self.trainees))]
+        # Train; values that overflow are found later.
+        client_batches = [trainee.batches for trainee in self.trainees]
+        needs_grad_norm = "grad_norm" in work.metrics
+        state = (self.terms, self.optimizer_slots, self.steps_taken, work.model.free)
+        job = Training(
+            work.local, self.lr, client_batches, *state, needs_grad_norm, work.background
+        )
+        with self._seed_torch(), np.errstate(all="ignore"):
+            if self.model is work.model:
+                work.model.load(self.received[0], buffers.stats, buffers.counts)
+                work.model.mode(batch_norm=len(work.split(self.clients[0])[0]) > 1)
+            else:
+                self.params.copy_(self.starts)
+            start_time = time.perf_counter()
+            norms = train(
+                self.model,
+                work.inputs if self.model is work.model else work.rows,
+                work.targets,
+                job,
+            )
+            seconds = (time.perf_counter() - start_time) / len(self.trainees)
+        # Let the client terms update their vectors.
+        amounts = [
+            work.local.work(batches.steps, self.lr, work.algorithm.client.proximal)
+            for batches in client_batches
+        ]
+        column = torch.tensor(
+            amounts, dtype=self.params.dtype, device=self.params.device
+        ).unsqueeze(1)
+        for term, at in self.terms:
+            term.finish(self.params, at, column)
+        # Write updates and reports.
+        self._write_updates()
+        for i, trainee in enumerate(self.trainees):
+            buffers.seconds[trainee.position] = seconds
+            buffers.steps[trainee.position] = trainee.batches.steps
+            buffers.work[trainee.position] = amounts[i]
+            self._report(i, amounts[i], float(norms[i]), before[i])
+
+    def _seed_torch(self) -> AbstractContextManager[None]:
+        """Seed torch's own generator, for dropout and the like, by seed, round and client.
+
+        The closed form draws no random numbers and leaves the generator as it is.
+        """
+        work = self.work
+        if self.model is not work.model:
+            return nullcontext()
+        seed = number(work.seed, "module", self.round, work.federation.ids[self.clients[0]])
+        if work.model.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        return threads.seeded(seed)
+
+    def _build_starts(self) -> torch.Tensor:
+        """Return the models that the clients start from: the global one, unless a broadcast changes it."""
+        buffers, device = self.buffers, self.work.model.device
+        theta = buffers.theta.unsqueeze(0)
+        if self.work.algorithm.broadcast is not None:
+            theta = theta.repeat(len(self.trainees), 1)
+            for start, trainee in zip(theta, self.trainees, strict=True):
+                for column, leaf in enumerate(self.work.model.layout.params):
+                    coefficient = 0.0
+                    if trainee.row >= 0:
+                        coefficient = float(buffers.starts[trainee.row, column])
+                    start[leaf.start : leaf.stop].add_(
+                        buffers.sent["move"][leaf.start : leaf.stop], alpha=coefficient
+                    )
+        return theta.to(device)
+
+    def _to_internal_order(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return vectors in the order of the model's own memory."""
+        model = self.work.model
+        if not model.channels_last:
+            return rows
+        return torch.stack([model.to_internal_order(row) for row in rows])
+
+    def _to_layout_order(self, row: torch.Tensor) -> torch.Tensor:
+        """Return a vector in the order of the layout."""
+        return self.work.model.usual(row)
+
+    def _load_optimizer(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return the optimizer's vectors and the steps so far: zero, or from the last participation."""
+        local, like = self.work.local, self.params
+        if not local.persistent:
+            fresh = {slot: torch.zeros_like(like) for slot in local.slots}
+            return fresh, torch.zeros(len(like), 1, dtype=torch.float64)
+        slots = {
+            slot: self.buffers.tables[f"local.{slot}"][self.clients].to(like.device)
+            for slot in local.slots
+        }
+        return slots, self.buffers.steps_taken[self.clients].unsqueeze(1)
+
+    def _build_contexts(self) -> list[tuple[ClientTerm, ClientContext]]:
+        """Return each client term with its context; the clients' own vectors are copies."""
+        work, buffers, starts = self.work, self.buffers, self.starts
+        relative = torch.tensor(
+            [work.sizes[client] / work.mean_size for client in self.clients], dtype=starts.dtype
+        )
+        contexts = []
+        for term in work.algorithm.client:
+            own = {slot: buffers.tables[term.key(slot)][self.clients] for slot in term.client_slots}
+            server_vectors = {slot: buffers.sent[term.key(slot)] for slot in term.server_slots}
+            server_vectors |= {name: buffers.sent[name] for name in term.needs.broadcast}
+            own = {
+                name: self._to_internal_order(rows.to(starts.device)) for name, rows in own.items()
+            }
+            server_vectors = {
+                name: work.model.to_internal_order(vector.to(starts.device))
+                for name, vector in server_vectors.items()
+            }
+            contexts.append(
+                (
+                    term,
+                    ClientContext(
+                        starts,
+                        self.lr,
+                        own,
+                        server_vectors,
+                        relative.unsqueeze(1).to(starts.device),
+                    ),
+                )
+            )
+        return contexts
+
+    def _evaluate_start(self, i: int) -> tuple[float, float]:
+        """Return loss and accuracy of the received model on the client's data; 0 if not needed."""
+        if not _needs_evaluation(self.work.metrics, "received"):
+            return 0.0, 0.0
+        start = self.received[min(i, len(self.received) - 1)]
+        self.work.model.load(start, self.buffers.stats, self.buffers.counts)
+        return self.work.evaluate_client(self.clients[i])
+
+    def _write_updates(self) -> None:
+        """Write updates, statistics and per-client state, and mark clients that are not finite."""
+        buffers, model = self.buffers, self.work.model
+        own = {
+            term.key(slot): [self._to_layout_order(row) for row in rows]
+            for term, at in self.terms
+            for slot, rows in at.own.items()
+        }
+        if self.work.local.persistent:
+            for slot, vectors in self.optimizer_slots.items():
+                own[f"local.{slot}"] = list(vectors)
+        for i, trainee in enumerate(self.trainees):
+            is_finite = all(are_finite(rows[i]) for rows in own.values())
+            if trainee.row < 0:
+                is_finite = is_finite and are_finite(self.params[i])
+            else:  # parameters that are not finite give an update that is not finite
+                torch.sub(
+                    self._to_layout_order(self.params[i]).cpu(),
+                    buffers.theta,
+                    out=buffers.matrix[trainee.row],
+                )
+                is_finite = (
+                    is_finite
+                    and are_finite(buffers.matrix[trainee.row])
+                    and are_finite(model.stats)
+                )
+                buffers.row_stats[trainee.row].copy_(model.stats)
+                buffers.row_counts[trainee.row].copy_(model.counts())
+            for name, rows in own.items():
+                buffers.staged[name][trainee.position].copy_(rows[i])
+            buffers.status[trainee.position] = FINE if is_finite else BROKEN
+
+    def _report(self, i: int, work: float, norm: float, before: tuple[float, float]) -> None:
+        """Write the metrics that the algorithm or the user asks for."""
+        # Evaluate the trained model on the client's data, if a metric needs it.
+        trainee = self.trainees[i]
+        after = (0.0, 0.0)
+        if _needs_evaluation(self.work.metrics, "trained"):
+            if self.model is not self.work.model:
+                self.work.model.load(self.params[i], self.buffers.stats, self.buffers.counts)
+            after = self.work.evaluate_client(trainee.client)
+
+        # A number for each metric; metrics with a number per class have tables of their own.
+        values = self._compute_metrics(trainee, work, norm, before, after)
+        reports = [values.get(name, 0.0) for name in self.work.metrics]
+        self.buffers.reports[trainee.position] = torch.tensor(reports, dtype=torch.float64)
+        for name in self.buffers.class_reports.keys() & set(self.work.metrics):
+            self.buffers.class_reports[name][trainee.position] = self._compute_class_metric(
+                name, trainee.client
+            )
+
+    def _compute_metrics(
+        self,
+        trainee: _Trainee,
+        work: float,
+        grad_norm: float,
+        before: tuple[float, float],
+        after: tuple[float, float],
+    ) -> dict[str, float]:
+        """Return all metrics of `steelyard.metrics.METRICS` that are single numbers.
+
+        Args:
+            trainee: the client.
+            work: its amount of local work, FedNova's a_i.
+            grad_norm: the sum of its squared gradient norms times the learning rate.
+            before: loss and accuracy of the received model.
+            after: loss and accuracy of the trained model.
+        """
+        return {
+            "num_examples": float(self.work.sizes[trainee.client]),
+            "num_steps": float(trainee.batches.steps),
+            "normalizer": work,
+            "grad_norm": grad_norm,
+            "loss_before": before[0],
+            "accuracy_before": before[1],
+            "loss": after[0],
+            "accuracy": after[1],
+        }
+
+    def _compute_class_metric(self, name: str, client: int) -> torch.Tensor:
+        """Return a metric of `steelyard.metrics.METRICS` that has a number for each class."""
+        data = self.work.federation
+        labels = data.train.targets[torch.from_numpy(data.index[client])]
+        classes = self.buffers.class_reports[name].shape[1]
+        metrics = {"label_hist": torch.bincount(labels, minlength=classes).double()}
+        return metrics[name]
+
+
+def _needs_evaluation(metrics: Sequence[str], model: str) -> bool:
+    """Return whether a metric is computed from an evaluation of the received or trained model."""
+    return any(model in METRICS[name].evaluates for name in metrics)
