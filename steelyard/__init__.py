@@ -22,7 +22,7 @@ else:
         if not name.startswith("_") and find_spec(f"steelyard.{name}") is not None:
             return import_module(f"steelyard.{name}")
         public = import_module("steelyard.public")
-        names = {each: getattr(public, each) for each in public.__all__}
+        names = {key: value for key, value in vars(public).items() if not key.startswith("_")}
         globals().update(names, __all__=[*names])
         if name not in globals():
             raise AttributeError(f"module 'steelyard' has no attribute {name!r}")

@@ -1,143 +1,91 @@
 """Every public name of the package in one place.
 
-`steelyard/__init__.py` opens it when the first of them is touched.
+`steelyard/__init__.py` opens it when the first of them is touched. Parts have their names in spec
+strings: `steelyard.fedadp(alpha=3)` is `"fedadp:alpha=3"`.
 """
 
-from steelyard.algorithm import Algorithm, parse_optimizer, parse_refiner, parse_terms
-from steelyard.api import Aggregate, aggregate
-from steelyard.client._fedcos import FedCos as fedcos
-from steelyard.client._feddyn import FedDyn as feddyn
-from steelyard.client._fedmut import FedMut as fedmut
-from steelyard.client._fedprox import FedProx as fedprox
-from steelyard.client._local import LocalTraining
-from steelyard.client._scaffold import Scaffold as scaffold
-from steelyard.client._vrlsgd import VRLSGD as vrlsgd
-from steelyard.core._errors import NoValidClients, SteelyardError
-from steelyard.core._state import load_state, save_state
-from steelyard.data import Dataset, Federation
-from steelyard.data._proxy import Proxy
-from steelyard.merge import Merge
-from steelyard.rules._bulyan import Bulyan as bulyan
-from steelyard.rules._centered_clipping import CenteredClipping as centered_clipping
-from steelyard.rules._combinators import Gate as gate
-from steelyard.rules._combinators import IfFinite as if_finite
-from steelyard.rules._combinators import PerLayer as per_layer
-from steelyard.rules._combinators import chain, parse_rule
-from steelyard.rules._coordinate import Median as median
-from steelyard.rules._coordinate import TrimmedMean as trimmed_mean
-from steelyard.rules._detectors import Always as always
-from steelyard.rules._detectors import AngleGap as angle_gap
-from steelyard.rules._detectors import CriticalFLWindow as criticalfl_window
-from steelyard.rules._detectors import FGNIncrease as fgn_increase
-from steelyard.rules._fedadp import FedAdp as fedadp
-from steelyard.rules._fedavg import FedAvg as fedavg
-from steelyard.rules._fedavg import Uniform as uniform
-from steelyard.rules._fedawa import FedAWA as fedawa
-from steelyard.rules._fedawa import FedAWACos as fedawa_cos
-from steelyard.rules._fedawa import fedawa_l
-from steelyard.rules._feddisco import FedDisco as feddisco
-from steelyard.rules._fedlaw import FedLAW as fedlaw
-from steelyard.rules._fedlaw import gws, law
-from steelyard.rules._fedlaw_swa import FedLAWSWA as fedlaw_swa
-from steelyard.rules._fednova import FedNova as fednova
-from steelyard.rules._geometric_median import GeometricMedian as geometric_median
-from steelyard.rules._guard import Guard as guard
-from steelyard.rules._krum import MultiKrum as multikrum
-from steelyard.rules._krum import krum
-from steelyard.rules._ldawa import LDAWA as ldawa
-from steelyard.rules._modifiers import cap, ema, shrink
-from steelyard.rules._nnm import NNM as nnm
-from steelyard.rules._pa3fed import PA3Fed as pa3fed
-from steelyard.runs._history import History
-from steelyard.server._optimizers import SGD as sgd
-from steelyard.server._optimizers import Adagrad as adagrad
-from steelyard.server._optimizers import Adam as adam
-from steelyard.server._optimizers import Momentum as momentum
-from steelyard.server._optimizers import Yogi as yogi
-from steelyard.server._probe import Probe
-from steelyard.server._refiners import FedBE as fedbe
-from steelyard.server._refiners import FedDF as feddf
-from steelyard.server._refiners import ServerFT as server_ft
-from steelyard.sim._callbacks import Callback
-from steelyard.sim._experiment import Data, Execution, Experiment
-from steelyard.sim._participation import Participation
-from steelyard.sim._simulate import simulate
-from steelyard.stores._memory import MemoryStore
-from steelyard.stores._safetensors import SafetensorsStore
+from steelyard import client as _client
+from steelyard import rules as _rules
+from steelyard import server as _server
+from steelyard.algorithm import Algorithm as Algorithm
+from steelyard.algorithm import parse_optimizer as parse_optimizer
+from steelyard.algorithm import parse_refiner as parse_refiner
+from steelyard.algorithm import parse_terms as parse_terms
+from steelyard.api import Aggregate as Aggregate
+from steelyard.api import aggregate as aggregate
+from steelyard.client._local import LocalTraining as LocalTraining
+from steelyard.core._errors import NoValidClients as NoValidClients
+from steelyard.core._errors import SteelyardError as SteelyardError
+from steelyard.core._state import load_state as load_state
+from steelyard.core._state import save_state as save_state
+from steelyard.data import Dataset as Dataset
+from steelyard.data import Federation as Federation
+from steelyard.data._proxy import Proxy as Proxy
+from steelyard.merge import Merge as Merge
+from steelyard.rules._combinators import chain as chain
+from steelyard.rules._combinators import parse_rule as parse_rule
+from steelyard.rules._fedawa import fedawa_l as fedawa_l
+from steelyard.rules._fedlaw import gws as gws
+from steelyard.rules._fedlaw import law as law
+from steelyard.rules._krum import krum as krum
+from steelyard.rules._modifiers import cap as cap
+from steelyard.rules._modifiers import ema as ema
+from steelyard.rules._modifiers import shrink as shrink
+from steelyard.runs._history import History as History
+from steelyard.server._probe import Probe as Probe
+from steelyard.sim._callbacks import Callback as Callback
+from steelyard.sim._experiment import Data as Data
+from steelyard.sim._experiment import Execution as Execution
+from steelyard.sim._experiment import Experiment as Experiment
+from steelyard.sim._participation import Participation as Participation
+from steelyard.sim._simulate import simulate as simulate
+from steelyard.stores._memory import MemoryStore as MemoryStore
+from steelyard.stores._safetensors import SafetensorsStore as SafetensorsStore
 
-__all__ = [
-    "Aggregate",
-    "Algorithm",
-    "Callback",
-    "Data",
-    "Dataset",
-    "Execution",
-    "Experiment",
-    "Federation",
-    "History",
-    "LocalTraining",
-    "MemoryStore",
-    "Merge",
-    "NoValidClients",
-    "Participation",
-    "Probe",
-    "Proxy",
-    "SafetensorsStore",
-    "SteelyardError",
-    "adagrad",
-    "adam",
-    "aggregate",
-    "always",
-    "angle_gap",
-    "bulyan",
-    "cap",
-    "centered_clipping",
-    "chain",
-    "criticalfl_window",
-    "ema",
-    "fedadp",
-    "fedavg",
-    "fedawa",
-    "fedawa_cos",
-    "fedawa_l",
-    "fedbe",
-    "fedcos",
-    "feddf",
-    "feddisco",
-    "feddyn",
-    "fedlaw",
-    "fedlaw_swa",
-    "fedmut",
-    "fednova",
-    "fedprox",
-    "fgn_increase",
-    "gate",
-    "geometric_median",
-    "guard",
-    "gws",
-    "if_finite",
-    "krum",
-    "law",
-    "ldawa",
-    "load_state",
-    "median",
-    "momentum",
-    "multikrum",
-    "nnm",
-    "pa3fed",
-    "parse_optimizer",
-    "parse_refiner",
-    "parse_rule",
-    "parse_terms",
-    "per_layer",
-    "save_state",
-    "scaffold",
-    "server_ft",
-    "sgd",
-    "shrink",
-    "simulate",
-    "trimmed_mean",
-    "uniform",
-    "vrlsgd",
-    "yogi",
-]
+# Rules.
+bulyan = _rules.Bulyan
+centered_clipping = _rules.CenteredClipping
+fedadp = _rules.FedAdp
+fedavg = _rules.FedAvg
+fedawa = _rules.FedAWA
+fedawa_cos = _rules.FedAWACos
+feddisco = _rules.FedDisco
+fedlaw = _rules.FedLAW
+fedlaw_swa = _rules.FedLAWSWA
+fednova = _rules.FedNova
+gate = _rules.Gate
+geometric_median = _rules.GeometricMedian
+guard = _rules.Guard
+if_finite = _rules.IfFinite
+ldawa = _rules.LDAWA
+median = _rules.Median
+multikrum = _rules.MultiKrum
+nnm = _rules.NNM
+pa3fed = _rules.PA3Fed
+per_layer = _rules.PerLayer
+trimmed_mean = _rules.TrimmedMean
+uniform = _rules.Uniform
+
+# Detectors.
+always = _rules.Always
+angle_gap = _rules.AngleGap
+criticalfl_window = _rules.CriticalFLWindow
+fgn_increase = _rules.FGNIncrease
+
+# Client terms and broadcasts.
+fedcos = _client.FedCos
+feddyn = _client.FedDyn
+fedmut = _client.FedMut
+fedprox = _client.FedProx
+scaffold = _client.Scaffold
+vrlsgd = _client.VRLSGD
+
+# Server optimizers and refiners.
+adagrad = _server.Adagrad
+adam = _server.Adam
+fedbe = _server.FedBE
+feddf = _server.FedDF
+momentum = _server.Momentum
+server_ft = _server.ServerFT
+sgd = _server.SGD
+yogi = _server.Yogi

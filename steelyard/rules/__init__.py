@@ -4,66 +4,37 @@ Importing this package registers every rule under its name in spec strings. `ste
 short for `steelyard.rules.FedAdp`.
 """
 
-from steelyard.rules._bulyan import Bulyan
-from steelyard.rules._centered_clipping import CenteredClipping
-from steelyard.rules._combinators import Chain, Gate, IfFinite, PerLayer, chain, parse_rule
-from steelyard.rules._coordinate import Median, TrimmedMean
-from steelyard.rules._detectors import (
-    Always,
-    AngleGap,
-    CriticalFLWindow,
-    Detector,
-    FGNIncrease,
-    PeriodDetector,
-)
-from steelyard.rules._fedadp import FedAdp
-from steelyard.rules._fedavg import FedAvg, Uniform
-from steelyard.rules._fedawa import FedAWA, FedAWACos
-from steelyard.rules._feddisco import FedDisco
-from steelyard.rules._fedlaw import FedLAW
-from steelyard.rules._fedlaw_swa import FedLAWSWA
-from steelyard.rules._fednova import FedNova
-from steelyard.rules._geometric_median import GeometricMedian
-from steelyard.rules._guard import Guard
-from steelyard.rules._krum import MultiKrum
-from steelyard.rules._ldawa import LDAWA
-from steelyard.rules._modifiers import Cap, Ema, Shrink
-from steelyard.rules._nnm import NNM
-from steelyard.rules._pa3fed import PA3Fed
-
-__all__ = [
-    "LDAWA",
-    "NNM",
-    "Always",
-    "AngleGap",
-    "Bulyan",
-    "Cap",
-    "CenteredClipping",
-    "Chain",
-    "CriticalFLWindow",
-    "Detector",
-    "Ema",
-    "FGNIncrease",
-    "FedAWA",
-    "FedAWACos",
-    "FedAdp",
-    "FedAvg",
-    "FedDisco",
-    "FedLAW",
-    "FedLAWSWA",
-    "FedNova",
-    "Gate",
-    "GeometricMedian",
-    "Guard",
-    "IfFinite",
-    "Median",
-    "MultiKrum",
-    "PA3Fed",
-    "PerLayer",
-    "PeriodDetector",
-    "Shrink",
-    "TrimmedMean",
-    "Uniform",
-    "chain",
-    "parse_rule",
-]
+from steelyard.rules._bulyan import Bulyan as Bulyan
+from steelyard.rules._centered_clipping import CenteredClipping as CenteredClipping
+from steelyard.rules._combinators import Chain as Chain
+from steelyard.rules._combinators import Gate as Gate
+from steelyard.rules._combinators import IfFinite as IfFinite
+from steelyard.rules._combinators import PerLayer as PerLayer
+from steelyard.rules._combinators import chain as chain
+from steelyard.rules._combinators import parse_rule as parse_rule
+from steelyard.rules._coordinate import Median as Median
+from steelyard.rules._coordinate import TrimmedMean as TrimmedMean
+from steelyard.rules._detectors import Always as Always
+from steelyard.rules._detectors import AngleGap as AngleGap
+from steelyard.rules._detectors import CriticalFLWindow as CriticalFLWindow
+from steelyard.rules._detectors import Detector as Detector
+from steelyard.rules._detectors import FGNIncrease as FGNIncrease
+from steelyard.rules._detectors import PeriodDetector as PeriodDetector
+from steelyard.rules._fedadp import FedAdp as FedAdp
+from steelyard.rules._fedavg import FedAvg as FedAvg
+from steelyard.rules._fedavg import Uniform as Uniform
+from steelyard.rules._fedawa import FedAWA as FedAWA
+from steelyard.rules._fedawa import FedAWACos as FedAWACos
+from steelyard.rules._feddisco import FedDisco as FedDisco
+from steelyard.rules._fedlaw import FedLAW as FedLAW
+from steelyard.rules._fedlaw_swa import FedLAWSWA as FedLAWSWA
+from steelyard.rules._fednova import FedNova as FedNova
+from steelyard.rules._geometric_median import GeometricMedian as GeometricMedian
+from steelyard.rules._guard import Guard as Guard
+from steelyard.rules._krum import MultiKrum as MultiKrum
+from steelyard.rules._ldawa import LDAWA as LDAWA
+from steelyard.rules._modifiers import Cap as Cap
+from steelyard.rules._modifiers import Ema as Ema
+from steelyard.rules._modifiers import Shrink as Shrink
+from steelyard.rules._nnm import NNM as NNM
+from steelyard.rules._pa3fed import PA3Fed as PA3Fed
