@@ -230,7 +230,7 @@ class Killer(Diary):
         return [
             pid
             for pid in descendants(os.getpid())
-            if b"experiments.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"experiments._worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
 
 
