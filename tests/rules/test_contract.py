@@ -167,7 +167,8 @@ def test_tied_frozen_and_adapter_parameters(rule):
 
 def test_every_rule_is_exported_and_found():
     exported = {name for name in dir(steelyard) if not name.startswith("_")}
-    assert set(RULES) <= exported
+    assert set(RULES) - {"eq6"} <= exported
+    assert steelyard.fgn_increase.name == "eq6"  # Python has a name that says what it does
     assert len(RULES) >= 24
 
 
