@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import torch
 
 from steelyard.core import _round as rounds
-from steelyard.core._layout import Leaf
+from steelyard.core._layout import Granularity, Leaf
 from steelyard.core._optimizer import ServerOptimizer
 from steelyard.core._probe import ProxyLoss
 from steelyard.core._refiner import Refiner
+from steelyard.core._round_gram import RoundGram
 from steelyard.core._server_terms import ServerTermStep, add_usual_norms, read_usual_norms
 from steelyard.core._state import ClientId, State
 from steelyard.core._store import Sink, UpdateStore
@@ -41,6 +42,21 @@ class CohortVectors(Protocol):
         """Store vectors that a term changed at the server."""
 
 
+class Observer(Protocol):
+    """Sees every round beside the rule, and cannot change it: shadow rules."""
+
+    def observe(
+        self, seen: RoundGram, store: UpdateStore, probe: ProxyLoss | None
+    ) -> dict[str, Any]:
+        """Return entries for the record of a round; must not raise an error."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state, as checkpoints store it."""
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Continue from a snapshot."""
+
+
 class ServerState:
     """The rule's state and the server's vectors, and how a round changes them.
 
@@ -53,6 +69,9 @@ class ServerState:
         rule_state: what the rule and the optimizer remember of the previous rounds.
         vectors: the vectors that the server sends beside the parameters, by name: `step`, `move`,
             and `term.key(slot)` for each server slot of a term.
+        observer: shadow rules, if any.
+        record_layers: a granularity whose Gram the outcome of a round has beside that of the whole
+            model, if any.
     """
 
     def __init__(
@@ -72,6 +91,8 @@ class ServerState:
         self.probe = probe
         self.rule_state: State = {}
         self.vectors: dict[str, torch.Tensor] = {} if vectors is None else vectors
+        self.observer: Observer | None = None
+        self.record_layers: Granularity | None = None
 
     def aggregate(
         self,
@@ -101,14 +122,18 @@ class ServerState:
             self.rule_state,
             number,
             self.optimizer,
-            diagnose=diagnose,
+            diagnose=diagnose or self.observer is not None,
             step=self.vectors.get("step"),
             direction=self.vectors.get(self.terms.direction),
             probe=self.probe,
             refine=self.refiner,
             population_examples=population_examples,
+            record_layers=self.record_layers,
         )
-        return rounds.run_or_void(self.rule, store, job, sink)
+        outcome = rounds.run_or_void(self.rule, store, job, sink)
+        if self.observer is not None and outcome.seen is not None:
+            outcome.report.update(self.observer.observe(outcome.seen, outcome.store, self.probe))
+        return outcome
 
     def apply_server_terms(
         self,
@@ -165,7 +190,10 @@ class ServerState:
     def snapshot(self) -> dict[str, Any]:
         """Return the state and copies of the vectors, as checkpoints store them."""
         vectors = {name: vector.clone() for name, vector in self.vectors.items()}
-        return {"rule": self.rule_state, "sent": vectors}
+        state = {"rule": self.rule_state, "sent": vectors}
+        if self.observer is not None:
+            state["shadow"] = self.observer.snapshot()
+        return state
 
     def restore(self, snapshot: Mapping[str, Any], without: Collection[str] = ()) -> None:
         """Continue from a snapshot.
@@ -175,6 +203,8 @@ class ServerState:
             without: names of vectors that keep their present values.
         """
         self.rule_state = snapshot["rule"]
+        if self.observer is not None and "shadow" in snapshot:
+            self.observer.restore(snapshot["shadow"])
         for name, vector in snapshot["sent"].items():
             if name in without:
                 continue

@@ -317,7 +317,7 @@ class RunLog:
             checkpoints.save(Snapshot(number, model, None, self._identity))
         if is_due:
             snapshot = Snapshot(number, model, state, self._identity, self._directory.digest)
-            checkpoints.save(snapshot, self._directory.log)
+            checkpoints.save(snapshot, self._directory.logs)
 
     def _update_best_score(self, record: Record) -> bool:
         """Return whether the model of a round is the best so far, and remember its score.

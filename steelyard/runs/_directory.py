@@ -26,6 +26,7 @@ from steelyard.runs._files import (
     CONFIG,
     ENVIRONMENT,
     FILES,
+    GRAMS,
     ROUNDS,
     is_file_of_run,
     parse_record,
@@ -35,6 +36,7 @@ from steelyard.runs._files import (
     read_config,
     read_log,
 )
+from steelyard.runs._gram_log import GramLog
 from steelyard.runs._lock import (
     LOCK,
     DirectoryHandle,
@@ -76,6 +78,7 @@ class RunDirectory:
         self.has_begun = False
         self.log: int | None = None
         self.log_hash = hashlib.sha256()  # of the log
+        self.grams = GramLog(path / GRAMS)
 
     @property
     def has_run(self) -> bool:
@@ -236,6 +239,11 @@ class RunDirectory:
             ) from error
 
     @property
+    def logs(self) -> list[int]:
+        """The handles of the open files to which every round appends."""
+        return [handle for handle in (self.log, self.grams.file) if handle is not None]
+
+    @property
     def digest(self) -> str:
         """The SHA-256 of the lines in the log."""
         return self.log_hash.hexdigest()
@@ -245,6 +253,7 @@ class RunDirectory:
         if self.log is not None:
             close_private(self.log)
             self.log = None
+        self.grams.close()
         # Leave a directory in which no run began as it was before.
         if self.handle.is_unchanged() and not is_file_of_run(self.path, CONFIG):
             with contextlib.suppress(OSError):
