@@ -1,5 +1,19 @@
-"""The flight recorder: replay rules on a recorded run, watch candidate rules during a run."""
+"""The flight recorder: replay rules on a recorded run, shadow rules, contributions of clients."""
 
+from steelyard.recorder._contributions import (
+    ClientContribution,
+    Contributions,
+    Flag,
+    contributions,
+)
 from steelyard.recorder._replay import Replay, ReplayedRound, replay
 
-__all__ = ["Replay", "ReplayedRound", "replay"]
+__all__ = [
+    "ClientContribution",
+    "Contributions",
+    "Flag",
+    "Replay",
+    "ReplayedRound",
+    "contributions",
+    "replay",
+]

@@ -142,7 +142,7 @@ def replay(run: str | Path | History, rules: Sequence[str | Weighting]) -> Repla
         >>> [entry.round for entry in result.rounds["fedadp"]]
         [1, 2]
     """
-    path = _find_directory(run)
+    path = find_directory(run)
     recorded = read_rounds(path)
     history = History.read(path)
 
@@ -192,7 +192,7 @@ def read_rounds(path: Path) -> list[RoundGram]:
     return [_add_metrics(seen, known_metrics) for seen in recorded]
 
 
-def _find_directory(run: str | Path | History) -> Path:
+def find_directory(run: str | Path | History) -> Path:
     """Return the directory of a run."""
     if not isinstance(run, History):
         return Path(run)
