@@ -332,7 +332,9 @@ def _root(square: float) -> float:
 
 FREE_RIDER_NORM = 0.01  # of the median norm of the round
 DUPLICATE_COSINE = 0.999
+CONSENT = 0.05  # median cosine to the others, above which disagreement means something
 DRIFT = 0.2  # fall of the cosine to the others, beyond that of the median client
+DRIFT_SPREAD = 5.0  # the same, as a multiple of the clients' median absolute deviation
 MOST = 0.5  # the share of rounds that a flag needs
 FEWEST_ROUNDS = 5  # in which a client took part, before it can be flagged
 
@@ -350,14 +352,21 @@ def summarize(name: str, rounds: Sequence[RoundValues]) -> Contributions:
         for position, client in enumerate(values.ids):
             places.setdefault(client, []).append((values, position))
 
-    # Falls of the cosine from the first to the last third of the rounds.
+    # How far cosines fall in the course of the run: the usual fall, and the largest usual one.
     falls = {client: _cosine_fall(entries) for client, entries in places.items()}
     known_falls = [fall for fall in falls.values() if fall is not None]
-    median_fall = float(np.median(known_falls)) if known_falls else 0.0
+    usual = float(np.median(known_falls)) if known_falls else 0.0
+    spread = float(np.median(np.abs(np.array(known_falls) - usual))) if known_falls else 0.0
+    largest = usual + max(DRIFT, DRIFT_SPREAD * spread)
 
     clients = []
     for client in sorted(places, key=sort_key):
-        flags = _find_flags(places[client], falls[client], median_fall)
+        flags = _find_flags(places[client])
+        fall = falls[client]
+        if fall is not None and fall > largest:
+            text = f"its cosine to the others fell by {fall:.2f} from the first to the last third"
+            text += f" of its rounds, the median client's by {usual:.2f}"
+            flags.append(Flag("drifting", text))
         clients.append(_summarize_client(client, places[client], flags))
     is_exact = all(len(values.ids) <= EXACT_CLIENTS for values in rounds)
     return Contributions(name, tuple(clients), tuple(rounds), is_exact)
@@ -393,15 +402,11 @@ def _relative_norm(values: RoundValues, position: int) -> float:
     return float(values.norms[position]) / median if median > 0 else 0.0
 
 
-def _find_flags(
-    entries: Sequence[tuple[RoundValues, int]], fall: float | None, median_fall: float
-) -> list[Flag]:
+def _find_flags(entries: Sequence[tuple[RoundValues, int]]) -> list[Flag]:
     """Return what deserves a look about one client.
 
     Args:
         entries: its rounds, with its position in each.
-        fall: how far its cosine to the others fell; None if it took part too rarely.
-        median_fall: the median of all clients' falls.
     """
     count = len(entries)
     if count < FEWEST_ROUNDS:
@@ -426,20 +431,20 @@ def _find_flags(
             text = f"its update has a cosine of at least {DUPLICATE_COSINE} to client {twin!r}"
             flags.append(Flag("duplicate", f"{text} in {twins[twin]} of {count} rounds"))
 
-    # An opponent has a negative value, in most rounds and beyond chance in the mean.
+    # An opponent has a negative value, or points away from others that agree.
     shapley = np.array([values.shapley[k] for values, k in entries])
-    negative = int((shapley < 0).sum())
-    limit = float(shapley.mean()) + _Z * float(shapley.std(ddof=1)) / math.sqrt(count)
-    if negative > MOST * count and limit < 0:
-        text = f"its value is negative in {negative} of {count} rounds"
-        flags.append(Flag("opponent", f"{text}, {shapley.mean():.3f} in the mean"))
-
-    # A drifting client agrees less and less with the others.
-    if fall is not None and fall - median_fall > DRIFT:
-        text = f"its cosine to the others fell by {fall:.2f} from the first to the last third"
-        flags.append(
-            Flag("drifting", f"{text} of its rounds, the median client's by {median_fall:.2f}")
-        )
+    cosines = np.array([values.cosines[k] for values, k in entries])
+    has_consent = np.array([np.median(values.cosines) > CONSENT for values, _ in entries])
+    for numbers, is_against, name in (
+        (shapley, shapley < 0, "value"),
+        (cosines, (cosines < 0) & has_consent, "cosine to the others"),
+    ):
+        rounds = int(is_against.sum())
+        highest = float(numbers.mean()) + _Z * float(numbers.std(ddof=1)) / math.sqrt(count)
+        if rounds > MOST * count and highest < 0:
+            text = f"its {name} is negative in {rounds} of {count} rounds"
+            flags.append(Flag("opponent", f"{text}, {numbers.mean():.3f} in the mean"))
+            break
     return flags
 
 
