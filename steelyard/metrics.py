@@ -48,6 +48,8 @@ class Metric:
         needs_accuracy: whether the task must have an accuracy.
         is_recorded: whether it changes from round to round and is part of the record of a round.
             Sizes and labels do not change, and would make every line longer.
+        changes_training: whether measuring it changes the last bits of training, because other
+            operations compute the steps.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Metric:
     evaluates: tuple[Literal["received", "trained"], ...] = ()
     needs_accuracy: bool = False
     is_recorded: bool = False
+    changes_training: bool = False
 
 
 _METRICS = (
@@ -125,6 +128,7 @@ _METRICS = (
         "`pa3fed`, `gate`",
         typical=(0.1, 1.0),
         may_be_negative=True,
+        changes_training=True,
         is_recorded=True,
     ),
     Metric(

@@ -6,7 +6,7 @@ reports of the round, and an error of its own is recorded and leaves it out from
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from steelyard.core._errors import SteelyardError
@@ -18,6 +18,7 @@ from steelyard.core._spec import to_text
 from steelyard.core._state import State
 from steelyard.core._store import UpdateStore
 from steelyard.core._weighting import Weighting
+from steelyard.metrics import find_metric
 from steelyard.recorder._weigh import Weighed, check_replayable, weigh
 from steelyard.rules._combinators import parse_rule, with_default_source
 from steelyard.runs._gram_log import parse_recording
@@ -53,6 +54,20 @@ class ShadowRules:
         for rule in self.rules.values():
             needs = needs | rule.needs
         return needs
+
+    def check_metrics(self, reported: Collection[str]) -> None:
+        """Raise an error if a rule needs a metric whose measurement would change the run.
+
+        Args:
+            reported: the metrics that clients report anyway.
+        """
+        for text, rule in self.rules.items():
+            for name in sorted(rule.needs.metrics - set(reported)):
+                if find_metric(name).changes_training:
+                    raise SteelyardError(
+                        f"shadow: {text} needs {name!r}, and measuring it changes the last bits of "
+                        f"training: let clients report it in this run (metrics=[{name!r}])"
+                    )
 
     def observe(
         self, seen: RoundGram, store: UpdateStore, probe: ProxyLoss | None

@@ -173,6 +173,7 @@ def _prepare(
     reported = _reported(algorithm.needs, experiment.metrics, federation, has_accuracy)
     all_reported = reported
     if shadow is not None:
+        shadow.check_metrics(reported)
         needs = algorithm.needs | shadow.needs
         all_reported = _reported(needs, experiment.metrics, federation, has_accuracy)
 

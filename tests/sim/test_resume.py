@@ -170,6 +170,7 @@ def test_a_run_directory_holds_what_it_should(tmp_path):
     simulate("fedawa", out=tmp_path / "run", **OPTIONS)
     found = {path.name for path in (tmp_path / "run").iterdir()}
     named = {"config.json", "environment.json", "clients.json", "cohorts.json", "rounds.jsonl"}
+    named.add("grams.bin")
     assert found == named | {"checkpoints", "lock"}
     held = json.loads((tmp_path / "run" / "clients.json").read_text())
     assert held["ids"] == [f"client-{k}" for k in range(6)]
