@@ -150,9 +150,10 @@ def replay(run: str | Path | History, rules: Sequence[str | Weighting]) -> Repla
     rounds: dict[str, list[ReplayedRound]] = {}
     rounds[RUN] = [_describe(seen, _weighed_by_run(seen)) for seen in recorded]
     for spec in rules:
-        rule = with_default_source(parse_rule(spec))
+        rule = parse_rule(spec)
         check_replayable(rule)
-        rounds[to_text(parse_rule(spec))] = _replay_rule(rule, recorded)
+        name = spec if isinstance(spec, str) else to_text(rule)
+        rounds[name] = _replay_rule(with_default_source(rule), recorded)
 
     # Rounds that are not on record.
     present = {seen.round for seen in recorded}

@@ -30,7 +30,7 @@ class ShadowRules:
     """Rules that are computed beside the rule of a run.
 
     Attributes:
-        rules: the rules by their spec strings.
+        rules: the rules by their spec strings, as the user wrote them.
     """
 
     def __init__(self, specs: Sequence[str | Weighting]) -> None:
@@ -43,7 +43,8 @@ class ShadowRules:
         for spec in specs:
             rule = parse_rule(spec)
             check_replayable(rule)
-            self.rules[to_text(rule)] = with_default_source(rule)
+            name = spec if isinstance(spec, str) else to_text(rule)
+            self.rules[name] = with_default_source(rule)
         self._states: dict[str, State] = {}
         self._failures: dict[str, str] = {}
 
