@@ -81,6 +81,7 @@ class Bulyan(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["bulyan"].make(
             f=f,
@@ -92,6 +93,7 @@ class Bulyan(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -116,6 +118,7 @@ class CReFF(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["creff"].make(
             features=features, match_steps=match_steps, match_lr=match_lr, epochs=epochs, lr=lr,
@@ -128,7 +131,7 @@ class CReFF(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -151,6 +154,7 @@ class Cap(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["cap"].make(
             max_weight=max_weight,
@@ -162,6 +166,7 @@ class Cap(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -185,6 +190,7 @@ class CenteredClipping(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["centered_clipping"].make(
             tau=tau, steps=steps,
@@ -196,6 +202,7 @@ class CenteredClipping(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -218,6 +225,7 @@ class Ema(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["ema"].make(
             decay=decay,
@@ -229,6 +237,7 @@ class Ema(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -253,6 +262,7 @@ class FPL(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["fpl"].make(
             weight=weight, temperature=temperature, regression=regression,
@@ -265,7 +275,7 @@ class FPL(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -291,6 +301,7 @@ class FedAWA(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedawa"].make(
             preset=preset, steps=steps, lr=lr, optimizer=optimizer, distance=distance, init=init,
@@ -304,6 +315,7 @@ class FedAWA(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -326,6 +338,7 @@ class FedAWACos(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedawa_cos"].make(
             normalize=normalize,
@@ -337,6 +350,7 @@ class FedAWACos(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -363,6 +377,7 @@ class FedAWAL(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedawa_l"].make(
             layers=layers, preset=preset, steps=steps, lr=lr, optimizer=optimizer,
@@ -376,6 +391,7 @@ class FedAWAL(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -399,6 +415,7 @@ class FedAdagrad(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = OPTIMIZERS["adagrad"].make(
             lr=lr, tau=tau,
@@ -410,7 +427,7 @@ class FedAdagrad(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -434,6 +451,7 @@ class FedAdam(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = OPTIMIZERS["adam"].make(
             lr=lr, betas=betas, tau=tau,
@@ -445,7 +463,7 @@ class FedAdam(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -469,6 +487,7 @@ class FedAdp(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedadp"].make(
             alpha=alpha, clock=clock, reference=reference,
@@ -480,6 +499,7 @@ class FedAdp(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -502,6 +522,7 @@ class FedAvg(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedavg"].make(
             by=by,
@@ -513,6 +534,7 @@ class FedAvg(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -536,6 +558,7 @@ class FedAvgM(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = OPTIMIZERS["momentum"].make(
             beta=beta, lr=lr, convention=convention,
@@ -547,7 +570,7 @@ class FedAvgM(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -573,7 +596,8 @@ class FedBE(Steelyard):
         out: str | os.PathLike[str] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
-        data_name: str = "flower", monitor: str = "accuracy",
+        data_name: str = "flower", monitor: str = "accuracy", record: str = "auto",
+        shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = REFINERS["fedbe"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, momentum=momentum,
@@ -588,7 +612,7 @@ class FedBE(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor,
+            data_name=data_name, monitor=monitor, record=record, shadow=shadow,
         )
 
 
@@ -612,6 +636,7 @@ class FedCos(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["fedcos"].make(
             mu=mu, form=form, eps=eps, direction=direction,
@@ -623,7 +648,7 @@ class FedCos(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -649,6 +674,7 @@ class FedDF(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = REFINERS["feddf"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, momentum=momentum,
@@ -662,7 +688,7 @@ class FedDF(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -686,6 +712,7 @@ class FedDisco(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["feddisco"].make(
             a=a, b=b, metric=metric,
@@ -697,6 +724,7 @@ class FedDisco(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -720,6 +748,7 @@ class FedDyn(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["feddyn"].make(
             alpha=alpha, form=form,
@@ -731,7 +760,7 @@ class FedDyn(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -758,6 +787,7 @@ class FedLAW(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedlaw"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, betas=betas,
@@ -771,6 +801,7 @@ class FedLAW(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -798,6 +829,7 @@ class FedLAWSWA(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedlaw_swa"].make(
             preset=preset, epochs=epochs, lr=lr, swa_lr=swa_lr, optimizer=optimizer, betas=betas,
@@ -811,6 +843,7 @@ class FedLAWSWA(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -834,6 +867,7 @@ class FedMut(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = BROADCASTS["fedmut"].make(
             radius=radius, rate=rate, bound=bound,
@@ -845,7 +879,7 @@ class FedMut(Steelyard):
             guard=guard, proxy=proxy, id_key=id_key, population=population,
             mean_examples=mean_examples, seed=seed, out=out, checkpoint_dir=checkpoint_dir,
             resume=resume, checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -868,6 +902,7 @@ class FedNova(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fednova"].make(
             tau_eff=tau_eff,
@@ -879,6 +914,7 @@ class FedNova(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -902,6 +938,7 @@ class FedProto(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["fedproto"].make(
             weight=weight, average=average, classifier=classifier,
@@ -913,7 +950,7 @@ class FedProto(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -937,6 +974,7 @@ class FedProx(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["fedprox"].make(
             mu=mu,
@@ -948,7 +986,7 @@ class FedProx(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -972,6 +1010,7 @@ class FedSGD(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = OPTIMIZERS["sgd"].make(
             lr=lr,
@@ -983,7 +1022,7 @@ class FedSGD(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -1007,6 +1046,7 @@ class FedYogi(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = OPTIMIZERS["yogi"].make(
             lr=lr, betas=betas, tau=tau,
@@ -1018,7 +1058,7 @@ class FedYogi(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -1044,6 +1084,7 @@ class GWS(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["gws"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, betas=betas,
@@ -1056,6 +1097,7 @@ class GWS(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1079,6 +1121,7 @@ class GeometricMedian(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["geometric_median"].make(
             steps=steps, nu=nu,
@@ -1090,6 +1133,7 @@ class GeometricMedian(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1113,6 +1157,7 @@ class Krum(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["krum"].make(
             f=f, neighbours=neighbours,
@@ -1124,6 +1169,7 @@ class Krum(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1149,6 +1195,7 @@ class LAW(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["law"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, betas=betas,
@@ -1162,6 +1209,7 @@ class LAW(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1185,6 +1233,7 @@ class LDAWA(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["ldawa"].make(
             warmup=warmup, layers=layers,
@@ -1196,6 +1245,7 @@ class LDAWA(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1218,6 +1268,7 @@ class Median(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["median"].make()
         super().__init__(
@@ -1227,6 +1278,7 @@ class Median(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1250,6 +1302,7 @@ class MultiKrum(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["multikrum"].make(
             f=f, neighbours=neighbours, keep=keep,
@@ -1261,6 +1314,7 @@ class MultiKrum(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1285,6 +1339,7 @@ class PA3Fed(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["pa3fed"].make(
             beta=beta, score=score, detector=detector, model=model, preset=preset,
@@ -1296,6 +1351,7 @@ class PA3Fed(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1318,6 +1374,7 @@ class SCAFFOLD(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["scaffold"].make()
         super().__init__(
@@ -1327,7 +1384,7 @@ class SCAFFOLD(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -1352,6 +1409,7 @@ class ServerFT(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = REFINERS["server_ft"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, momentum=momentum,
@@ -1364,7 +1422,7 @@ class ServerFT(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -1388,6 +1446,7 @@ class Shrink(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["shrink"].make(
             gamma=gamma, stats=stats, global_lr=global_lr,
@@ -1399,6 +1458,7 @@ class Shrink(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1421,6 +1481,7 @@ class TrimmedMean(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["trimmed_mean"].make(
             f=f,
@@ -1432,6 +1493,7 @@ class TrimmedMean(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1454,6 +1516,7 @@ class Uniform(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["uniform"].make()
         super().__init__(
@@ -1463,6 +1526,7 @@ class Uniform(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1486,6 +1550,7 @@ class VRLSGD(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["vrlsgd"].make(
             scale=scale,
@@ -1497,5 +1562,5 @@ class VRLSGD(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )

@@ -31,6 +31,7 @@ class ShadowRules:
 
     Attributes:
         rules: the rules by their spec strings, as the user wrote them.
+        specs: what the rules were built from.
     """
 
     def __init__(self, specs: Sequence[str | Weighting]) -> None:
@@ -39,6 +40,7 @@ class ShadowRules:
         Raises:
             SteelyardError: if a rule needs more than inner products and reports.
         """
+        self.specs = tuple(specs)
         self.rules: dict[str, Weighting] = {}
         for spec in specs:
             rule = parse_rule(spec)
