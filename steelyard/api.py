@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from steelyard.core import checks
 from steelyard.core._errors import NO_PROBE, SteelyardError, shorten
 from steelyard.core._evidence import part_needing_proxy_data
 from steelyard.core._layout import Kind, Params
+from steelyard.core._lora import Factors, parse_lora
 from steelyard.core._optimizer import ServerOptimizer
 from steelyard.core._probe import ProxyLoss
 from steelyard.core._refiner import Refiner
@@ -46,6 +47,8 @@ class Aggregate:
             clients, ...
         gram: the inner products of the updates and what clients reported, if the rule computed
             inner products or `diagnose` was set; None otherwise.
+        residuals: with `lora="residual"`, what is to be added to the weights that LoRA adapters
+            change, as factors `left @ right`, by the name of the adapted module.
     """
 
     params: Params
@@ -54,6 +57,7 @@ class Aggregate:
     state: dict[str, Any]
     report: Report
     gram: RoundGram | None = None
+    residuals: Mapping[str, Factors] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return a summary: sizes, the largest weight and the quarantined clients."""
@@ -91,6 +95,7 @@ def aggregate(
     probe: ProxyLoss | None = None,
     refine: str | Refiner | None = None,
     chunk: int | None = None,
+    lora: str = "stack",
 ) -> Aggregate:
     """Aggregate client models into a new global model.
 
@@ -121,6 +126,10 @@ def aggregate(
             `gws` and `law`, and for refiners.
         refine: a refiner or its spec string: `server_ft`, `feddf`, `fedbe`.
         chunk: number of coordinates per read; the result has the same bits for any value.
+        lora: what to return for LoRA adapters (leaves `lora_A` and `lora_B`), whose products are
+            averaged: `stack` (exact; ranks add up), `svd:16` (the best approximation of rank 16),
+            `residual` (mean factors, and the exact rest in `out.residuals`), or `factors` (mean
+            factors, which is not the mean of the products).
 
     Returns:
         The new model, the weights, the state for the next round and a report.
@@ -188,6 +197,7 @@ def aggregate(
         chunk=chunk,
         probe=probe,
         refine=refiner,
+        lora=parse_lora(lora),
     )
     run = rounds.run_or_void if isinstance(root.rules[0], Guard) else rounds.run
     outcome = run(root, store, job, sink)
@@ -203,6 +213,7 @@ def aggregate(
         state=dict(outcome.state),
         report=outcome.report,
         gram=outcome.seen,
+        residuals=outcome.residuals,
     )
 
 

@@ -13,6 +13,7 @@ from steelyard import kernels, threads
 from steelyard.core._errors import NO_PROBE, NonFiniteUpdate, SteelyardError
 from steelyard.core._gram import Array, Gram
 from steelyard.core._layout import Granularity
+from steelyard.core._lora import pair_products
 from steelyard.core._mixture import Mixture
 from steelyard.core._probe import Session, Trial
 from steelyard.core._refiner import Refiner
@@ -141,6 +142,9 @@ class Evidence:
     def norms(self) -> Array:
         """Norms of the updates, `[K]`, from one pass over them."""
         store = self.store
+        if store.layout.pairs:  # norms of products follow from inner products
+            products: Array = self.gram(None).norms[0]
+            return products
         norms = kernels.norms(store, len(store.ids), store.layout.dim, self.job.chunk)
         _refuse_rows(~np.isfinite(norms))
         return norms
@@ -189,10 +193,19 @@ def inner_products(
     partition = store.layout.layers(layers)
     spans = [(start, stop) for start, stop, _ in partition.spans]
     blocks = kernels.gram(store, len(store.ids) + 1, spans, chunk)
+    sizes = [stop - start for start, stop in spans]
+    index = partition.index
+
+    # The products of LoRA adapters.
+    pairs = store.layout.pairs
+    if pairs:
+        blocks = np.concatenate([blocks, pair_products(store, pairs)])
+        sizes += [pair.inputs * pair.outputs for pair in pairs]
+        index = np.append(index, np.array(partition.pair_layers, dtype=np.intp))
+
     _refuse_rows(~np.isfinite(np.diagonal(blocks.sum(axis=0))))
-    dims = np.array([stop - start for start, stop in spans], dtype=np.float64)
-    gram = Gram.of_rows(blocks, dims)
-    return gram.group_layers(partition.index, len(partition.names))
+    gram = Gram.of_rows(blocks, np.array(sizes, dtype=np.float64))
+    return gram.group_layers(index, len(partition.names))
 
 
 def _refuse_rows(bad: NDArray[np.bool_]) -> None:

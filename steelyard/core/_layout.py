@@ -11,10 +11,15 @@ A leaf is one tensor of a state dict. There are three kinds:
 
 All parameters together form one flat vector, sorted by name; so do all statistics. Files and state
 dicts hold the same tensors in different orders, and the bits of a sum depend on its order.
+
+The factors A and B of a LoRA adapter are parameters that belong together: their product counts in
+the Gram and in the mixture, not the two leaves (`Layout.pairs`, and `core/_lora.py`).
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -79,11 +84,54 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class LoraPair:
+    """The two factors of a LoRA adapter: `B A` is the change of a weight.
+
+    Attributes:
+        name: the name of the adapted module.
+        a: the leaf A, `[rank, inputs, ...]`.
+        b: the leaf B, `[outputs, rank, ...]`.
+    """
+
+    name: str
+    a: Leaf
+    b: Leaf
+
+    @property
+    def rank(self) -> int:
+        """The rank of the product."""
+        return self.a.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """The number of columns of the product."""
+        return math.prod(self.a.shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """The number of rows of the product."""
+        return self.b.shape[0]
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank that makes sense."""
+        return min(self.inputs, self.outputs)
+
+
+@dataclass(frozen=True)
 class Layers:
-    """A partition of the parameter vector: `spans` are `(start, stop, layer)` in order."""
+    """A partition of the model into layers.
+
+    Attributes:
+        names: the names of the layers.
+        spans: the parts of the parameter vector, `(start, stop, layer)`, in order. LoRA adapters
+            are not in them.
+        pair_layers: the layer of each LoRA adapter, in the order of `Layout.pairs`.
+    """
 
     names: tuple[str, ...]
     spans: tuple[tuple[int, int, int], ...]
+    pair_layers: tuple[int, ...] = ()
 
     @cached_property
     def index(self) -> NDArray[np.intp]:
@@ -162,6 +210,11 @@ class Layout:
         """The counters, masks and other integer leaves."""
         return self._of_kind("count")
 
+    @cached_property
+    def pairs(self) -> tuple[LoraPair, ...]:
+        """The LoRA adapters, in the order of their names."""
+        return _find_pairs(self.params)
+
     def _of_kind(self, kind: Kind) -> tuple[Leaf, ...]:
         own = [leaf for leaf in self.leaves if leaf.kind == kind and leaf.tied is None]
         return tuple(sorted(own, key=lambda leaf: leaf.name))
@@ -209,10 +262,19 @@ class Layout:
         """
         # Every leaf must be there; safetensors files hold tied weights once.
         for leaf in self.leaves:
-            if leaf.name not in shapes:
-                if leaf.tied is not None:
-                    continue
+            if leaf.name not in shapes and leaf.tied is None:
                 return f"missing key {leaf.name!r}"
+
+        # Both factors of an adapter must fit each other.
+        for pair in self.pairs:
+            problem = _find_rank_problem(pair, shapes[pair.a.name][0], shapes[pair.b.name][0])
+            if problem is not None:
+                return problem
+
+        # Shapes and dtypes.
+        for leaf in self.leaves:
+            if leaf.name not in shapes:
+                continue
             shape, dtype = shapes[leaf.name]
             if shape != leaf.shape:
                 return f"{leaf.name!r} has shape {shape}, expected {leaf.shape}"
@@ -232,8 +294,8 @@ class Layout:
                 sizes to cut a flat vector; a tuple of name patterns to group leaves (leaves that
                 match no pattern form the layer `rest`).
         """
-        # Label every parameter with its layer.
-        if granularity is None:
+        # The whole model.
+        if granularity is None and not self.pairs:
             return Layers((FLAT,), ((0, self.dim, 0),))
         if (
             isinstance(granularity, tuple)
@@ -241,26 +303,36 @@ class Layout:
             and all(isinstance(size, int) for size in granularity)
         ):
             return self._by_sizes(tuple(int(size) for size in granularity))
-        if granularity == "tensor":
-            labels = [leaf.name for leaf in self.params]
-        elif granularity == "module":
-            labels = [_module(leaf.name) for leaf in self.params]
-        elif isinstance(granularity, tuple) and granularity:
-            patterns = [str(pattern) for pattern in granularity]
-            labels = [_first_match(leaf.name, patterns) for leaf in self.params]
-        else:
-            raise SteelyardError(f"layers={shorten(granularity)}: use {_GRANULARITIES}")
 
-        # Neighbours of the same layer form one span.
+        # Label every parameter with its layer; both factors of an adapter have the same label.
+        module_by_leaf: dict[str, str] = {}
+        for pair in self.pairs:
+            module_by_leaf |= {pair.a.name: pair.name, pair.b.name: pair.name}
+        labels = []
+        for leaf in self.params:
+            labels.append(_label(leaf.name, module_by_leaf.get(leaf.name), granularity))
+
+        # Neighbours of the same layer form one span; adapters are in none.
         names = tuple(dict.fromkeys(labels))
         spans: list[tuple[int, int, int]] = []
+        layer_by_module = {}
         for leaf, label in zip(self.params, labels, strict=True):
             layer = names.index(label)
-            if spans and spans[-1][2] == layer and spans[-1][1] == leaf.start:
+            if leaf.name in module_by_leaf:
+                layer_by_module[module_by_leaf[leaf.name]] = layer
+            elif spans and spans[-1][2] == layer and spans[-1][1] == leaf.start:
                 spans[-1] = (spans[-1][0], leaf.stop, layer)
             else:
                 spans.append((leaf.start, leaf.stop, layer))
-        return Layers(names, tuple(spans))
+        pair_layers = tuple(layer_by_module[pair.name] for pair in self.pairs)
+        return Layers(names, tuple(spans), pair_layers)
+
+    def all_spans(self, layers: Layers) -> list[tuple[int, int, int]]:
+        """Return the spans of all parameters, with the factors of adapters as ordinary leaves."""
+        spans = list(layers.spans)
+        for pair, layer in zip(self.pairs, layers.pair_layers, strict=True):
+            spans += [(leaf.start, leaf.stop, layer) for leaf in (pair.a, pair.b)]
+        return sorted(spans)
 
     def stat_layer(self, leaf: Leaf, layers: Layers) -> int | None:
         """Return the layer whose weights a statistic uses: that of its module's first parameter.
@@ -362,6 +434,81 @@ def _kind(name: str, tensor: torch.Tensor, kinds: Mapping[str, Kind]) -> Kind:
 def _module(name: str) -> str:
     """Return the name of the module that a leaf belongs to."""
     return name.rpartition(".")[0] or name
+
+
+def _label(name: str, adapted_module: str | None, granularity: Granularity | None) -> str:
+    """Return the layer of a parameter.
+
+    Args:
+        name: the name of the leaf.
+        adapted_module: the module that the leaf adapts, if it is a factor of a LoRA adapter.
+        granularity: what a layer is.
+    """
+    if granularity is None:
+        return FLAT
+    if granularity == "tensor":
+        return adapted_module or name
+    if granularity == "module":
+        return adapted_module or _module(name)
+    if isinstance(granularity, tuple) and granularity:
+        return _first_match(name, [str(pattern) for pattern in granularity])
+    raise SteelyardError(f"layers={shorten(granularity)}: use {_GRANULARITIES}")
+
+
+# `layer.lora_A.weight`, `layer.lora_A.default.weight`, `layer.lora_embedding_A`, ...
+_LORA = re.compile(r"(?P<module>.+)\.lora_(?P<kind>|embedding_)(?P<factor>[AB])(?P<rest>|\..+)")
+
+
+def _find_pairs(leaves: Sequence[Leaf]) -> tuple[LoraPair, ...]:
+    """Return the LoRA adapters among the leaves.
+
+    Raises:
+        SteelyardError: if a factor has no counterpart, or their shapes do not fit.
+    """
+    by_name = {leaf.name: leaf for leaf in leaves}
+    pairs = []
+    for leaf in leaves:
+        match = _LORA.fullmatch(leaf.name)
+        if match is None:
+            continue
+        other_factor = "B" if match["factor"] == "A" else "A"
+        prefix = f"{match['module']}.lora_{match['kind']}"
+        other = by_name.get(f"{prefix}{other_factor}{match['rest']}")
+        if other is None:
+            raise SteelyardError(
+                f"{leaf.name!r} is a factor of a LoRA adapter, and the other one is missing: "
+                "keep both, or rename the leaf"
+            )
+        if match["factor"] == "B":
+            continue
+        pair = LoraPair(f"{match['module']}{match['rest'].removesuffix('.weight')}", leaf, other)
+        if len(leaf.shape) < 2 or len(other.shape) < 2 or other.shape[1] != pair.rank:
+            raise SteelyardError(
+                f"{leaf.name!r} has shape {leaf.shape} and {other.name!r} {other.shape}: the "
+                "factors of a LoRA adapter are [rank, inputs] and [outputs, rank]"
+            )
+        if math.prod(other.shape[2:]) != 1:
+            raise SteelyardError(
+                f"{other.name!r} has shape {other.shape}, expected [outputs, rank, 1, 1]"
+            )
+        pairs.append(pair)
+    return tuple(pairs)
+
+
+def _find_rank_problem(
+    pair: LoraPair, shape_a: Sequence[int], shape_b: Sequence[int]
+) -> str | None:
+    """Return why two factors of a client do not form an adapter; None if they do."""
+    if len(shape_a) != len(pair.a.shape) or len(shape_b) != len(pair.b.shape):
+        return None  # the shapes are wrong in another way
+    if shape_a[0] != shape_b[1]:
+        return f"adapter {pair.name!r} has A of rank {shape_a[0]} and B of rank {shape_b[1]}"
+    if shape_a[0] > max(pair.max_rank, pair.rank):
+        return (
+            f"adapter {pair.name!r} has rank {shape_a[0]}, more than {pair.max_rank}, the size of "
+            "its weight"
+        )
+    return None
 
 
 def _first_match(name: str, patterns: Sequence[str]) -> str:

@@ -6,15 +6,16 @@ describes the round.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from steelyard import kernels
+from steelyard import kernels, threads
 from steelyard.core._errors import (
     BAD_BASE,
     NOT_FINITE,
@@ -29,6 +30,14 @@ from steelyard.core._errors import (
 from steelyard.core._evidence import Evidence
 from steelyard.core._gram import Array
 from steelyard.core._layout import Granularity, Layers, Layout, Leaf
+from steelyard.core._lora import (
+    FACTORS,
+    CombinedPair,
+    Factors,
+    LoraOutput,
+    PairReader,
+    combine_pair,
+)
 from steelyard.core._mixture import Mixture
 from steelyard.core._optimizer import ServerOptimizer, ServerStep
 from steelyard.core._probe import ProxyLoss, Session
@@ -63,6 +72,7 @@ class Round:
         refine: the refiner that trains the aggregated model on the proxy data, if any.
         population_examples: number of examples of all clients, including those that are not in
             this round; None if unknown.
+        lora: what to return for LoRA adapters.
         record_layers: a granularity whose Gram `Outcome.seen` has beside that of the whole model,
             if any.
     """
@@ -79,6 +89,7 @@ class Round:
     refine: Refiner | None = None
     population_examples: int | None = None
     record_layers: Granularity | None = None
+    lora: LoraOutput = FACTORS
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,6 +105,8 @@ class Outcome:
         void: whether the round was void, so that model and state did not change.
         bounds: the bounds that a guard in the rule applied, if there is one.
         seen: the inner products and reports of the round, if the Gram was computed.
+        residuals: with `lora=residual`, what is to be added to the weights that LoRA adapters
+            change, as factors, by the name of the adapted module.
     """
 
     store: UpdateStore
@@ -104,6 +117,7 @@ class Outcome:
     void: bool
     bounds: Bounds | None = None
     seen: RoundGram | None = None
+    residuals: Mapping[str, Factors] = field(default_factory=dict)
 
     @property
     def counted_rows(self) -> list[int]:
@@ -221,6 +235,7 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     bounds = _bounds(evidence, mixture)
     cosines = evidence.direction_cosines()
     weights = _write_model(evidence, mixture, layers, state, sink, bounds)
+    adapters = _write_adapters(evidence, mixture, layers, sink)
 
     # Describe the round.
     gram = evidence.gram_for_report(mixture.layers)
@@ -229,8 +244,14 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     report = describe(store, mixture, weights, layers, gram, job.number, sizes, lr)
     if cosines:
         report["direction_cosines"] = cosines
+    if adapters:
+        report["lora_error"] = {adapter.pair.name: adapter.error for adapter in adapters}
+    residuals = {
+        adapter.pair.name: adapter.residual for adapter in adapters if adapter.residual is not None
+    }
     seen = None if gram is None else evidence.seen(mixture, weights)
-    return Outcome(store, weights, np.array(mixture.base), state, report, False, bounds, seen)
+    base = np.array(mixture.base)
+    return Outcome(store, weights, base, state, report, False, bounds, seen, residuals)
 
 
 def _bounds(evidence: Evidence, mixture: Mixture) -> Bounds | None:
@@ -340,7 +361,7 @@ def _combine(
 
     def emit(piece: kernels.Piece, rows: torch.Tensor) -> None:
         room = sink.room(piece.start, piece.stop)
-        layer = layers.spans[piece.span][2]
+        layer = all_spans[piece.span][2]
         values = mix(rows, layer, room)
         if step is not None:
             torch.sub(values, rows[-1], out=step[piece.start : piece.stop])
@@ -357,14 +378,85 @@ def _combine(
         if values is not room:
             sink.write(piece.start, values)
 
-    # Run the pass.
-    spans = [(start, stop) for start, stop, _ in layers.spans]
+    # Run the pass. Factors of LoRA adapters are ordinary leaves only if they are averaged.
+    averages_factors = job.lora.kind == "factors"
+    all_spans = layout.all_spans(layers) if averages_factors else list(layers.spans)
+    spans = [(start, stop) for start, stop, _ in all_spans]
     kernels.combine(store, len(store.ids) + 1, spans, emit, job.chunk)
     if job.step is not None and step is not None:
         job.step.copy_(step)
     if reduction is None:
         return None
     return reduction.usage.numpy().astype(np.float64)
+
+
+def _write_adapters(
+    evidence: Evidence, mixture: Mixture, layers: Layers, sink: Sink
+) -> list[CombinedPair]:
+    """Write the new factors of LoRA adapters to `sink`, unless they are averaged as leaves.
+
+    Returns:
+        The new factors with their errors; empty if there are no adapters.
+    """
+    store = evidence.store
+    job = evidence.job
+    pairs = store.layout.pairs
+    if not pairs:
+        return []
+    averages_factors = job.lora.kind == "factors"
+    if not averages_factors:
+        _check_adapters(mixture, job)
+    if averages_factors and (mixture.reduce is not None or job.server is not None):
+        return []  # the new factors are not a weighted sum, which has an error
+
+    # One adapter after the other: only the factors of one are in memory.
+    reader = PairReader(store)
+    adapters = []
+    with threads.alone():
+        for pair, layer in zip(pairs, layers.pair_layers, strict=True):
+            a, b = reader.read(pair)
+            weights = mixture.client_weights[layer]
+            adapter = combine_pair(pair, a, b, weights, float(mixture.base[layer]), job.lora)
+            adapters.append(adapter)
+            if not averages_factors:
+                _write_factor(pair.a, adapter.factors.right, sink)
+                _write_factor(pair.b, adapter.factors.left, sink)
+    return adapters
+
+
+def _check_adapters(mixture: Mixture, job: Round) -> None:
+    """Raise an error if a part needs the factors of adapters as ordinary leaves."""
+    part = None
+    if mixture.reduce is not None:
+        part = "a rule that works coordinate by coordinate"
+    elif job.server is not None:
+        part = f"server={job.server.name}"
+    elif job.refine is not None:
+        part = f"refine={job.refine.name}"
+    if part is not None:
+        raise SteelyardError(
+            f"lora={job.lora} with {part}: it acts on the factors A and B, not on their product: "
+            "use lora=factors, or leave it out"
+        )
+
+
+def _write_factor(leaf: Leaf, values: torch.Tensor, sink: Sink) -> None:
+    """Write a new factor of a LoRA adapter; its rank may differ from the leaf's."""
+    if not are_finite(values):
+        raise RoundOverflow(
+            f"the aggregated {leaf.name!r} is not finite: the base model is unchanged"
+        )
+    if values.numel() == leaf.size:
+        sink.write(
+            leaf.start,
+            values.reshape(-1).to(torch.float32 if leaf.dtype != torch.float64 else leaf.dtype),
+        )
+        return
+    rank_axis = 0 if values.shape[1:].numel() == math.prod(leaf.shape[1:]) else 1
+    shape = list(leaf.shape)
+    shape[rank_axis] = values.shape[rank_axis]
+    sink.write(leaf.start, torch.zeros(leaf.size))
+    sink.write_leaf(replace(leaf, shape=tuple(shape)), values.to(leaf.dtype).view(shape))
 
 
 def _refuse_non_finite(rows: torch.Tensor) -> None:

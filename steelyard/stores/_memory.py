@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from steelyard.core._errors import BAD_BASE, NOT_FINITE, SteelyardError
 from steelyard.core._layout import FLAT, Kind, Layout, Leaf, Params
+from steelyard.core._lora import find_common_ranks, pad_factors
 from steelyard.core._state import ClientId, sort_key
 from steelyard.core._sums import ALIGNMENT, are_finite
 
@@ -54,6 +55,8 @@ class MemoryStore:
         if not isinstance(clients, Mapping):
             clients = dict(enumerate(clients))
         layout = Layout.of(base, kinds)
+        if layout.pairs and isinstance(base, Mapping):
+            base, clients, layout = _pad_adapters(base, clients, layout, kinds)
 
         # Quarantine clients with other tensors than the global model.
         quarantined = dict(refused or {})
@@ -246,6 +249,35 @@ def allocate_recycled(size: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _save_for_reuse(memory: NDArray[np.uint8]) -> None:
     _spare_memory[:] = [memory]
+
+
+def _pad_adapters(
+    base: Mapping[str, torch.Tensor],
+    clients: Mapping[ClientId, Params],
+    layout: Layout,
+    kinds: Mapping[str, Kind] | None,
+) -> tuple[Mapping[str, torch.Tensor], Mapping[ClientId, Params], Layout]:
+    """Return models whose LoRA adapters all have the same ranks, and their layout.
+
+    Args:
+        base: the global model.
+        clients: the clients' models.
+        layout: the layout of the global model.
+        kinds: of the tensors, where the layout cannot tell from the name.
+    """
+    shapes = []
+    for model in clients.values():
+        if isinstance(model, Mapping):
+            tensors = {name: t for name, t in model.items() if isinstance(t, torch.Tensor)}
+            shapes.append({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    ranks = find_common_ranks(layout, shapes)
+    padded_clients: dict[ClientId, Params] = {}
+    for client, model in clients.items():
+        padded_clients[client] = model
+        if isinstance(model, Mapping):
+            padded_clients[client] = pad_factors(model, layout, ranks)
+    padded_base = pad_factors(base, layout, ranks)
+    return padded_base, padded_clients, Layout.of(padded_base, kinds)
 
 
 def _leaves(params: Params) -> Mapping[str, torch.Tensor]:

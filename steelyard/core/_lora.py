@@ -1,0 +1,334 @@
+"""LoRA adapters: pairs of leaves A and B whose product is the change of a weight.
+
+The mean of products is not the product of means, so rules must see the products
+
+    M_k = B_k A_k        B_k [outputs, rank], A_k [rank, inputs]
+
+and the server must average them. Neither needs the products themselves:
+
+    <B_i A_i, B_j A_j> = sum((B_i^T B_j) * (A_i A_j^T))         a few rank x rank matrices
+
+and a sum of products is a product of stacked factors, `sum c_k B_k A_k = [c_k B_k] [A_k]`. What the
+server returns is the option `lora`:
+
+    stack      the stacked factors: exact; the ranks of all clients add up
+    residual   the mean factors, and the exact rest as stacked factors for the weight itself
+    svd:r      the best approximation of rank r, from QR decompositions of the stacked factors
+    factors    the mean factors, as if A and B were ordinary weights: what most programs do
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from steelyard import threads
+from steelyard.core._errors import SteelyardError, shorten
+from steelyard.core._layout import Layout, LoraPair
+from steelyard.core._store import UpdateStore
+from steelyard.core._sums import Array
+
+_SVD = re.compile(r"svd(?::(?:rank=)?(\d+))?")
+
+
+@dataclass(frozen=True)
+class LoraOutput:
+    """What the server returns for LoRA adapters: the option `lora`.
+
+    Attributes:
+        kind: `stack`, `residual`, `svd` or `factors`.
+        rank: the rank of `svd`; None for the rank of the global model.
+    """
+
+    kind: str
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.rank is None else f"{self.kind}:{self.rank}"
+
+
+FACTORS = LoraOutput("factors")
+
+
+def parse_lora(text: str) -> LoraOutput:
+    """Return the value of the option `lora`.
+
+    Examples:
+        >>> parse_lora("svd:16")
+        LoraOutput(kind='svd', rank=16)
+    """
+    if text in ("stack", "residual", "factors"):
+        return LoraOutput(text)
+    match = _SVD.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise SteelyardError(f"lora={shorten(text)}: use stack, residual, svd:16 or factors")
+    rank = None if match[1] is None else int(match[1])
+    if rank == 0:
+        raise SteelyardError(f"lora={shorten(text)}: use a rank of at least 1")
+    return LoraOutput("svd", rank)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A sum of products as one product of stacked factors, `left @ right`.
+
+    Attributes:
+        left: `[outputs, rank]`.
+        right: `[rank, inputs]`.
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+
+    @property
+    def rank(self) -> int:
+        """The number of columns of `left`."""
+        return self.left.shape[1]
+
+    def minus(self, other: Factors) -> Factors:
+        """Return the factors of the difference."""
+        return Factors(
+            torch.cat([self.left, -other.left], dim=1),
+            torch.cat([self.right, other.right], dim=0),
+        )
+
+    def norm(self) -> float:
+        """Return the Frobenius norm of the product, without the product."""
+        left = self.left.double()
+        right = self.right.double()
+        square = ((left.T @ left) * (right @ right.T)).sum()
+        return float(square.clamp(min=0.0).sqrt())
+
+    def truncate(self, rank: int) -> Factors:
+        """Return the best approximation of this rank, with the singular values shared equally."""
+        # The product is Q_l (R_l R_r^T) Q_r^T: only the small matrix in the middle is decomposed.
+        q_left, r_left = torch.linalg.qr(self.left.double())
+        q_right, r_right = torch.linalg.qr(self.right.double().T)
+        u, values, v = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
+        roots = values[:rank].sqrt()
+        left = (q_left @ u[:, :rank]) * roots
+        right = roots[:, None] * (v[:rank] @ q_right.T)
+        return _pad(Factors(left, right), rank)
+
+
+def _pad(factors: Factors, rank: int) -> Factors:
+    """Return the factors with zeros up to a rank."""
+    missing = rank - factors.rank
+    if missing <= 0:
+        return factors
+    left = torch.nn.functional.pad(factors.left, (0, missing))
+    right = torch.nn.functional.pad(factors.right, (0, 0, 0, missing))
+    return Factors(left, right)
+
+
+class PairReader:
+    """Reads the factors of all models of a store, pair by pair."""
+
+    def __init__(self, store: UpdateStore) -> None:
+        self.store = store
+        pairs = store.layout.pairs
+        longest = max((max(pair.a.size, pair.b.size) for pair in pairs), default=0)
+        self._scratch = store.scratch(longest)
+
+    def read(self, pair: LoraPair) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the factors of the clients and, last, of the global model.
+
+        Returns:
+            A `[K+1, rank, inputs]` and B `[K+1, outputs, rank]`.
+        """
+        a = self._read_leaf(pair.a.start, pair.a.stop)
+        b = self._read_leaf(pair.b.start, pair.b.stop)
+        return a.view(len(a), pair.rank, pair.inputs), b.view(len(b), pair.outputs, pair.rank)
+
+    def _read_leaf(self, start: int, stop: int) -> torch.Tensor:
+        """Return a leaf of all models, `[K+1, n]`, in new memory."""
+        rows = self.store.rows(start, stop, self._scratch).clone()
+        rows[:-1] += rows[-1]  # rows hold updates: add the global model
+        return rows
+
+
+def pair_products(store: UpdateStore, pairs: Sequence[LoraPair]) -> Array:
+    """Return the inner products of the products' updates, float64 `[pairs, K+1, K+1]`.
+
+    Row k is `B_k A_k - B A` for client k, with the global model's factors B and A; the last row is
+    `B A`.
+    """
+    reader = PairReader(store)
+    blocks = []
+    with threads.alone():
+        for pair in pairs:
+            blocks.append(_to_updates(model_products(*reader.read(pair))))
+    count = len(store.ids) + 1
+    return np.stack(blocks) if blocks else np.zeros((0, count, count))
+
+
+def model_products(a: torch.Tensor, b: torch.Tensor) -> Array:
+    """Return the inner products `<B_i A_i, B_j A_j>` of n models, float64 `[n, n]`.
+
+    Args:
+        a: `[n, rank, inputs]`.
+        b: `[n, outputs, rank]`.
+    """
+    # Where a global model is subtracted later, float32 would lose digits.
+    count, rank, _ = a.shape
+    has_base = bool(a[-1].any()) and bool(b[-1].any())
+    dtype = torch.float64 if has_base else a.dtype
+    rows_a = a.reshape(count * rank, -1).to(dtype)
+    rows_b = b.transpose(1, 2).reshape(count * rank, -1).to(dtype)
+    products = ((rows_a @ rows_a.T) * (rows_b @ rows_b.T)).double()
+    sums: Array = products.view(count, rank, count, rank).sum(dim=(1, 3)).numpy()
+    return sums
+
+
+def _to_updates(products: Array) -> Array:
+    """Return the products of updates and the global model, from those of the models.
+
+    The global model is the last row.
+    """
+    rows = products[:-1, -1:]
+    square = products[-1, -1]
+    updates = products.copy()
+    updates[:-1, :-1] += square - rows - rows.T
+    updates[:-1, :-1] = (updates[:-1, :-1] + updates[:-1, :-1].T) / 2
+    updates[:-1, -1] -= square
+    updates[-1, :-1] = updates[:-1, -1]
+    return updates
+
+
+@dataclass(frozen=True)
+class CombinedPair:
+    """The new factors of a pair.
+
+    Attributes:
+        pair: the pair.
+        factors: the new A and B.
+        residual: the exact rest, for the weight itself; None if there is none.
+        error: distance of the new product from the exact one, as a share of the step's length;
+            with a residual, that of the factors and the residual together.
+    """
+
+    pair: LoraPair
+    factors: Factors
+    residual: Factors | None
+    error: float
+
+
+def combine_pair(
+    pair: LoraPair,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    weights: Array,
+    base: float,
+    output: LoraOutput,
+) -> CombinedPair:
+    """Return the new factors of a pair.
+
+    The exact result is `base B A + sum_k w_k (B_k A_k - B A)`.
+
+    Args:
+        pair: the pair.
+        a: the factors A of the clients and, last, of the global model, `[K+1, rank, inputs]`.
+        b: the factors B, `[K+1, outputs, rank]`.
+        weights: coefficients on the updates, `[K]`.
+        base: coefficient on the global model.
+        output: what to return.
+    """
+    # The exact result, as stacked factors.
+    exact = stack_factors(a, b, np.append(weights, base - weights.sum()))
+    step = stack_factors(a, b, np.append(weights, base - weights.sum() - 1))
+
+    # What the server returns.
+    residual = None
+    if output.kind == "stack":
+        factors = exact
+    elif output.kind == "svd":
+        factors = exact.truncate(pair.rank if output.rank is None else output.rank)
+    else:
+        factors = average_factors(a, b, weights, base)
+    if output.kind == "residual":
+        residual = exact.minus(factors)
+
+    # The error, as a share of the step.
+    error = 0.0
+    if output.kind in ("svd", "factors"):
+        length = step.norm()
+        distance = exact.minus(factors).norm()
+        error = distance / length if length > 0 else 0.0
+    return CombinedPair(pair, factors, residual, error)
+
+
+def stack_factors(a: torch.Tensor, b: torch.Tensor, coefficients: Array) -> Factors:
+    """Return the factors of `sum_k c_k B_k A_k`, without models of coefficient zero.
+
+    Args:
+        a: `[n, rank, inputs]`.
+        b: `[n, outputs, rank]`.
+        coefficients: `[n]`.
+    """
+    # Models whose product is zero add nothing but rank.
+    used = []
+    for row, coefficient in enumerate(coefficients.tolist()):
+        if coefficient != 0.0 and bool(a[row].any()) and bool(b[row].any()):
+            used.append(row)
+    if not used:
+        return Factors(b[0][:, :1] * 0, a[0][:1] * 0)
+    left = torch.cat([b[row].double() * coefficients[row] for row in used], dim=1)
+    right = torch.cat([a[row].double() for row in used], dim=0)
+    return Factors(left, right)
+
+
+def average_factors(a: torch.Tensor, b: torch.Tensor, weights: Array, base: float) -> Factors:
+    """Return the mean factors: the same coefficients on A and on B, each as an ordinary weight."""
+    coefficients = torch.from_numpy(np.append(weights, base - weights.sum()))
+    left = torch.einsum("n,nor->or", coefficients, b.double())
+    right = torch.einsum("n,nri->ri", coefficients, a.double())
+    return Factors(left, right)
+
+
+# Unequal ranks.
+
+
+def find_common_ranks(
+    layout: Layout, shapes_by_model: Iterable[Mapping[str, Sequence[int]]]
+) -> dict[str, int]:
+    """Return the largest rank of each adapter over all models, by the name of the adapter.
+
+    A rank beyond the size of the weight does not count: such a client is refused later.
+
+    Args:
+        layout: the layout of the global model.
+        shapes_by_model: the shapes of the tensors of each client.
+    """
+    ranks = {pair.name: pair.rank for pair in layout.pairs}
+    for shapes in shapes_by_model:
+        for pair in layout.pairs:
+            shape = shapes.get(pair.a.name, ())
+            if len(shape) == len(pair.a.shape) and shape[0] <= pair.max_rank:
+                ranks[pair.name] = max(ranks[pair.name], shape[0])
+    return ranks
+
+
+def pad_factors(
+    tensors: Mapping[str, torch.Tensor], layout: Layout, ranks: Mapping[str, int]
+) -> dict[str, torch.Tensor]:
+    """Return a model with the factors of all pairs padded with zeros to these ranks.
+
+    The products do not change. Factors of another shape stay as they are.
+    """
+    padded = dict(tensors)
+    for pair in layout.pairs:
+        rank = ranks[pair.name]
+        a = padded.get(pair.a.name)
+        b = padded.get(pair.b.name)
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            continue
+        if a.ndim < 2 or b.ndim < 2 or a.shape[0] != b.shape[1] or a.shape[0] >= rank:
+            continue
+        padded[pair.a.name] = torch.cat([a, a.new_zeros(rank - a.shape[0], *a.shape[1:])])
+        zeros = b.new_zeros(b.shape[0], rank - b.shape[1], *b.shape[2:])
+        padded[pair.b.name] = torch.cat([b, zeros], dim=1)
+    return padded
