@@ -7,6 +7,7 @@ strings: `steelyard.fedadp(alpha=3)` is `"fedadp:alpha=3"`.
 from steelyard import client as _client
 from steelyard import rules as _rules
 from steelyard import server as _server
+from steelyard.adapter_merge import AdapterMerge as AdapterMerge
 from steelyard.algorithm import Algorithm as Algorithm
 from steelyard.algorithm import parse_optimizer as parse_optimizer
 from steelyard.algorithm import parse_refiner as parse_refiner

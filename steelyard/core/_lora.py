@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from steelyard import threads
-from steelyard.core._errors import SteelyardError, shorten
+from steelyard.core._errors import NonFiniteUpdate, SteelyardError, shorten
 from steelyard.core._layout import Layout, LoraPair
 from steelyard.core._store import UpdateStore
 from steelyard.core._sums import Array
@@ -145,8 +145,15 @@ class PairReader:
         return a.view(len(a), pair.rank, pair.inputs), b.view(len(b), pair.outputs, pair.rank)
 
     def _read_leaf(self, start: int, stop: int) -> torch.Tensor:
-        """Return a leaf of all models, `[K+1, n]`, in new memory."""
+        """Return a leaf of all models, `[K+1, n]`, in new memory.
+
+        Raises:
+            NonFiniteUpdate: if a row holds NaN or infinity.
+        """
         rows = self.store.rows(start, stop, self._scratch).clone()
+        bad = torch.nonzero(~torch.isfinite(rows).all(dim=1)).flatten().tolist()
+        if bad:
+            raise NonFiniteUpdate(tuple(bad))
         rows[:-1] += rows[-1]  # rows hold updates: add the global model
         return rows
 
@@ -262,23 +269,26 @@ def combine_pair(
 
 
 def stack_factors(a: torch.Tensor, b: torch.Tensor, coefficients: Array) -> Factors:
-    """Return the factors of `sum_k c_k B_k A_k`, without models of coefficient zero.
+    """Return the factors of `sum_k c_k B_k A_k`, of the smallest rank that stacking gives.
 
     Args:
         a: `[n, rank, inputs]`.
         b: `[n, outputs, rank]`.
         coefficients: `[n]`.
     """
-    # Models whose product is zero add nothing but rank.
-    used = []
+    lefts = []
+    rights = []
     for row, coefficient in enumerate(coefficients.tolist()):
-        if coefficient != 0.0 and bool(a[row].any()) and bool(b[row].any()):
-            used.append(row)
-    if not used:
-        return Factors(b[0][:, :1] * 0, a[0][:1] * 0)
-    left = torch.cat([b[row].double() * coefficients[row] for row in used], dim=1)
-    right = torch.cat([a[row].double() for row in used], dim=0)
-    return Factors(left, right)
+        if coefficient == 0.0:
+            continue
+        # Columns of zeros, from padding to a common rank, would only add rank.
+        used = torch.nonzero(a[row].any(dim=1) & b[row].any(dim=0)).flatten()
+        lefts.append(coefficient * b[row][:, used].double())
+        rights.append(a[row][used].double())
+    factors = Factors(torch.cat(lefts, dim=1), torch.cat(rights)) if lefts else None
+    if factors is None or factors.rank == 0:
+        return Factors(torch.zeros(b.shape[1], 1).double(), torch.zeros(1, a.shape[2]).double())
+    return factors
 
 
 def average_factors(a: torch.Tensor, b: torch.Tensor, weights: Array, base: float) -> Factors:

@@ -6,7 +6,6 @@ describes the round.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -419,8 +418,8 @@ def _write_adapters(
             adapter = combine_pair(pair, a, b, weights, float(mixture.base[layer]), job.lora)
             adapters.append(adapter)
             if not averages_factors:
-                _write_factor(pair.a, adapter.factors.right, sink)
-                _write_factor(pair.b, adapter.factors.left, sink)
+                _write_factor(pair.a, adapter.factors.right, 0, sink)
+                _write_factor(pair.b, adapter.factors.left, 1, sink)
     return adapters
 
 
@@ -440,23 +439,26 @@ def _check_adapters(mixture: Mixture, job: Round) -> None:
         )
 
 
-def _write_factor(leaf: Leaf, values: torch.Tensor, sink: Sink) -> None:
-    """Write a new factor of a LoRA adapter; its rank may differ from the leaf's."""
+def _write_factor(leaf: Leaf, values: torch.Tensor, axis: int, sink: Sink) -> None:
+    """Write a new factor of a LoRA adapter; its rank may differ from the leaf's.
+
+    Args:
+        leaf: the leaf of the factor.
+        values: the new factor, a matrix.
+        axis: the axis of the rank.
+        sink: receives the factor.
+    """
     if not are_finite(values):
         raise RoundOverflow(
             f"the aggregated {leaf.name!r} is not finite: the base model is unchanged"
         )
     if values.numel() == leaf.size:
-        sink.write(
-            leaf.start,
-            values.reshape(-1).to(torch.float32 if leaf.dtype != torch.float64 else leaf.dtype),
-        )
+        dtype = torch.float64 if leaf.dtype == torch.float64 else torch.float32
+        sink.write(leaf.start, values.reshape(-1).to(dtype))
         return
-    rank_axis = 0 if values.shape[1:].numel() == math.prod(leaf.shape[1:]) else 1
     shape = list(leaf.shape)
-    shape[rank_axis] = values.shape[rank_axis]
-    sink.write(leaf.start, torch.zeros(leaf.size))
-    sink.write_leaf(replace(leaf, shape=tuple(shape)), values.to(leaf.dtype).view(shape))
+    shape[axis] = values.shape[axis]
+    sink.write_leaf(replace(leaf, shape=tuple(shape)), values.reshape(shape).to(leaf.dtype))
 
 
 def _refuse_non_finite(rows: torch.Tensor) -> None:

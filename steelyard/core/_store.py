@@ -29,7 +29,10 @@ class Sink(Protocol):
         """Write parameters, starting at position `start`."""
 
     def write_leaf(self, leaf: Leaf, values: torch.Tensor) -> None:
-        """Write a statistic or a counter, in the leaf's dtype."""
+        """Write a statistic, a counter, or a factor of a LoRA adapter whose rank changed.
+
+        The values have the leaf's shape and dtype.
+        """
 
 
 @runtime_checkable

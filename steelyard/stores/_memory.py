@@ -176,7 +176,9 @@ class MemorySink:
         self.flat[start : start + values.numel()].copy_(values)
 
     def write_leaf(self, leaf: Leaf, values: torch.Tensor) -> None:
-        """Store a statistic or a counter."""
+        """Store a statistic, a counter, or a factor of a LoRA adapter with a new rank."""
+        if leaf.kind == "param":
+            self.flat[leaf.start : leaf.stop].zero_()
         self.others[leaf.name] = values
 
     def state(self) -> dict[str, torch.Tensor]:
