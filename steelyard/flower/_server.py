@@ -111,7 +111,10 @@ class ReportedVectors:
 
     def write(self, term: ClientTerm, part: slice, vectors: Vectors) -> None:
         """Raise an error: on Flower, clients store their vectors themselves."""
-        raise NotImplementedError(f"{term.name} changes the clients' vectors")
+        raise SteelyardError(
+            f"client term {term.name!r} changes the clients' vectors, which is impossible on Flower: "
+            "use the simulator"
+        )
 
     def is_complete(self, row: int) -> bool:
         """Return whether every vector of this client can be used."""
