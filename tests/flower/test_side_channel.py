@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from flwr.common import serde
+from flwr.proto.recorddict_pb2 import RecordDict
 
 import steelyard
 from steelyard.core._errors import SteelyardError
@@ -116,6 +118,30 @@ def test_a_bad_client_is_refused_by_name_and_changes_nothing(name, attack, tmp_p
     assert strategy.server.state.tensors.keys() == tensors.keys()
     for key, tensor in strategy.server.state.tensors.items():
         assert torch.equal(tensor, tensors[key])
+
+
+class SerializedGrid(LocalGrid):
+    """Messages and replies become the bytes that Flower sends over the network, and come back."""
+
+    def _answers(self, message):
+        message.content = pass_through_bytes(message.content)
+        replies = super()._answers(message)
+        for reply in replies:
+            reply.content = pass_through_bytes(reply.content)
+        return replies
+
+
+def pass_through_bytes(content):
+    serialized = serde.recorddict_to_proto(content).SerializeToString()
+    return serde.recorddict_from_proto(RecordDict.FromString(serialized))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_real_messages_have_the_bits_of_the_simulator(name):
+    simulated = runs.simulated(ALGORITHMS[name], "images")
+    grid = SerializedGrid(runs.app("images"), runs.COUNT, shuffle=4)
+    result = runs.start(runs.strategy(ALGORITHMS[name], guard=False), grid, "images")
+    assert runs.same(runs.params(result), dict(simulated.params))
 
 
 def test_tensors_that_nobody_declared_are_dropped():
