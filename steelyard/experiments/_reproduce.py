@@ -15,7 +15,7 @@ from steelyard.experiments._cost import SIZES, format_duration
 from steelyard.experiments._jobs import Job, Outcome
 from steelyard.experiments._paper_table import METRICS, Cell, Number, Table
 from steelyard.experiments._tables import csv_lines, markdown_text
-from steelyard.experiments.scores import Metric, metric
+from steelyard.experiments.scores import Score, find_score
 from steelyard.runs._directory import read_clients
 from steelyard.sim._experiment import Experiment
 
@@ -42,7 +42,7 @@ class Result:
     """
 
     cell: Cell
-    metric: Metric
+    metric: Score
     rounds: int
     values: Mapping[int, float | None]
     best: Mapping[int, float]
@@ -95,7 +95,7 @@ def make_jobs(table: Table, seeds: Sequence[int]) -> list[Job]:
 
 def compute_results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
     """Return the result of each cell."""
-    score = metric(table.metric)
+    score = find_score(table.metric)
     cell_results = []
     for cell in table.cells:
         # The outcomes of the cell, one per seed.

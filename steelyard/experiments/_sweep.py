@@ -38,8 +38,7 @@ from steelyard.experiments._tables import (
     overview,
     pivot,
 )
-from steelyard.experiments.scores import METRICS, Metric, of_monitored
-from steelyard.experiments.scores import metric as find_metric
+from steelyard.experiments.scores import SCORES, Score, find_score, of_monitored
 from steelyard.runs._directory import write_text
 from steelyard.runs._lock import lock_directory
 from steelyard.runs._monitor import check_target
@@ -300,7 +299,7 @@ class Summary:
 
 
 def summarise(
-    sweep: Sweep, outcomes: Sequence[Outcome], metric: Metric, confidence: float = 0.95
+    sweep: Sweep, outcomes: Sequence[Outcome], metric: Score, confidence: float = 0.95
 ) -> Summary:
     """Return the tables and comparisons of the finished runs.
 
@@ -321,7 +320,7 @@ def summarise(
     )
 
 
-def to_markdown(sweep: Sweep, summary: Summary, metric: Metric) -> str:
+def to_markdown(sweep: Sweep, summary: Summary, metric: Score) -> str:
     """Return the page `results.md`."""
     table = summary.table
     parts = [f"# {markdown_text(sweep.name)}\n", f"{table.title}.\n", table.markdown()]
@@ -353,7 +352,7 @@ def _format_list(texts: Iterable[str]) -> str:
 
 
 def write(
-    sweep: Sweep, outcomes: Sequence[Outcome], summary: Summary, metric: Metric, out: Path
+    sweep: Sweep, outcomes: Sequence[Outcome], summary: Summary, metric: Score, out: Path
 ) -> list[Path]:
     """Write the files of a finished sweep, each atomically, and return their paths.
 
@@ -409,7 +408,7 @@ def run_sweep(
     sweep: Sweep,
     out: str | Path,
     *,
-    metric: str | Metric = "last10",
+    metric: str | Score = "last10",
     parallel: int | None = None,
     watch: Watch | None = None,
     overwrite: bool = False,
@@ -424,7 +423,7 @@ def run_sweep(
         watch: callbacks.
         overwrite: replace runs of another configuration instead of raising an error.
     """
-    score = find_metric(metric) if isinstance(metric, str) else metric
+    score = find_score(metric) if isinstance(metric, str) else metric
     if score.name == "rounds" and sweep.target is None:
         raise SteelyardError("metric 'rounds': no target is given: use target = 0.9 in the file")
     out = Path(out)
@@ -432,7 +431,7 @@ def run_sweep(
     with lock_directory(out, "sweep"):
         outcomes = run_jobs(sweep.jobs, out, parallel=parallel, watch=writer, overwrite=overwrite)
         histories = [outcome.history for outcome in outcomes if outcome.history is not None]
-        if score.name in METRICS:
+        if score.name in SCORES:
             score = of_monitored(score, histories, strict=False)
         summary = summarise(sweep, outcomes, score)
         write(sweep, outcomes, summary, score, out)
