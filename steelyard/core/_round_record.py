@@ -178,6 +178,17 @@ _KEYS = (
         is_logged=True,
     ),
     RecordKey(
+        "group_accuracy",
+        "accuracy of the global model on the test samples of each group, such as a domain",
+        "numbers by name",
+        ("evaluation",),
+        unit="share",
+        better="higher",
+        paper="FedAWA, Table 7",
+        requires="a test set whose groups have names, such as digits-5, and evaluate_every > 0",
+        column="accuracy",
+    ),
+    RecordKey(
         "client_accuracy",
         "accuracy of the global model on the client's own data",
         "number by client",

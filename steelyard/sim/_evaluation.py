@@ -17,7 +17,7 @@ from steelyard.core._errors import SteelyardError, describe_unknown_name
 from steelyard.core._round_record import OLD_NAMES, ROUND_RECORD
 from steelyard.core._round_report import heterogeneity_coherence
 from steelyard.core._state import ClientId
-from steelyard.data import Federation
+from steelyard.data import Dataset, Federation
 from steelyard.metrics import METRICS
 from steelyard.rules._detectors import gradient_norm
 from steelyard.runs._monitor import Monitor
@@ -110,6 +110,28 @@ def record_clients(record: Record, ids: Sequence[ClientId], results: torch.Tenso
     if any(value is not None for value in accuracies.values()):
         record["client_accuracy"] = accuracies
     record["client_loss"] = {name: finite_or_none(loss / count) for name, (loss, _, count) in rows}
+
+
+def has_group_accuracy(test: Dataset | None, has_accuracy: bool) -> bool:
+    """Return whether the accuracy on groups of the test set can be recorded."""
+    return has_accuracy and test is not None and bool(test.group_names) and test.targets.ndim == 1
+
+
+def record_groups(record: Record, test: Dataset, is_right: torch.Tensor) -> None:
+    """Record the accuracy on the test samples of each group that has any.
+
+    Args:
+        record: the record of the round.
+        test: the test set, with groups and their names.
+        is_right: whether the predicted class of each test sample is right.
+    """
+    assert test.groups is not None
+    accuracies = {}
+    for number, name in enumerate(test.group_names):
+        answers = is_right[test.groups == number]
+        if len(answers):
+            accuracies[name] = int(answers.sum()) / len(answers)
+    record["group_accuracy"] = accuracies
 
 
 def record_training(record: Record, results: torch.Tensor) -> None:

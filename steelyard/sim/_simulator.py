@@ -39,6 +39,7 @@ from steelyard.sim._evaluation import (
     compute_heterogeneity_coherence,
     is_due,
     record_clients,
+    record_groups,
     record_training,
 )
 from steelyard.sim._executors import (
@@ -424,6 +425,8 @@ class Simulation:
             finite_or_none(loss / count),
             finite_or_none(right / count),
         )
+        if self.buffers.test_is_right is not None and test is not None:
+            record_groups(record, test, self.buffers.test_is_right)
         if self.buffers.test_outputs is not None:
             targets = self.work.test[1].cpu()
             with torch.no_grad():
