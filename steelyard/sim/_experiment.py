@@ -183,7 +183,9 @@ class Experiment:
         "fedavg", "the rule: fedavg, fedadp, fedawa, 'feddisco|fedawa', ..."
     )
     client: str | ClientTerm | Terms | None = option(
-        None, "client terms: fedprox:mu=0.01, fedcos, feddyn, scaffold, vrlsgd; add with +"
+        None,
+        "client terms: fedprox:mu=0.01, fedcos, feddyn, scaffold, vrlsgd, fedproto, fpl, creff; "
+        "add with +",
     )
     server: str | ServerOptimizer | None = option(
         None, "server optimizer: sgd, momentum, adam, yogi, adagrad"
