@@ -199,6 +199,34 @@ class FlatModel:
         self.grad.zero_()
         self.loss(self.module(inputs), targets).backward()  # type: ignore[no-untyped-call]
 
+    def penalized_gradient(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        penalty: Loss,
+        loss_grad: torch.Tensor | None = None,
+    ) -> None:
+        """Set `grad` to the gradient of the mean loss on this batch plus a penalty.
+
+        Args:
+            inputs: the batch.
+            targets: its targets.
+            penalty: a function of outputs and targets, which is added to the loss.
+            loss_grad: if set, receives the gradient of the loss without the penalty.
+        """
+        self.grad.zero_()
+        outputs = self.module(inputs)
+        loss = self.loss(outputs, targets)
+        extra = penalty(outputs, targets)
+        if loss_grad is None:
+            (loss + extra).backward()  # type: ignore[no-untyped-call]
+            return
+        # Two passes: the gradient of the loss is needed by itself.
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        loss_grad.copy_(self.grad)
+        if extra.requires_grad:
+            extra.backward()  # type: ignore[no-untyped-call]
+
     def descend(self, inputs: torch.Tensor, targets: torch.Tensor, lr: float) -> None:
         """Run a step of plain SGD, bit-identical to `gradient` and `params -= lr * grad`.
 
@@ -231,6 +259,7 @@ class FlatModel:
         targets: torch.Tensor,
         index: torch.Tensor,
         outputs: torch.Tensor | None = None,
+        is_right: torch.Tensor | None = None,
     ) -> tuple[float, float, int]:
         """Evaluate the model on some samples.
 
@@ -239,6 +268,7 @@ class FlatModel:
             targets: targets of all inputs.
             index: positions of the samples.
             outputs: if set, receives the network's outputs, one row per sample.
+            is_right: if set, receives whether the predicted class of each sample is right.
 
         Returns:
             The sum of losses, the number of right answers (NaN if it is not defined) and the number
@@ -249,9 +279,11 @@ class FlatModel:
         for number, part in enumerate(torch.split(index, _EVALUATE)):
             part_targets = targets.index_select(0, part)
             output = self.module(self.batch(prepared, part))
+            start = number * _EVALUATE
             if outputs is not None:
-                start = number * _EVALUATE
                 outputs[start : start + len(part)] = output
+            if is_right is not None:
+                is_right[start : start + len(part)] = output.argmax(dim=1) == part_targets
             loss += self.loss(output, part_targets).item() * len(part)
             right += count_right(output, part_targets)
         return loss, right, len(index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,7 +27,7 @@ from steelyard.data._images import (
     split_pictures,
     tiles,
 )
-from steelyard.data._sources import SOURCES, find
+from steelyard.data._sources import SOURCES, Size, Split, find
 
 MAX_LINES = 1_000_000  # of a file of labels
 
@@ -205,6 +205,7 @@ class MNISTM(Images):
     name = "mnist-m"
     info = Info("32x32 coloured digits", "Ganin et al., JMLR 2016")
     default_model = "simple_cnn"
+    published_size = Size(59_001, 9_001, (3, 32, 32), 10)
     downloads = (
         File(  # pytorch-adapt's copy: the authors' own is behind a page of Google Drive
             "https://cornell.box.com/shared/static/jado7quprg6hzzdubvwzh9umr75damwi",
@@ -311,6 +312,12 @@ class Digits5(Images):
                 hint = f", or leave it out: digits-5:domains=[{available}]" if available else ""
                 raise SteelyardError(f"digits-5: domain {domain!r} is missing: {reason}{hint}")
         return directory or Path()
+
+    def __call__(self, directory: Path | None) -> Split:
+        """Read the images and scale them; groups have the names of the domains."""
+        train, test = super().__call__(directory)
+        train = replace(train, group_names=self.domains)
+        return train, replace(test, group_names=self.domains)
 
     def read(self, directory: Path | None) -> Pictures:
         """Read all domains, one after another."""
