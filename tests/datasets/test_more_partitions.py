@@ -243,3 +243,54 @@ def test_for_any_labels(part, labels, clients, seed):
 def test_refused(spec, clients, message):
     with pytest.raises(SteelyardError, match=message):
         partition(spec, LABELS, clients, seed=0)
+
+
+def test_three_kinds_are_fedawas_twelve_clients():
+    groups = partition("three_kinds", LABELS, 12, seed=3)
+    counts = label_counts(groups)
+    assert [len(group) for group in groups] == [1000 // 12] * 12
+    assert (counts[:4, 5:] == 0).all()
+    assert (counts[4:8, :5] == 0).all()
+    assert (counts[:4, :5] > 0).all()
+    assert (counts[8:].min(axis=1) > 0).all()
+    taken = np.concatenate(groups)
+    assert len(np.unique(taken)) == len(taken)
+    other = partition("three_kinds", LABELS, 12, seed=4)
+    assert any((a != b).any() for a, b in zip(groups, other, strict=True))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(3, 20), st.lists(st.integers(0, 6), min_size=60, max_size=200), st.integers(0, 99)
+)
+def test_three_kinds_have_one_size_and_their_own_classes(clients, labels, seed):
+    targets = np.array(labels)
+    classes = np.unique(targets)
+    try:
+        groups = partition("three_kinds", targets, clients, seed)
+    except SteelyardError:
+        first = np.isin(targets, classes[: len(classes) // 2]).sum()
+        assert len(classes) < 2 or min(first, len(targets) - first) < -(-clients // 3)
+        return
+    assert len(groups) == clients
+    assert len({len(group) for group in groups}) == 1
+    taken = np.concatenate(groups)
+    assert len(np.unique(taken)) == len(taken)
+    third = -(-clients // 3)
+    assert set(targets[groups[0]]) <= set(classes[: len(classes) // 2])
+    assert set(targets[groups[third]]) <= set(classes[len(classes) // 2 :])
+
+
+def test_three_kinds_need_three_clients():
+    with pytest.raises(SteelyardError, match="at least 3 clients"):
+        partition("three_kinds", LABELS, 2, seed=0)
+
+
+def test_the_mix_of_fedadps_figure_2():
+    # Three nodes of one class, two of two classes, five IID nodes.
+    text = "x_class:classes=[1,1,1,2,2],iid=5,samples=60"
+    counts = label_counts(partition(text, LABELS, 10, seed=1))
+    classes = (counts > 0).sum(axis=1).tolist()
+    assert classes[5:] == [1, 1, 1, 2, 2]
+    assert min(classes[:5]) > 5
+    assert (counts.sum(axis=1) == 60).all()
