@@ -167,7 +167,8 @@ def _run_table(
 def _print_tables(console: Console) -> None:
     """Print the names of all tables with the estimated time of one seed."""
     from steelyard.experiments._cost import estimate_seconds, format_duration
-    from steelyard.experiments._paper_table import METRICS, tables
+    from steelyard.experiments._paper_table import tables
+    from steelyard.experiments._table_scores import find_table_score
 
     grid = RichTable(title="Tables of the papers", title_justify="left")
     for column in ("name", "what it shows", "metric"):
@@ -180,7 +181,7 @@ def _print_tables(console: Console) -> None:
         grid.add_row(
             table.name,
             escape(table.title),
-            METRICS[table.metric],
+            "; ".join(find_table_score(metric).title for metric in table.metrics),
             str(len(table.cells)),
             format_duration(total),
         )
@@ -225,7 +226,12 @@ def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
 
 def _print_results(table: Table, results: Sequence[Result], console: Console) -> None:
     """Print the paper's numbers beside ours; gaps beyond noise are yellow."""
-    from steelyard.experiments._reproduce import format_gap, format_mean, has_large_gap
+    from steelyard.experiments._reproduce import (
+        format_gap,
+        format_mean,
+        has_large_gap,
+        is_reduced,
+    )
 
     grid = RichTable(title=escape(f"{table.name}: {table.title}"), title_justify="left")
     for column in ("setting", "algorithm"):
@@ -235,16 +241,16 @@ def _print_results(table: Table, results: Sequence[Result], console: Console) ->
     for result in results:
         cell = result.cell
         gap_text = escape(result.remark or format_gap(result))
-        if has_large_gap(result) and result.rounds >= table.rounds:
+        if has_large_gap(result) and not is_reduced(result, table):
             gap_text = f"[yellow]{gap_text}[/]"
         fields = [cell.column, cell.row, cell.paper_text, format_mean(result)]
         grid.add_row(*map(escape, fields), gap_text)
     show(grid, console)
 
     # Say if a cell had fewer rounds than the paper.
-    fewest = min(result.rounds for result in results)
-    if fewest < table.rounds:
+    reduced = [result.rounds for result in results if is_reduced(result, table)]
+    if reduced:
         console.print(
-            f"[yellow]reduced:[/] {fewest} rounds, {table.rounds_source} has {table.rounds}",
+            f"[yellow]reduced:[/] {min(reduced)} rounds, {table.rounds_source} has {table.rounds}",
             highlight=False,
         )
