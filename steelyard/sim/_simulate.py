@@ -66,8 +66,8 @@ def simulate(
         overwrite: start a new run in `out` even if it holds one.
         callbacks: your own code to call; see `Callback`.
         options: fields of `Experiment`, such as `rounds`, `seed` or `local`; of its `Data`:
-            `clients`, `partition`, `test`, and `data_dir`; and of its `Execution`, such as
-            `workers`. The reference lists all of them with their defaults.
+            `clients`, `partition`, `corrupt`, `test`, and `data_dir`; and of its `Execution`, such
+            as `workers`. The reference lists all of them with their defaults.
 
     Returns:
         The records of all rounds and the trained model.
