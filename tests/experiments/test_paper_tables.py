@@ -35,8 +35,29 @@ SOME = {  # read in the papers by hand, apart from the files
     ("fedawa-table1", "tiny-imagenet-0.5/fedawa-l"): Number(34.86),
     ("fedawa-table1", "cifar10-100/fedadam"): Number(70.40),
     ("fedawa-table4", "cifar100-0.1/fedawa-cos"): Number(36.74),
+    ("fedlaw-table1", "resnet8-alpha-1/gamma-095"): Number(77.00),
+    ("fedlaw-table1", "alexnet-alpha-100/gamma-097"): Number(75.54),
+    ("fedlaw-table2", "noniid-5e-4/gamma"): Number(0.9529),
+    ("fedlaw-table2", "iid-1e-3/fedavg"): Number(68.66),
+    ("fedlaw-table4", "noniid-100/feddf"): Number(22.51),
+    ("fedlaw-table5", "wrn56-4/fedlaw-swa"): Number(80.70),
+    ("fedlaw-table6", "noniid-tail-sampled/fedlaw"): Number(70.42),
+    ("fedlaw-table7", "iid/feddf"): Number(39.03),
+    ("fedlaw-table8", "corrupt-75/fedlaw-swa"): Number(65.51),
+    ("fedlaw-table9", "resnet8-alpha-0.1/gamma-090"): Number(39.85),
+    ("fedlaw-table10", "noniid-0.5/gamma"): Number(0.991),
+    ("fedlaw-table11", "both/heterogeneity"): Number(0.35),
+    ("fedawa-table2", "seconds/fedlaw"): Number(10.11),
+    ("fedawa-table5", "cifar100-0.1/fedawa-euc"): Number(37.20),
+    ("fedcos-table3", "90/fedprox"): Number(50.54),
+    ("fedcos-table4", "fashion-mnist-10-last/fedcos-005"): Number(85.22),
+    ("fedcos-table4", "cifar10-20-best/fedcos-002"): Number(57.97),
+    ("fedcos-table5", "share-20/fedcos-001"): Number(42.96),
+    ("pa3fed-table1", "range/pa3fed"): Number(0.189),
+    ("pa3fed-table2", "cifar100-0.3/fednova-pa3fed"): Number(42.08),
 }
 
+ALEXNET = "another network: alexnet_cifar (paper: AlexNet of a form that the paper does not give)"
 RESNET18 = "another network: simple_cnn (paper: resnet18:max_pool=true)"
 
 
@@ -125,25 +146,43 @@ def a_table(**changes):
     return {**raw, **changes}
 
 
-@pytest.mark.parametrize("table", [name for name in names() if not name.startswith("fedcos")])
-def test_every_table_has_uniform_weights_as_a_control(table):
-    """One control per column, which differs from FedAvg in the weights alone. FedCos's tables are all uniform."""
+# Tables without a control: FedCos's do not compare weights, one is about time, one about weights.
+WITHOUT_CONTROL = {
+    *(name for name in names() if name.startswith("fedcos")),
+    "fedawa-table2",
+    "fedlaw-table11",
+}
+
+
+@pytest.mark.parametrize("table", [name for name in names() if name not in WITHOUT_CONTROL])
+def test_every_table_that_compares_weights_has_uniform_weights_as_a_control(table):
+    """One control per column, which differs from FedAvg (or another row) in the weights alone."""
     cells = {cell.name: cell for cell in read_table(table).cells}
     columns = {name.partition("/")[0] for name in cells}
     controls = {name for name, cell in cells.items() if cell.is_control}
     assert controls == {f"{column}/uniform" for column in columns}
-    plain = "gamma-100" if f"{min(columns)}/gamma-100" in cells else "fedavg"
+    rows = {name.partition("/")[2] for name in cells}
+    plain = next(row for row in ("fedavg", "gamma-100", "fedawa-cos") if row in rows)
     for name in controls:
         cell, beside = cells[name], cells[f"{name.partition('/')[0]}/{plain}"]
         assert cell.row == "Uniform (control)"
         assert cell.paper_text == ""
-        assert {**cell.raw, "weighting": "fedavg"} == beside.raw
+        assert {**cell.raw, "weighting": beside.raw["weighting"]} == beside.raw
         assert cell.raw["weighting"] == "uniform"
+        assert plain == "fedawa-cos" or beside.raw["weighting"] == "fedavg"
 
 
-def test_fedcos_tables_are_uniform_without_a_control():
-    for table in ("fedcos-table1", "fedcos-table2"):
-        assert {cell.raw["weighting"] for cell in read_table(table).cells} == {"uniform"}
+@pytest.mark.parametrize("table", sorted(WITHOUT_CONTROL))
+def test_other_tables_have_no_control(table):
+    assert not any(cell.is_control for cell in read_table(table).cells)
+
+
+def test_clients_of_equal_size_have_uniform_weights_in_fedcos_tables():
+    for number in (1, 2, 3, 4):
+        table = read_table(f"fedcos-table{number}")
+        assert {cell.raw["weighting"] for cell in table.cells} == {"uniform"}
+    roles = read_table("fedcos-table5")  # Eq. (3): roles differ in size
+    assert {cell.raw["weighting"] for cell in roles.cells} == {"fedavg"}
 
 
 def test_a_control_has_no_numbers():
@@ -193,9 +232,11 @@ def test_baselines_on_proxy_data_train_at_the_clients_learning_rate(row):
             ["model=mlp"],
             {"another network: mlp (paper: mcmahan_cnn:padding=false)"},
         ),
-        ("fedlaw-table1", ["model=resnet20"], {"another network: resnet20 (paper: simple_cnn)"}),
-        ("fedlaw-table1", ["data.name=mnist"], {"another data set: mnist (paper: cifar10)"}),
-        ("fedlaw-table1", ["data.name=cifar10:scale=standard", "rounds=3"], {None}),
+        ("fedlaw-table1", [], {None, ALEXNET}),
+        ("fedlaw-table2", ["model=resnet20"], {"another network: resnet20 (paper: simple_cnn)"}),
+        ("fedlaw-table2", ["data.name=mnist"], {"another data set: mnist (paper: cifar10)"}),
+        ("fedlaw-table2", ["data.name=cifar10:scale=standard", "rounds=3"], {None}),
+        ("fedlaw-table7", [], {"another network: resnet20 (paper: not named in the paper)"}),
     ],
 )
 def test_another_network_or_data_set_than_the_papers_is_told(table, settings, said):
@@ -208,13 +249,15 @@ def test_who_says_how_many_rounds():
         "fedawa-table1",
         "fedawa-table3",
         "fedawa-table4",
+        "fedawa-table5",
         "fedawa-table8",
     }
     assert sources["fedlaw-table3"] == "the paper"
 
 
 @pytest.mark.parametrize(
-    "table", ["fedawa-table1", "fedawa-table3", "fedawa-table4", "fedawa-table8"]
+    "table",
+    ["fedawa-table1", "fedawa-table3", "fedawa-table4", "fedawa-table5", "fedawa-table8"],
 )
 def test_fedawas_deviations_say_whose_rounds_and_seeds(table):
     said = " ".join(read_table(table).deviations)
@@ -333,7 +376,7 @@ def test_every_pa3fed_row_says_which_reading_it_runs():
         for cell in read_table("pa3fed-table2").cells
         if "PA3Fed" in cell.row
     ]
-    assert len(rows) == 6 * 9
+    assert len(rows) == 9 * 9
     assert all("pa3fed:" in row and "preset=" in row for row in rows)
 
 
