@@ -17,7 +17,7 @@ from steelyard.core._errors import SteelyardError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steelyard.experiments._paper_table import Table
+    from steelyard.experiments._paper_table import Cell, Table
     from steelyard.experiments._reproduce import Result
 
 
@@ -168,7 +168,6 @@ def _print_tables(console: Console) -> None:
     """Print the names of all tables with the estimated time of one seed."""
     from steelyard.experiments._cost import estimate_seconds, format_duration
     from steelyard.experiments._paper_table import tables
-    from steelyard.experiments._table_scores import find_table_score
 
     grid = RichTable(title="Tables of the papers", title_justify="left")
     for column in ("name", "what it shows", "metric"):
@@ -176,12 +175,12 @@ def _print_tables(console: Console) -> None:
     for column in ("cells", "one seed here"):
         grid.add_column(column, justify="right", overflow="fold")
     for table in tables():
-        costs = [estimate_seconds(cell.config(table.seeds[0])) for cell in table.cells]
+        costs = [estimate_seconds(run.config(table.seeds[0])) for run in table.runs]
         total = None if None in costs else sum(cost for cost in costs if cost is not None)
         grid.add_row(
             table.name,
             escape(table.title),
-            "; ".join(find_table_score(metric).title for metric in table.metrics),
+            _summarize_metrics(table),
             str(len(table.cells)),
             format_duration(total),
         )
@@ -191,6 +190,16 @@ def _print_tables(console: Console) -> None:
         "cores, with complete data sets.",
         highlight=False,
     )
+
+
+def _summarize_metrics(table: Table) -> str:
+    """Return what the numbers of a table are; of more than two metrics only the first."""
+    from steelyard.experiments._table_scores import find_table_score
+
+    titles = [find_table_score(metric).title for metric in table.metrics]
+    if len(titles) > 2:
+        return f"{titles[0]}; and {len(titles) - 1} more"
+    return "; ".join(titles)
 
 
 def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
@@ -206,15 +215,17 @@ def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
     for column in ("paper", f"{len(seeds)} seeds here"):
         grid.add_column(column, justify="right", overflow="fold")
 
+    # The cost of each run: several cells may share one.
+    costs = {}
+    for run in table.runs:
+        cost = estimate_seconds(run.config(seeds[0]))
+        costs[run.name] = None if cost is None else len(seeds) * cost
+    total = sum(cost for cost in costs.values() if cost is not None)
+
     # One row per cell.
-    total = 0.0
     for cell in table.cells:
-        cost = estimate_seconds(cell.config(seeds[0]))
-        if cost is not None:
-            cost *= len(seeds)
-            total += cost
         fields = [cell.name, cell.column, cell.row, cell.paper_text]
-        grid.add_row(*map(escape, fields), format_duration(cost))
+        grid.add_row(*map(escape, fields), _describe_cost(cell, costs))
     show(grid, console)
     console.print(
         f"at most {format_duration(total)} in all: runs may stop early at a target, and the "
@@ -222,6 +233,23 @@ def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
         "assumes complete data sets",
         highlight=False,
     )
+
+
+def _describe_cost(cell: Cell, costs: dict[str, float | None]) -> str:
+    """Return the time of a cell's run as text, or why it has none of its own.
+
+    Args:
+        cell: the cell.
+        costs: the seconds of each run by name; None if they are not known.
+    """
+    from steelyard.experiments._cost import format_duration
+
+    if cell.impossible is not None:
+        return cell.impossible
+    names = [run.name for run in cell.runs]
+    if names != [cell.name]:
+        return f"with {' and '.join(names)}"
+    return format_duration(costs[cell.name])
 
 
 def _print_results(table: Table, results: Sequence[Result], console: Console) -> None:

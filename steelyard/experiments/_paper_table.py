@@ -221,8 +221,14 @@ class Table:
 
 
 def names() -> list[str]:
-    """Return the names of all tables."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    """Return the names of all tables, by paper and number."""
+    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=_split_name)
+
+
+def _split_name(name: str) -> tuple[str, int]:
+    """Return the text of a name and the number at its end: table 10 comes after table 9."""
+    text = name.rstrip("0123456789")
+    return text, int(name.removeprefix(text) or 0)
 
 
 def tables() -> Iterator[Table]:

@@ -351,6 +351,28 @@ def test_a_row_may_differ_more_in_some_columns():
     assert table["cifar100-0.1-cnn/fedlaw"]["weighting"] == "fedlaw:lr=0.005"
 
 
+def test_cost_counts_what_torch_does_not():
+    """The weights of an LSTM at each of 80 characters; a step on a table of 20 000 x 64 numbers."""
+    lstm = cost._count_operations("char_lstm", (80,), 80)
+    weights = 4 * 100 * (8 + 100 + 2) + 4 * 100 * (100 + 100 + 2)
+    assert lstm == pytest.approx(2 * (80 * weights + 100 * 80))
+    assert cost._count_table_operations("text_mean", (64,), 4) == cost.TABLE_COST * 20_000 * 64
+    assert cost._count_table_operations("simple_cnn", (3, 32, 32), 10) == 0.0
+
+
+def test_sizes_depend_on_the_options_of_a_data_set():
+    digits = cost.find_size("digits-5:domains=[mnist,usps],samples=600")
+    assert digits == (600 + 600, 10_000 + 2_007, (3, 32, 32), 10)
+    assert cost.find_size("shakespeare:stride=1").train == 413_684
+    assert cost.find_size("no-such-data") is None
+
+
+@pytest.mark.parametrize("table", list(tables()), ids=names())
+def test_every_run_has_an_estimate(table):
+    for run in table.runs:
+        assert cost.find_size(run.config(1).data.name) is not None
+
+
 def test_an_unknown_data_set_has_no_estimate():
     assert (
         cost.estimate_seconds(
