@@ -73,10 +73,13 @@ criticalfl_window = _rules.CriticalFLWindow
 fgn_increase = _rules.FGNIncrease
 
 # Client terms and broadcasts.
+creff = _client.CReFF
 fedcos = _client.FedCos
 feddyn = _client.FedDyn
 fedmut = _client.FedMut
+fedproto = _client.FedProto
 fedprox = _client.FedProx
+fpl = _client.FPL
 scaffold = _client.Scaffold
 vrlsgd = _client.VRLSGD
 

@@ -199,6 +199,34 @@ class FlatModel:
         self.grad.zero_()
         self.loss(self.module(inputs), targets).backward()  # type: ignore[no-untyped-call]
 
+    def penalized_gradient(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        penalty: Loss,
+        loss_grad: torch.Tensor | None = None,
+    ) -> None:
+        """Set `grad` to the gradient of the mean loss on this batch plus a penalty.
+
+        Args:
+            inputs: the batch.
+            targets: its targets.
+            penalty: a function of outputs and targets, which is added to the loss.
+            loss_grad: if set, receives the gradient of the loss without the penalty.
+        """
+        self.grad.zero_()
+        outputs = self.module(inputs)
+        loss = self.loss(outputs, targets)
+        extra = penalty(outputs, targets)
+        if loss_grad is None:
+            (loss + extra).backward()  # type: ignore[no-untyped-call]
+            return
+        # Two passes: the gradient of the loss is needed by itself.
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        loss_grad.copy_(self.grad)
+        if extra.requires_grad:
+            extra.backward()  # type: ignore[no-untyped-call]
+
     def descend(self, inputs: torch.Tensor, targets: torch.Tensor, lr: float) -> None:
         """Run a step of plain SGD, bit-identical to `gradient` and `params -= lr * grad`.
 

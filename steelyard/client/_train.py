@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.client._dense import DenseModels
+from steelyard.client._features import FeatureLoss
 from steelyard.client._flat import FlatModel
 from steelyard.client._local import LocalTraining
 from steelyard.core._term import ClientContext, ClientTerm
@@ -114,6 +115,7 @@ class Training:
         free: a vector `[d]` that is 0 at parameters that are not trained; None if all are.
         norms: whether to compute gradient norms.
         background: the pixel outside an image, if images are augmented.
+        feature_loss: what feature terms add to the loss, if there are any.
     """
 
     local: LocalTraining
@@ -125,6 +127,7 @@ class Training:
     free: torch.Tensor | None
     norms: bool
     background: torch.Tensor | None = None
+    feature_loss: FeatureLoss | None = None
 
     def augment(self, images: torch.Tensor, changes: torch.Tensor) -> torch.Tensor:
         """Return a batch of images with these random changes."""
@@ -158,8 +161,11 @@ def train(
     changes = job.batches[0].drawn
     if changes is not None:
         changes = changes.to(inputs.device)
-    is_plain_sgd = not (job.terms or job.norms or local.slots or local.clip)
+    is_plain_sgd = not (job.terms or job.feature_loss or job.norms or local.slots or local.clip)
     ends = {client_batches.steps for client_batches in job.batches}
+    loss_grad = None
+    if job.norms and job.feature_loss is not None:
+        loss_grad = torch.zeros_like(model.grad)
 
     for step in range(job.batches[0].steps):
         # Leave out the clients that have finished: they are the last ones.
@@ -189,11 +195,16 @@ def train(
             if is_plain_sgd and not local.weight_decay:
                 model.descend(batch, batch_targets, job.lr)
                 continue
-            model.gradient(batch, batch_targets)
+            if job.feature_loss is None:
+                model.gradient(batch, batch_targets)
+            else:
+                model.penalized_gradient(batch, batch_targets, job.feature_loss, loss_grad)
 
         # Its norm.
         if job.norms:
-            measured = grad.add(x, alpha=local.weight_decay) if local.norm_decay else grad
+            measured = grad if loss_grad is None else loss_grad
+            if local.norm_decay:
+                measured = measured.add(x, alpha=local.weight_decay)
             square = (measured * measured).sum(dim=1)
             limit = local.clip**2 if local.clip else float("inf")
             squares[:active] += square.clamp(max=limit).cpu().double()

@@ -11,12 +11,15 @@ from steelyard.core._optimizer import ServerOptimizer
 from steelyard.core._options import check_options, option
 from steelyard.core._refiner import Refiner
 from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
+from steelyard.core._side_channel import Classifier, TensorSpec
 from steelyard.core._state import ClientId, State
 from steelyard.core._term import (
     Broadcast,
     ClientContext,
     ClientTerm,
+    FeatureTerm,
     ServerContext,
+    TensorContext,
     Terms,
     TermTags,
 )
@@ -30,9 +33,11 @@ __all__ = [
     "RULES",
     "TERMS",
     "Broadcast",
+    "Classifier",
     "ClientContext",
     "ClientId",
     "ClientTerm",
+    "FeatureTerm",
     "Gram",
     "Info",
     "Mixture",
@@ -43,6 +48,8 @@ __all__ = [
     "ServerOptimizer",
     "State",
     "SteelyardError",
+    "TensorContext",
+    "TensorSpec",
     "TermTags",
     "Terms",
     "View",

@@ -15,7 +15,16 @@ import numpy as np
 from steelyard.core._state import ClientId
 
 Purpose = Literal[
-    "cohort", "dropout", "speed", "delay", "batches", "split", "module", "broadcast", "augment"
+    "cohort",
+    "dropout",
+    "speed",
+    "delay",
+    "batches",
+    "split",
+    "module",
+    "broadcast",
+    "augment",
+    "term",
 ]
 # The codes are part of every run's bits: never reuse a number for another purpose.
 _CODES: dict[str, int] = {
@@ -28,6 +37,7 @@ _CODES: dict[str, int] = {
     "module": 8,
     "broadcast": 9,
     "augment": 11,
+    "term": 12,
 }
 
 DataPurpose = Literal["partition", "corruption", "proxy", "model"]

@@ -6,17 +6,24 @@ vectors are (shared memory, or messages and files), and pass these to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from steelyard.core import _round as rounds
-from steelyard.core._layout import Leaf
+from steelyard.core._layout import Layout, Leaf
 from steelyard.core._optimizer import ServerOptimizer
 from steelyard.core._probe import ProxyLoss
 from steelyard.core._refiner import Refiner
-from steelyard.core._server_terms import ServerTermStep, add_usual_norms, read_usual_norms
+from steelyard.core._rng import stream
+from steelyard.core._server_terms import (
+    ServerTermStep,
+    TensorStep,
+    add_usual_norms,
+    read_usual_norms,
+)
+from steelyard.core._side_channel import Classifier
 from steelyard.core._state import ClientId, State
 from steelyard.core._store import Sink, UpdateStore
 from steelyard.core._term import ClientTerm, Terms, Vectors
@@ -40,6 +47,9 @@ class CohortVectors(Protocol):
     def write(self, term: ClientTerm, part: slice, vectors: Vectors) -> None:
         """Store vectors that a term changed at the server."""
 
+    def read_tensors(self, name: str, rows: Sequence[int]) -> torch.Tensor:
+        """Return a tensor that clients sent, by `term.key(name)`, for some rows, `[K, ...]`."""
+
 
 class ServerState:
     """The rule's state and the server's vectors, and how a round changes them.
@@ -53,6 +63,9 @@ class ServerState:
         rule_state: what the rule and the optimizer remember of the previous rounds.
         vectors: the vectors that the server sends beside the parameters, by name: `step`, `move`,
             and `term.key(slot)` for each server slot of a term.
+        classifier: the last linear layer of the network, if there are feature terms.
+        tensors: the small tensors that the server keeps for feature terms, by `term.key(name)`.
+        seed: random seed of the run.
     """
 
     def __init__(
@@ -64,6 +77,7 @@ class ServerState:
         refiner: Refiner | None = None,
         probe: ProxyLoss | None = None,
         vectors: dict[str, torch.Tensor] | None = None,
+        seed: int = 0,
     ) -> None:
         self.rule = rule
         self.terms = terms
@@ -72,6 +86,37 @@ class ServerState:
         self.probe = probe
         self.rule_state: State = {}
         self.vectors: dict[str, torch.Tensor] = {} if vectors is None else vectors
+        self.classifier: Classifier | None = None
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.seed = seed
+
+    def prepare_tensors(
+        self, classifier: Classifier, tensors: dict[str, torch.Tensor] | None = None
+    ) -> None:
+        """Set the small tensors of feature terms to their values before the first round.
+
+        Args:
+            classifier: the last linear layer of the network.
+            tensors: memory for the tensors, by `term.key(name)`; by default new memory.
+        """
+        self.classifier = classifier
+        self.tensors = {} if tensors is None else tensors
+        for term in self.terms.feature_terms:
+            rng = stream(self.seed, "term", 0, term.name)
+            values = term.init_tensors(classifier, rng)
+            for name, spec in term.server_tensors(classifier).items():
+                tensor = self.tensors.get(term.key(name))
+                if tensor is None:
+                    tensor = torch.zeros(spec.shape, dtype=spec.dtype)
+                    self.tensors[term.key(name)] = tensor
+                if name in values:
+                    tensor.copy_(values[name])
+
+    @property
+    def sent_tensors(self) -> dict[str, torch.Tensor]:
+        """The small tensors that clients receive, by `term.key(name)`."""
+        specs = self.terms.server_tensors(self.classifier)
+        return {name: self.tensors[name] for name, spec in specs.items() if spec.is_sent}
 
     def aggregate(
         self,
@@ -117,6 +162,7 @@ class ServerState:
         cohort: CohortVectors,
         read_start: Callable[[Leaf], torch.Tensor],
         *,
+        number: int,
         population: int,
         lr: float,
     ) -> None:
@@ -127,6 +173,7 @@ class ServerState:
             theta: the new global model `[d]`; terms may change it in place.
             cohort: the vectors of the clients in `outcome.store.ids`.
             read_start: returns the flat values of a leaf before the round.
+            number: number of the round.
             population: number of all clients.
             lr: the learning rate of the round; NaN if clients choose it.
         """
@@ -146,6 +193,19 @@ class ServerState:
         )
         usual_norms = step.run(self.terms)
 
+        # The small tensors of feature terms.
+        if self.classifier is not None:
+            tensor_step = TensorStep(
+                classifier=self.classifier,
+                server_tensors=self.tensors,
+                read_client_tensors=cohort.read_tensors,
+                rows=outcome.counted_rows,
+                bounds=outcome.bounds,
+                seed=self.seed,
+                round=number,
+            )
+            tensor_step.run(self.terms.feature_terms)
+
         # The last change of the model, if clients or a broadcast use it.
         if "move" in self.vectors:
             move = self.vectors["move"]
@@ -155,17 +215,40 @@ class ServerState:
 
         self.rule_state = add_usual_norms(outcome.state, usual_norms)
 
-    def params_to_evaluate(self, theta: torch.Tensor) -> torch.Tensor:
+    def params_to_evaluate(self, theta: torch.Tensor, layout: Layout) -> torch.Tensor:
         """Return the parameters to evaluate: `theta` itself, unless a term returns others."""
         for term in self.terms:
             vectors = {slot: self.vectors[term.key(slot)] for slot in term.server_slots}
             theta = term.params_to_evaluate(theta, vectors)
+        return self._replace_classifier(theta, layout)
+
+    def _replace_classifier(self, theta: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Return the parameters with the classifier of a feature term, if one has another."""
+        if self.classifier is None:
+            return theta
+        for term in self.terms.feature_terms:
+            names = term.server_tensors(self.classifier)
+            tensors = {name: self.tensors[term.key(name)] for name in names}
+            matrix = term.classifier_to_evaluate(tensors)
+            if matrix is None:
+                continue
+            theta = theta.clone()
+            for leaf in layout.params:
+                part = theta[leaf.start : leaf.stop]
+                if leaf.name == self.classifier.weight_name:
+                    part.copy_(matrix[:, :-1].reshape(-1))
+                elif leaf.name == self.classifier.bias_name:
+                    part.copy_(matrix[:, -1])
         return theta
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state and copies of the vectors, as checkpoints store them."""
         vectors = {name: vector.clone() for name, vector in self.vectors.items()}
-        return {"rule": self.rule_state, "sent": vectors}
+        snapshot: dict[str, Any] = {"rule": self.rule_state, "sent": vectors}
+        if self.tensors:
+            tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
+            snapshot["tensors"] = tensors
+        return snapshot
 
     def restore(self, snapshot: Mapping[str, Any], without: Collection[str] = ()) -> None:
         """Continue from a snapshot.
@@ -182,3 +265,5 @@ class ServerState:
                 self.vectors[name].copy_(vector)
             else:
                 self.vectors[name] = vector
+        for name, tensor in self.tensors.items():
+            tensor.copy_(snapshot["tensors"][name])

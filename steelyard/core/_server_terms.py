@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from steelyard import kernels
+from steelyard.core._rng import stream
+from steelyard.core._side_channel import Classifier
 from steelyard.core._state import State
 from steelyard.core._store import UpdateStore
 from steelyard.core._sums import Array, Selection
-from steelyard.core._term import ClientTerm, ServerContext, Vectors
+from steelyard.core._term import ClientTerm, FeatureTerm, ServerContext, TensorContext, Vectors
 
 # Limits that a guard applies to single clients: typical norms, and factors for longer vectors.
 
@@ -83,7 +86,7 @@ def typical_norm(norms: Array) -> float:
     return float(np.median(norms)) or float(np.median(positive))
 
 
-def clip_factors(norms: Array, limit: float) -> Array:
+def clip_factors(norms: Array, limit: float | Array) -> Array:
     """Return the factors that reduce vectors of these norms to at most `limit`."""
     factors: Array = np.minimum(1.0, limit / np.where(norms > 0, norms, 1.0))
     return np.where(norms > 0, factors, 1.0)
@@ -242,6 +245,107 @@ class ServerTermStep:
                 length = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
                 if length > limit:
                     vector.mul_(limit / length)
+
+
+# Reads a tensor that clients sent, `[K, ...]`, by `term.key(name)`, for some rows of the cohort.
+ReadTensors = Callable[[str, Sequence[int]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TensorStep:
+    """The step of a round in which feature terms update their tensors at the server.
+
+    Attributes:
+        classifier: the last linear layer of the network.
+        server_tensors: the server's tensors of all terms, by `term.key(name)`.
+        read_client_tensors: returns what clients sent.
+        rows: the clients that count: a guard did not set them aside.
+        bounds: the bounds of a guard, if there is one.
+        seed: random seed of the run.
+        round: number of the round.
+    """
+
+    classifier: Classifier
+    server_tensors: Vectors
+    read_client_tensors: ReadTensors
+    rows: Sequence[int]
+    bounds: Bounds | None
+    seed: int
+    round: int
+
+    def run(self, terms: Iterable[FeatureTerm]) -> None:
+        """Call `update_tensors` of each term."""
+        if not self.rows:
+            return
+        for term in terms:
+            messages = {}
+            for name in term.client_tensors(self.classifier):
+                message = self.read_client_tensors(term.key(name), self.rows)
+                if self.bounds is not None:
+                    message = limit_messages(message, self.bounds.clip)
+                messages[name] = message
+            names = term.server_tensors(self.classifier)
+            tensors = {name: self.server_tensors[term.key(name)] for name in names}
+            before = {name: tensor.clone() for name, tensor in tensors.items()}
+            rng = stream(self.seed, "term", self.round, term.name)
+            term.update_tensors(TensorContext(messages, tensors, self.classifier, rng))
+            # Numbers that overflow would spoil the training of all clients: keep the previous ones.
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
+                for name, tensor in tensors.items():
+                    tensor.copy_(before[name])
+                warnings.warn(
+                    f"round {self.round}: client={term.name} computed NaN or infinity at the "
+                    "server: its tensors stay as they were; use smaller weights or learning rates",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+
+def limit_messages(message: torch.Tensor, clip: float) -> torch.Tensor:
+    """Return the tensors that clients sent, limited as a guard limits other vectors.
+
+    The part of a class, which is a slice of the first axis, is shortened to `clip` times the usual
+    norm of this class. Counts are reduced so that no client has more than `clip` times the usual
+    total.
+
+    Args:
+        message: one tensor of each client, `[K, ...]`.
+        clip: the limit of the guard.
+    """
+    # Counts: a client that has a class still has it afterwards.
+    if not message.is_floating_point():
+        totals = message.flatten(1).double().sum(dim=1).numpy()
+        factors = clip_factors(totals, clip * typical_norm(totals))
+        if (factors == 1.0).all():
+            return message
+        column = torch.from_numpy(factors).view(-1, *[1] * (message.ndim - 1))
+        limited = (message * column).floor().to(message.dtype)
+        return torch.where(message > 0, limited.clamp(min=1), message)
+
+    # Vectors.
+    parts = message.flatten(2) if message.ndim > 2 else message[:, None]
+    norms = torch.linalg.vector_norm(parts, dim=2, dtype=torch.float64).numpy()
+    limits = clip * _usual_norms_by_class(norms)
+    factors = np.stack([clip_factors(row, limits) for row in norms])
+    if (factors == 1.0).all():
+        return message
+    limited = parts.double() * torch.from_numpy(factors)[:, :, None]
+    return limited.to(message.dtype).view(message.shape)
+
+
+def _usual_norms_by_class(norms: Array) -> Array:
+    """Return the usual norm of each class, from the norms by client and class, `[K, classes]`.
+
+    It is the median over the clients that have the class. For a class that fewer than three clients
+    have, it is the typical norm of all classes, in which each client has one vote.
+    """
+    votes = np.array([np.median(row[row > 0]) if (row > 0).any() else 0.0 for row in norms])
+    usual = np.full(norms.shape[1], typical_norm(votes))
+    for number, column in enumerate(norms.T):
+        positive = column[column > 0]
+        if len(positive) >= FEWEST:
+            usual[number] = np.median(positive)
+    return usual
 
 
 def read_usual_norms(state: State) -> Mapping[str, float]:

@@ -2,14 +2,15 @@
 
 A term acts on flat parameters, where its gradient is a few vector operations without an autograd
 graph. Vectors have a leading axis of clients that train side by side, `[C, d]`; C is 1 for most
-models.
+models. A feature term adds to the loss instead, as a function of the network's features, and
+exchanges small tensors with the server.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from steelyard.core._errors import SteelyardError
 from steelyard.core._gram import Array
 from steelyard.core._layout import Leaf
 from steelyard.core._needs import Needs
+from steelyard.core._side_channel import Classifier, Specs
 from steelyard.core._weighting import Info
 
 Vectors = Mapping[str, torch.Tensor]
@@ -35,6 +37,7 @@ class ClientContext:
             them, `step` (the last aggregated step) or `move` (the last change of the global
             model). Both are zero in round 1.
         relative_size: number of examples divided by the mean over all clients, `[C, 1]`.
+        tensors: for a feature term, the small tensors that the server sent, by name.
     """
 
     start: torch.Tensor
@@ -42,12 +45,14 @@ class ClientContext:
     own: Vectors
     sent: Vectors
     relative_size: torch.Tensor
+    tensors: Vectors = field(default_factory=dict)
 
     def first(self, count: int) -> ClientContext:
         """Return the context of the first `count` clients: the others have finished."""
         start = self.start if self.start.shape[0] == 1 else self.start[:count]
         own = {name: rows[:count] for name, rows in self.own.items()}
-        return ClientContext(start, self.lr, own, self.sent, self.relative_size[:count])
+        relative_size = self.relative_size[:count]
+        return ClientContext(start, self.lr, own, self.sent, relative_size, self.tensors)
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,24 @@ class ServerContext:
     work: torch.Tensor
     lr: float
     population: int
+
+
+@dataclass(frozen=True)
+class TensorContext:
+    """What a feature term sees at the server after the aggregation.
+
+    Attributes:
+        messages: the tensors that clients sent, by name, `[K, ...]`. Clients that a guard set aside
+            are not among them.
+        server_tensors: the server's tensors of this term, by name; the term changes them in place.
+        classifier: the last linear layer of the network.
+        rng: random generator of this term and round.
+    """
+
+    messages: Vectors
+    server_tensors: Vectors
+    classifier: Classifier
+    rng: np.random.Generator
 
 
 @dataclass(frozen=True)
@@ -178,6 +201,92 @@ class ClientTerm(ABC):
         return Terms((self,)) + other
 
 
+class FeatureTerm(ClientTerm):
+    """A term that adds to the loss of a client, as a function of the network's features.
+
+    The features of a sample are the inputs of the classifier, the last linear layer of the network.
+    With its model, a client sends small tensors that summarize the features of its data; the server
+    combines them, and sends its own tensors in the next round.
+
+    Attributes:
+        classifier: the name of the classifier in the network; empty to find it. Then it is the
+            layer `classifier`, or else the last linear layer that the network defines.
+        summarized_model: the model whose features `summarize` gets: `trained`, or `received` for
+            the model from the server.
+    """
+
+    classifier: str = ""
+    summarized_model: str = "trained"
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the term adds to the loss."""
+        return type(self).loss is not FeatureTerm.loss
+
+    def client_tensors(self, classifier: Classifier) -> Specs:
+        """Return the declarations of the tensors that each client sends, by name."""
+        return {}
+
+    def server_tensors(self, classifier: Classifier) -> Specs:
+        """Return the declarations of the tensors that the server keeps, by name.
+
+        Those that are not declared with `is_sent=False` are sent to clients.
+        """
+        return {}
+
+    def init_tensors(self, classifier: Classifier, rng: np.random.Generator) -> Vectors:
+        """Return the server's tensors before the first round; those that are missing are zero."""
+        return {}
+
+    def add(self, grad: torch.Tensor, x: torch.Tensor, at: ClientContext) -> None:
+        """Add nothing: `loss` adds to the loss."""
+
+    def loss(
+        self,
+        features: torch.Tensor,
+        outputs: torch.Tensor,
+        targets: torch.Tensor,
+        at: ClientContext,
+    ) -> torch.Tensor:
+        """Return what is added to the mean loss of a batch.
+
+        Args:
+            features: the features of the batch, `[n, dim]`, with their graph.
+            outputs: the outputs of the network, `[n, classes]`, with their graph.
+            targets: the classes, int64 `[n]`.
+            at: what the term sees, above all `at.tensors`.
+        """
+        return features.new_zeros(())
+
+    def summarize(
+        self,
+        features: torch.Tensor,
+        targets: torch.Tensor,
+        classifier: Classifier,
+        at: ClientContext,
+    ) -> Vectors:
+        """Return the tensors that a client sends, by name.
+
+        Args:
+            features: the features of all training samples, in evaluation mode, `[n, dim]`.
+            targets: their classes, int64 `[n]`.
+            classifier: the last linear layer of the network.
+            at: what the term sees, above all `at.tensors`.
+        """
+        return {}
+
+    def update_tensors(self, at: TensorContext) -> None:
+        """Update the server's tensors in place, after the aggregation."""
+
+    def classifier_to_evaluate(self, server_tensors: Vectors) -> torch.Tensor | None:
+        """Return weight and bias of another classifier to evaluate, `[classes, dim + 1]`.
+
+        By default None: the classifier of the aggregated model is evaluated. The last column is the
+        bias; without a bias in the network it is not used.
+        """
+        return None
+
+
 @dataclass(frozen=True)
 class Terms:
     """A sum of terms: `fedprox(mu=0.01) + fedcos()`."""
@@ -189,6 +298,12 @@ class Terms:
         if len(set(names)) < len(names):
             raise SteelyardError(
                 f"client terms {' + '.join(names)}: use each term once, with the sum of the options"
+            )
+        layers = {term.classifier for term in self.feature_terms}
+        if len(layers) > 1:
+            texts = " and ".join(sorted(repr(layer) for layer in layers))
+            raise SteelyardError(
+                f"client terms {' + '.join(names)} have classifier={texts}: use the same layer"
             )
 
     def __add__(self, other: ClientTerm | Terms) -> Terms:
@@ -204,6 +319,36 @@ class Terms:
         for term in self.terms:
             needs = needs | term.needs
         return needs
+
+    @property
+    def feature_terms(self) -> list[FeatureTerm]:
+        """The terms that are functions of features."""
+        return [term for term in self.terms if isinstance(term, FeatureTerm)]
+
+    @property
+    def classifier(self) -> str:
+        """The name of the classifier that the feature terms specify; empty to find it."""
+        return next((term.classifier for term in self.feature_terms), "")
+
+    def client_tensors(self, classifier: Classifier | None) -> Specs:
+        """Return the declarations of all tensors that clients send, by `term.key(name)`."""
+        if classifier is None:
+            return {}
+        return {
+            term.key(name): spec
+            for term in self.feature_terms
+            for name, spec in term.client_tensors(classifier).items()
+        }
+
+    def server_tensors(self, classifier: Classifier | None) -> Specs:
+        """Return the declarations of all tensors that the server keeps, by `term.key(name)`."""
+        if classifier is None:
+            return {}
+        return {
+            term.key(name): spec
+            for term in self.feature_terms
+            for name, spec in term.server_tensors(classifier).items()
+        }
 
     @property
     def direction(self) -> str:

@@ -25,6 +25,7 @@ from steelyard.flower._array_records import to_record, to_state_dict
 from steelyard.flower._messages import (
     REPORTED_VECTORS_RECORD,
     STEELYARD_RECORD,
+    TENSORS_RECORD,
     TrainInstructions,
     find_model_record,
     read_instructions,
@@ -184,6 +185,7 @@ class _Job:
             instructions.seed,
             tuple(sorted(instructions.metrics)),
             mean_examples=instructions.mean_examples,
+            classifier_name=instructions.classifier,
         )
         self.buffers = self.work.buffers(1, 1)
         self.examples = int(self.work.sizes[0])
@@ -206,6 +208,7 @@ class _Job:
         # Load the model, the server's vectors, and the client's vectors.
         self._load_model(received)
         self._load_sent_vectors()
+        self._load_sent_tensors()
         state: ArrayRecord | None = None
         is_lost = False
         if buffers.tables:
@@ -247,6 +250,9 @@ class _Job:
                 changes[name] = buffers.staged[name][0] - vectors_before[name]
         if changes:
             reply[REPORTED_VECTORS_RECORD] = to_record(changes)
+        if buffers.client_tensors:
+            tensors = {name: rows[0] for name, rows in buffers.client_tensors.items()}
+            reply[TENSORS_RECORD] = to_record(tensors)
         return reply
 
     def evaluate(self, received: ArrayRecord) -> dict[str, Any]:
@@ -282,6 +288,26 @@ class _Job:
                     "strategy of steelyard.flower at the server"
                 )
             vector.copy_(self.instructions.vectors[name])
+
+    def _load_sent_tensors(self) -> None:
+        """Copy the small tensors of feature terms that the server sent to the buffers."""
+        instructions = self.instructions
+        specs = self.work.algorithm.client.server_tensors(self.work.classifier)
+        for name, spec in specs.items():
+            if not spec.is_sent:
+                continue
+            if name not in instructions.tensors:
+                raise SteelyardError(
+                    f"client={instructions.client}: the server did not send {name!r}: use a "
+                    "strategy of steelyard.flower at the server"
+                )
+            problem = spec.find_problem(instructions.tensors[name])
+            if problem is not None:
+                raise SteelyardError(
+                    f"client={instructions.client}: {name!r} from the server {problem}: use the "
+                    "network of the server in model_fn"
+                )
+            self.buffers.server_tensors[name].copy_(instructions.tensors[name])
 
     def _load_client_state(self, state: ArrayRecord) -> None:
         """Copy the client's vectors of an earlier round to the buffers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import INFO
 from typing import Any
 
@@ -24,6 +24,7 @@ from steelyard.flower._clients import ClientIds
 STEELYARD_RECORD = "steelyard"
 SENT_VECTORS_RECORD = "steelyard.sent"  # vectors of client terms, from the server
 REPORTED_VECTORS_RECORD = "steelyard.told"  # changes of vectors that a client keeps
+TENSORS_RECORD = "steelyard.tensors"  # small tensors of feature terms, from and to the server
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class TrainInstructions:
         accepted: the last round whose reply from this node was accepted. The client continues from
             the vectors that it kept in that round, or from zero if it is 0. None if the server
             does not specify it.
+        tensors: the small tensors that the server sends for feature terms, by name.
+        classifier: the name of the network's classifier, for feature terms; empty to find it.
     """
 
     round: int
@@ -57,6 +60,8 @@ class TrainInstructions:
     id_key: str
     examples_key: str
     accepted: int | None
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    classifier: str = ""
 
 
 def read_instructions(message: Message) -> TrainInstructions:
@@ -64,6 +69,7 @@ def read_instructions(message: Message) -> TrainInstructions:
     instructions: Mapping[str, Any] = message.content.config_records.get(STEELYARD_RECORD, {})
     flower_config: Mapping[str, Any] = next(iter(message.content.config_records.values()), {})
     vectors = message.content.array_records.get(SENT_VECTORS_RECORD)
+    tensors = message.content.array_records.get(TENSORS_RECORD)
     return TrainInstructions(
         round=int(instructions.get("round", flower_config.get("server-round", 1))),
         rounds=int(instructions.get("rounds", 0)),
@@ -75,6 +81,8 @@ def read_instructions(message: Message) -> TrainInstructions:
         id_key=str(instructions.get("id-key", "partition-id")),
         examples_key=str(instructions.get("examples-key", "num-examples")),
         accepted=instructions.get("accepted"),
+        tensors={} if tensors is None else to_state_dict(tensors),
+        classifier=str(instructions.get("classifier", "")),
     )
 
 
@@ -86,6 +94,7 @@ def make_instructions(
     id_key: str,
     examples_key: str,
     mean_examples: float | None,
+    classifier: str = "",
 ) -> ConfigRecord:
     """Return the record that `read_instructions` reads at the client.
 
@@ -102,6 +111,8 @@ def make_instructions(
     }
     if mean_examples is not None:
         config["mean-examples"] = float(mean_examples)
+    if classifier:
+        config["classifier"] = classifier
     return ConfigRecord(config)
 
 

@@ -13,18 +13,21 @@ from dataclasses import dataclass, field
 from logging import ERROR, WARNING
 from typing import Any
 
+import torch
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from steelyard.algorithm import Algorithm
 from steelyard.core._errors import MOST_CHARACTERS, SteelyardError, describe_error, escape_text
+from steelyard.core._side_channel import Specs
 from steelyard.core._state import ClientId, sort_key
 from steelyard.flower._array_records import RecordSource
 from steelyard.flower._clients import ClientIds
 from steelyard.flower._messages import (
     REPORTED_VECTORS_RECORD,
     STEELYARD_RECORD,
+    TENSORS_RECORD,
     find_model_record,
 )
 from steelyard.flower._server import TrainingResults
@@ -220,7 +223,8 @@ class ReplyRequirements:
             arrays_key,
             examples_key,
             algorithm.texts["client"] or "",
-            is_strict=any(term.server_slots for term in algorithm.client),
+            is_strict=any(term.server_slots for term in algorithm.client)
+            or bool(algorithm.client.feature_terms),
             has_client_state=any(term.client_slots for term in algorithm.client),
             metrics=frozenset(algorithm.needs.metrics),
         )
@@ -306,6 +310,7 @@ def read_training_replies(
     ids: ClientIds,
     requirements: ReplyRequirements,
     storage: ReplyStorage,
+    specs: Specs,
 ) -> TrainingReplies:
     """Read ids, models, vectors and metrics from the replies of a round.
 
@@ -314,6 +319,7 @@ def read_training_replies(
         ids: the client ids of the nodes; new ids are added.
         requirements: what a reply must contain.
         storage: where arrays that are not in memory are, and which replies it refused.
+        specs: the declarations of the small tensors that clients send, by name.
 
     Returns:
         The replies that can be used, and the reason for each client whose reply cannot be used.
@@ -323,7 +329,10 @@ def read_training_replies(
     refused: dict[ClientId, str] = {}
     has_fractions = requirements.examples_key.replace("-", "_") != "num_examples"
     metrics: Table = {}
-    results = TrainingResults(models, metrics, vectors, refused, has_fractions, replies.messages)
+    tensors: dict[ClientId, dict[str, torch.Tensor]] = {}
+    results = TrainingResults(
+        models, metrics, vectors, refused, has_fractions, replies.messages, tensors
+    )
     training = TrainingReplies(results)
     refused_nodes: dict[str, str] = {}
 
@@ -348,6 +357,11 @@ def read_training_replies(
         if arrays is None or reason:
             refused[client] = reason
             continue
+        client_tensors, reason = call_or_refuse(_read_tensors, content, specs)
+        if client_tensors is None:
+            refused[client] = reason
+            continue
+        tensors[client] = client_tensors
         model, changes = arrays
         models[client] = model
         if changes is not None:
@@ -406,6 +420,26 @@ def _read_vectors(content: RecordDict, storage: ReplyStorage) -> Source | None:
     if record is None:
         return storage.find_file(content, REPORTED_VECTORS_RECORD)
     return RecordSource(record)
+
+
+def _read_tensors(content: RecordDict, specs: Specs) -> dict[str, torch.Tensor]:
+    """Return the small tensors of feature terms; raise an error for one that is not as declared."""
+    record = content.array_records.get(TENSORS_RECORD)
+    if not specs:
+        return {}
+    if record is None:
+        raise SteelyardError(f"its reply has no ArrayRecord {TENSORS_RECORD!r}")
+    source = RecordSource(record)
+    tensors = {}
+    for name, spec in specs.items():
+        if name not in source.entries:
+            raise SteelyardError(f"did not send the tensor {name!r}")
+        tensor = source.load(name)
+        problem = spec.find_problem(tensor)
+        if problem is not None:
+            raise SteelyardError(f"its tensor {name!r} {problem}")
+        tensors[name] = tensor
+    return tensors
 
 
 def _read_reports(

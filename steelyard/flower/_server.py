@@ -6,7 +6,7 @@ This module does not import Flower.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from steelyard.core._evidence import part_needing_proxy_data
 from steelyard.core._layout import Layout, Leaf
 from steelyard.core._rng import stream
 from steelyard.core._server_state import ServerState
+from steelyard.core._side_channel import Specs, find_classifier_by_shape
 from steelyard.core._state import ClientId, sort_key
 from steelyard.core._sums import are_finite
 from steelyard.core._term import ClientTerm, Vectors
@@ -45,6 +46,8 @@ class TrainingResults:
         refused: the reason for each client whose reply is not used.
         has_fractions: whether `num_examples` are weights of any kind, which need not be integers.
         messages: number of clients that got a message.
+        tensors: the small tensors of feature terms, by client id, then by `term.key(name)`; they
+            were checked.
     """
 
     models: Mapping[ClientId, Source]
@@ -53,6 +56,7 @@ class TrainingResults:
     refused: Mapping[ClientId, str]
     has_fractions: bool = False
     messages: int = 0
+    tensors: Mapping[ClientId, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,11 @@ class ReportedVectors:
         ids: Sequence[ClientId],
         vectors: Mapping[ClientId, Source],
         layout: Layout,
+        tensors: Mapping[ClientId, Mapping[str, torch.Tensor]],
     ) -> None:
         self.local_steps = torch.ones(len(ids), dtype=torch.float32)
+        self._ids = ids
+        self._tensors = tensors
         self._dtype = layout.row_dtype
         self._clients = len(ids)
         self._source_by_row = {name: _find_usable(name, ids, vectors, layout) for name in names}
@@ -112,6 +119,10 @@ class ReportedVectors:
     def write(self, term: ClientTerm, part: slice, vectors: Vectors) -> None:
         """Raise an error: on Flower, clients store their vectors themselves."""
         raise NotImplementedError(f"{term.name} changes the clients' vectors")
+
+    def read_tensors(self, name: str, rows: Sequence[int]) -> torch.Tensor:
+        """Return a tensor that clients sent, by `term.key(name)`, for some rows."""
+        return torch.stack([self._tensors[self._ids[row]][name] for row in rows])
 
     def is_complete(self, row: int) -> bool:
         """Return whether every vector of this client can be used."""
@@ -186,11 +197,29 @@ class FlowerServer:
             optimizer=algorithm.server,
             refiner=algorithm.refine,
             probe=probe,
+            seed=seed,
         )
         self.reported_vectors = [
             term.key(slot) for term in algorithm.client for slot in term.tags.reported_slots
         ]
         self._reported_metrics: set[str] = set()  # needed metrics that a client has reported
+
+    def prepare_tensors(self, model: Source) -> None:
+        """Find the classifier of the network, and prepare the small tensors of feature terms.
+
+        Args:
+            model: the initial model, whose tensors are in the order of the network's definition.
+        """
+        terms = self.algorithm.client
+        if terms.feature_terms and self.state.classifier is None:
+            shapes = {name: shape for name, (shape, _) in model.shapes.items()}
+            classifier = find_classifier_by_shape(shapes, terms.classifier)
+            self.state.prepare_tensors(classifier)
+
+    @property
+    def client_tensors(self) -> Specs:
+        """The declarations of the small tensors that clients send, by `term.key(name)`."""
+        return self.algorithm.client.client_tensors(self.state.classifier)
 
     def prepare_vectors(self, layout: Layout) -> dict[str, torch.Tensor]:
         """Return the vectors to send beside the parameters; they are zero before the first round."""
@@ -250,7 +279,9 @@ class FlowerServer:
         with one_thread(), threads.parallel(threads.cores()):
             outcome = self.state.aggregate(store, sink, number, metrics, diagnose=self.diagnose)
             if not outcome.void:
-                counted = self._apply_server_terms(outcome, sink, model, results, population)
+                counted = self._apply_server_terms(
+                    number, outcome, sink, model, results, population
+                )
 
         # The record and the new model.
         ids = outcome.store.ids
@@ -292,6 +323,7 @@ class FlowerServer:
 
     def _apply_server_terms(
         self,
+        number: int,
         outcome: rounds.Outcome,
         sink: MemorySink,
         model: Source,
@@ -304,19 +336,27 @@ class FlowerServer:
             The clients whose vectors are valid from now on.
         """
         ids = outcome.store.ids
-        vectors = ReportedVectors(self.reported_vectors, ids, results.vectors, sink.layout)
+        vectors = ReportedVectors(
+            self.reported_vectors, ids, results.vectors, sink.layout, results.tensors
+        )
 
         def read_start(leaf: Leaf) -> torch.Tensor:
             return model.load(leaf.name).reshape(-1).to(sink.flat.dtype)
 
         self.state.apply_server_terms(
-            outcome, sink.flat, vectors, read_start, population=population, lr=float("nan")
+            outcome,
+            sink.flat,
+            vectors,
+            read_start,
+            number=number,
+            population=population,
+            lr=float("nan"),
         )
         return tuple(ids[row] for row in outcome.counted_rows if vectors.is_complete(row))
 
     def _model_to_evaluate(self, new_model: StateDict, sink: MemorySink) -> StateDict:
         """Return the model to evaluate: `new_model` itself, unless a term returns another."""
-        theta = self.state.params_to_evaluate(sink.flat)
+        theta = self.state.params_to_evaluate(sink.flat, sink.layout)
         if theta is sink.flat:
             return new_model
         model = dict(new_model)

@@ -21,11 +21,13 @@ from flwr.serverapp.strategy import FedAvg, Result
 from steelyard.algorithm import Algorithm
 from steelyard.core._errors import SteelyardError
 from steelyard.core._state import ClientId
+from steelyard.core._term import FeatureTerm
 from steelyard.flower._array_records import RecordSource, num_bytes, to_record, to_state_dict
 from steelyard.flower._clients import AcceptedRounds, ClientIds
 from steelyard.flower._messages import (
     SENT_VECTORS_RECORD,
     STEELYARD_RECORD,
+    TENSORS_RECORD,
     address_messages,
     draw_cohort,
     make_instructions,
@@ -252,6 +254,7 @@ class Steelyard(FedAvg):
             The model to start from: that of the last checkpoint if the run is resumed.
         """
         # Open the directory.
+        self.server.prepare_tensors(RecordSource(initial))
         model = to_state_dict(initial)
         description = describe_run(
             self.algorithm.texts,
@@ -326,6 +329,7 @@ class Steelyard(FedAvg):
             self.id_key,
             self.weighted_by_key,
             self.mean_examples,
+            "" if self.server.state.classifier is None else self.server.state.classifier.name,
         )
         return RecordDict(
             {
@@ -364,10 +368,15 @@ class Steelyard(FedAvg):
         vectors = self.server.prepare_vectors(layout)
         if vectors:
             content[SENT_VECTORS_RECORD] = to_record(vectors)
+        tensors = self.server.state.sent_tensors
+        if tensors:
+            content[TENSORS_RECORD] = to_record(tensors)
 
         # Choose the clients.
         nodes = self._draw_nodes(grid, self.fraction_train, self.min_train_nodes, number)
-        self.storage.begin_round(len(nodes), layout, self.server.reported_vectors)
+        self.storage.begin_round(
+            len(nodes), layout, self.server.reported_vectors, self.server.client_tensors
+        )
         self.run_log.begin_round()
 
         # One message for each of them, with its own model if there is a broadcast.
@@ -389,7 +398,8 @@ class Steelyard(FedAvg):
         It may change replies and the model, on which the server's part of these terms relies.
         """
         for term in self.algorithm.client:
-            if term.tags.reported_slots or term.tags.changes_model:
+            is_feature_term = isinstance(term, FeatureTerm)
+            if term.tags.reported_slots or term.tags.changes_model or is_feature_term:
                 raise SteelyardError(
                     f"client={term.name} does not work inside another strategy: call its own "
                     "start, or use client=fedprox"
@@ -406,7 +416,13 @@ class Steelyard(FedAvg):
 
         # Check and read the replies.
         matched = match_replies(self.train_messages, replies, self.client_ids, self.timeout)
-        training = read_training_replies(matched, self.client_ids, self.requirements, self.storage)
+        training = read_training_replies(
+            matched,
+            self.client_ids,
+            self.requirements,
+            self.storage,
+            self.server.client_tensors,
+        )
         matched.log_failures(number)
         training.log_refusals(number)
         if server_round == 1:

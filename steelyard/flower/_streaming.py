@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 from flwr.app import Array, ArrayRecord, Error, Message, MessageType, RecordDict
@@ -24,8 +25,13 @@ from safetensors.torch import save_file
 
 from steelyard.core._errors import SteelyardError, describe_error
 from steelyard.core._layout import Layout
+from steelyard.core._side_channel import Specs
 from steelyard.flower._array_records import RecordSource, num_bytes, to_state_dict
-from steelyard.flower._messages import REPORTED_VECTORS_RECORD, find_model_record
+from steelyard.flower._messages import (
+    REPORTED_VECTORS_RECORD,
+    TENSORS_RECORD,
+    find_model_record,
+)
 from steelyard.stores._safetensors import Checkpoint
 
 P = ParamSpec("P")
@@ -130,6 +136,7 @@ class ReplyStorage:
         self._folder: Path | None = None  # the folder of this round, once there is a file
         self._layout: Layout | None = None
         self._vector_names: frozenset[str] = frozenset()
+        self._specs: Specs = {}
         self._max_other_bytes = _MIN_OTHER_BYTES
         # By the identity of the content: a reply could contain the same text as another.
         self._files: dict[tuple[int, str], Path] = {}
@@ -142,7 +149,11 @@ class ReplyStorage:
         _delete_files(folder)
 
     def begin_round(
-        self, clients: int, layout: Layout | None = None, vector_names: Iterable[str] = ()
+        self,
+        clients: int,
+        layout: Layout | None = None,
+        vector_names: Iterable[str] = (),
+        specs: Specs = MappingProxyType({}),
     ) -> None:
         """Drop the previous replies, and prepare for the next ones.
 
@@ -150,8 +161,10 @@ class ReplyStorage:
             clients: number of clients that get a message.
             layout: the layout of their models; None if clients evaluate.
             vector_names: names of the vectors that replies contain for client terms.
+            specs: declarations of the small tensors that replies contain for feature terms.
         """
         self.clear()
+        self._specs = specs
         self._layout = layout
         self._vector_names = frozenset(vector_names)
         share = self.limit // (_SHARE_FOR_OTHERS * max(1, clients))
@@ -160,7 +173,8 @@ class ReplyStorage:
     def count_free_places(self, model_bytes: int) -> int:
         """Return how many more replies with a model of this size fit into memory."""
         free = max(0, self.limit - self.server_models * model_bytes - self.bytes_in_memory)
-        return free // max(1, (1 + self._reported_vectors) * model_bytes)
+        tensor_bytes = sum(spec.num_bytes for spec in self._specs.values())
+        return free // max(1, (1 + self._reported_vectors) * model_bytes + tensor_bytes)
 
     def add(self, reply: Message, arrays_key: str | None) -> None:
         """Keep a reply in memory, or write its arrays to files.
@@ -225,9 +239,12 @@ class ReplyStorage:
             model_name = find_model_record(content, arrays_key)
         if model_name is not None and REPORTED_VECTORS_RECORD in content.array_records:
             vectors_name = REPORTED_VECTORS_RECORD
+        tensors_name = None
+        if self._specs and TENSORS_RECORD in content.array_records:
+            tensors_name = TENSORS_RECORD
 
         # What must stay in memory.
-        other_bytes = content_bytes(content, without=(model_name, vectors_name))
+        other_bytes = content_bytes(content, without=(model_name, vectors_name, tensors_name))
         if other_bytes > self._max_other_bytes:
             suffix = "" if model_name is None else " beside the model"
             raise SteelyardError(
@@ -241,6 +258,8 @@ class ReplyStorage:
         if vectors_name is not None:
             self._check_vectors(content.array_records[vectors_name])
         self.bytes_in_memory += other_bytes
+        if tensors_name is not None:
+            self.bytes_in_memory += self._check_tensors(content.array_records[tensors_name])
         if model_name is not None:
             model_bytes = num_bytes(content.array_records[model_name])
             available = self.limit - self.server_models * model_bytes
@@ -262,6 +281,22 @@ class ReplyStorage:
                 f"its record {REPORTED_VECTORS_RECORD!r} contains {size} bytes, at most {limit} "
                 "are expected"
             )
+
+    def _check_tensors(self, record: ArrayRecord) -> int:
+        """Drop small tensors that the server does not need, and limit the size of the others.
+
+        Returns:
+            Their number of bytes; they stay in memory.
+        """
+        for name in set(record) - set(self._specs):
+            del record[name]
+        limit = sum(spec.num_bytes + _MAX_HEADER_BYTES for spec in self._specs.values())
+        size = record_bytes(record)
+        if size > limit:
+            raise SteelyardError(
+                f"its record {TENSORS_RECORD!r} contains {size} bytes, at most {limit} are expected"
+            )
+        return size
 
     def _store(self, content: RecordDict, record_name: str, file_of: str, available: int) -> None:
         """Leave a record in memory if there is space, else move it to a file."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from steelyard.core._layout import Layout
+from steelyard.core._side_channel import Specs
 from steelyard.metrics import METRICS
 
 # Memory that parent and workers share: pages mapped before the fork, gone with the last process.
@@ -48,7 +50,7 @@ class Sizes(NamedTuple):
     Numbers of clients, metrics, classes and test samples; names.
 
     `output` is the network's output of one test sample, where outputs are kept for metrics of the
-    user's own.
+    user's own. `client_tensors` and `server_tensors` are the declarations of the side channel.
     """
 
     clients: int
@@ -58,6 +60,8 @@ class Sizes(NamedTuple):
     classes: int
     test: int
     output: torch.Tensor | None = None
+    client_tensors: Specs = MappingProxyType({})
+    server_tensors: Specs = MappingProxyType({})
 
 
 class Buffers:
@@ -90,6 +94,14 @@ class Buffers:
             name: shared_zeros([num_clients, needs.classes], f64)
             for name, metric in METRICS.items()
             if metric.is_per_class
+        }
+        self.client_tensors = {
+            name: shared_zeros([num_clients, *spec.shape], spec.dtype)
+            for name, spec in needs.client_tensors.items()
+        }
+        self.server_tensors = {
+            name: shared_zeros(spec.shape, spec.dtype)
+            for name, spec in needs.server_tensors.items()
         }
         shards = -(-needs.test // SHARD)
         self.shown = shared_zeros([dim], real)

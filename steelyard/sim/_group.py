@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -12,12 +12,13 @@ import torch
 
 from steelyard import threads
 from steelyard.client._dense import DenseModels
+from steelyard.client._features import FeatureLoss, FeatureRecorder
 from steelyard.client._flat import FlatModel
 from steelyard.client._train import Batches, Training, train
-from steelyard.core._errors import NOT_FINITE
+from steelyard.core._errors import NOT_FINITE, SteelyardError
 from steelyard.core._rng import number
 from steelyard.core._sums import are_finite
-from steelyard.core._term import ClientContext, ClientTerm
+from steelyard.core._term import ClientContext, ClientTerm, FeatureTerm
 from steelyard.metrics import METRICS
 from steelyard.sim._buffers import Buffers
 from steelyard.sim._work import ClientSlot, SimulationContext
@@ -66,6 +67,11 @@ class _Group:
         self.starts = self._to_internal_order(self.received)
         self.optimizer_slots, self.steps_taken = self._load_optimizer()
         self.terms = self._build_contexts()
+        # The terms that are functions of features.
+        self.feature_terms: list[tuple[FeatureTerm, ClientContext]] = []
+        for term, at in self.terms:
+            if isinstance(term, FeatureTerm):
+                self.feature_terms.append((term, at))
 
     def train(self) -> None:
         """Train the clients and write what the server needs."""
@@ -73,14 +79,26 @@ class _Group:
         buffers = self.buffers
         # Evaluate the received model, if a metric asks for it.
         before = [self._evaluate_start(i) for i in range(len(self.trainees))]
+        for i in range(len(self.trainees)):
+            self._write_summaries(i, "received")
         # Train; values that overflow are found later.
         client_batches = [trainee.batches for trainee in self.trainees]
         needs_grad_norm = "grad_norm" in work.metrics
-        state = (self.terms, self.optimizer_slots, self.steps_taken, work.model.free)
-        job = Training(
-            work.local, self.lr, client_batches, *state, needs_grad_norm, work.background
-        )
-        with self._seed_torch(), np.errstate(all="ignore"):
+        acting = [(term, at) for term, at in self.terms if type(term).add is not FeatureTerm.add]
+        state = (acting, self.optimizer_slots, self.steps_taken, work.model.free)
+        with ExitStack() as stack:
+            stack.enter_context(self._seed_torch())
+            stack.enter_context(np.errstate(all="ignore"))
+            feature_loss = self._open_feature_loss(stack)
+            job = Training(
+                work.local,
+                self.lr,
+                client_batches,
+                *state,
+                needs_grad_norm,
+                work.background,
+                feature_loss,
+            )
             if self.model is work.model:
                 work.model.load(self.received[0], buffers.stats, buffers.counts)
                 work.model.mode(batch_norm=len(work.split(self.clients[0])[0]) > 1)
@@ -110,7 +128,54 @@ class _Group:
             buffers.seconds[trainee.position] = seconds
             buffers.steps[trainee.position] = trainee.batches.steps
             buffers.work[trainee.position] = amounts[i]
+            self._write_summaries(i, "trained")
             self._report(i, amounts[i], float(norms[i]), before[i])
+
+    def _open_feature_loss(self, stack: ExitStack) -> FeatureLoss | None:
+        """Return what feature terms add to the loss, if there are any.
+
+        The network's features are recorded until the stack is closed.
+        """
+        terms = [(term, at) for term, at in self.feature_terms if term.has_loss]
+        classifier = self.work.classifier
+        if not terms or classifier is None:
+            return None
+        recorder = FeatureRecorder(self.work.model.module, classifier)
+        return FeatureLoss(stack.enter_context(recorder), terms)
+
+    def _write_summaries(self, i: int, model: str) -> None:
+        """Write the tensors that feature terms send, and mark a client whose are not finite.
+
+        Args:
+            i: position of the client in the group.
+            model: the model whose features are summarized: `received` or `trained`.
+        """
+        terms = [(term, at) for term, at in self.feature_terms if term.summarized_model == model]
+        classifier = self.work.classifier
+        if not terms or classifier is None:
+            return
+
+        # Load the model, and compute the features of the client's samples.
+        network = self.work.model
+        trainee = self.trainees[i]
+        if model == "received":
+            start = self.received[min(i, len(self.received) - 1)]
+            network.load(start, self.buffers.stats, self.buffers.counts)
+        elif self.model is not network:
+            network.load(self.params[i], self.buffers.stats, self.buffers.counts)
+        features, targets = self.work.compute_features(trainee.client)
+
+        # Write what each term returns.
+        for term, at in terms:
+            tensors = term.summarize(features, targets, classifier, at)
+            for name, spec in term.client_tensors(classifier).items():
+                tensor = tensors[name].cpu()
+                problem = spec.find_problem(tensor)
+                if problem == NOT_FINITE:
+                    self.buffers.status[trainee.position] = BROKEN
+                elif problem is not None:
+                    raise SteelyardError(f"{term.key(name)} of summarize {problem}")
+                self.buffers.client_tensors[term.key(name)][trainee.position] = tensor
 
     def _seed_torch(self) -> AbstractContextManager[None]:
         """Seed torch's own generator, for dropout and the like, by seed, round and client.
@@ -191,10 +256,23 @@ class _Group:
                         own,
                         server_vectors,
                         relative.unsqueeze(1).to(starts.device),
+                        self._read_sent_tensors(term),
                     ),
                 )
             )
         return contexts
+
+    def _read_sent_tensors(self, term: ClientTerm) -> dict[str, torch.Tensor]:
+        """Return the small tensors that the server sent for a term, by name."""
+        classifier = self.work.classifier
+        if not isinstance(term, FeatureTerm) or classifier is None:
+            return {}
+        specs = term.server_tensors(classifier)
+        return {
+            name: self.buffers.server_tensors[term.key(name)].to(self.starts.device)
+            for name, spec in specs.items()
+            if spec.is_sent
+        }
 
     def _evaluate_start(self, i: int) -> tuple[float, float]:
         """Return loss and accuracy of the received model on the client's data; 0 if not needed."""
@@ -234,7 +312,8 @@ class _Group:
                 buffers.row_counts[trainee.row].copy_(model.counts())
             for name, rows in own.items():
                 buffers.staged[name][trainee.position].copy_(rows[i])
-            buffers.status[trainee.position] = FINE if is_finite else BROKEN
+            if not is_finite:
+                buffers.status[trainee.position] = BROKEN
 
     def _report(self, i: int, work: float, norm: float, before: tuple[float, float]) -> None:
         """Write the metrics that the algorithm or the user asks for."""

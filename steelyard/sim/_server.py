@@ -50,6 +50,11 @@ class BufferedVectors:
         for slot, vector in vectors.items():
             self.buffers.staged[term.key(slot)][self.positions, part] = vector
 
+    def read_tensors(self, name: str, rows: Sequence[int]) -> torch.Tensor:
+        """Return a tensor that clients sent, by `term.key(name)`, for some rows of the cohort."""
+        positions = [self.positions[row] for row in rows]
+        return self.buffers.client_tensors[name][positions]
+
 
 class SimulationServer:
     """The global model in shared memory, the state of the server, and what clients keep.
@@ -70,7 +75,10 @@ class SimulationServer:
             refiner=algorithm.refine,
             probe=work.probe,
             vectors=buffers.sent,
+            seed=work.seed,
         )
+        if work.classifier is not None:
+            self.state.prepare_tensors(work.classifier, buffers.server_tensors)
         self.stateful_clients: set[int] = set()
         self.load_model(work.model.module.state_dict())
 
@@ -89,7 +97,7 @@ class SimulationServer:
 
     def params_to_evaluate(self) -> torch.Tensor:
         """Return the parameters to evaluate: the global model, unless a term returns others."""
-        return self.state.params_to_evaluate(self.buffers.theta)
+        return self.state.params_to_evaluate(self.buffers.theta, self.work.model.layout)
 
     def aggregate(
         self, number: int, members: Sequence[ClientSlot]
@@ -209,6 +217,7 @@ class SimulationServer:
             theta,
             BufferedVectors(buffers, cohort),
             lambda leaf: buffers.theta[leaf.start : leaf.stop],
+            number=number,
             population=len(work.federation.ids),
             lr=work.local.rate(number, work.rounds),
         )

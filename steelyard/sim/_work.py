@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from steelyard.algorithm import Algorithm
 from steelyard.client._augment import Augmentation
 from steelyard.client._dense import DenseModels
+from steelyard.client._features import check_class_targets, compute_features, find_classifier
 from steelyard.client._flat import FlatModel
 from steelyard.client._local import LocalTraining
 from steelyard.client._train import Batches, batches, cuts, width
 from steelyard.core._rng import stream
+from steelyard.core._side_channel import Classifier
 from steelyard.data._dataset import Federation
 from steelyard.server._probe import Probe
 from steelyard.sim._buffers import SHARD, Buffers, Sizes
@@ -55,6 +57,7 @@ class SimulationContext:
         probe: the server's proxy data, if it has any.
         mean_examples: samples per client, where the others' data is not here.
         output: the network's output of one sample, if outputs on the test set are to be kept.
+        classifier_name: the name of the network's classifier, for feature terms; empty to find it.
     """
 
     algorithm: Algorithm
@@ -67,6 +70,7 @@ class SimulationContext:
     probe: Probe | None = None
     mean_examples: float | None = None
     output: torch.Tensor | None = None
+    classifier_name: str = ""
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -81,13 +85,23 @@ class SimulationContext:
     @cached_property
     def dense(self) -> DenseModels | None:
         """The closed form of several dense networks, if model and data allow it; else None."""
-        if self.local.augmentation is not None:
+        has_feature_loss = any(term.has_loss for term in self.algorithm.client.feature_terms)
+        if self.local.augmentation is not None or has_feature_loss:
             return None
         model, data = self.model, self.federation.train
         fits = DenseModels.fits(
             model.module, model.layout, model.loss, model.device, data.inputs, data.targets
         )
         return DenseModels(model.module, model.layout) if fits else None
+
+    @cached_property
+    def classifier(self) -> Classifier | None:
+        """The last linear layer of the network, if there are feature terms; else None."""
+        terms = self.algorithm.client
+        if not terms.feature_terms:
+            return None
+        check_class_targets(self.federation.train.targets, terms.feature_terms)
+        return find_classifier(self.model.module, self.classifier_name or terms.classifier)
 
     @cached_property
     def inputs(self) -> torch.Tensor:
@@ -145,6 +159,8 @@ class SimulationContext:
             classes=data.classes or 0,
             test=len(data.test or ()),
             output=self.output,
+            client_tensors=self.algorithm.client.client_tensors(self.classifier),
+            server_tensors=self.algorithm.client.server_tensors(self.classifier),
         )
         return Buffers(sizes, self.model.layout, num_clients, rows)
 
@@ -235,6 +251,13 @@ class SimulationContext:
         index = torch.from_numpy(self.federation.index[client]).to(self.model.device)
         loss, right, count = self.model.evaluate(self.inputs, self.targets, index)
         return loss / count, right / count
+
+    def compute_features(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loaded model's features of a client's training samples, and their targets."""
+        assert self.classifier is not None
+        index = torch.from_numpy(self.split(client)[0]).to(self.model.device)
+        features = compute_features(self.model, self.classifier, self.inputs, index)
+        return features, self.targets.index_select(0, index)
 
     def evaluate_test(self, buffers: Buffers, shard: int) -> None:
         """Write loss, correct answers and samples of one shard of the server's test set."""
