@@ -16,7 +16,7 @@ from steelyard.experiments._jobs import Job, Outcome
 from steelyard.experiments._paper_table import Cell, Number, Table
 from steelyard.experiments._table_scores import POINTS, SHARE, TableScore, find_table_score
 from steelyard.experiments._tables import csv_lines, markdown_text
-from steelyard.runs._directory import read_clients
+from steelyard.runs._directory import read_clients, read_subset
 from steelyard.sim._experiment import Experiment
 
 
@@ -140,12 +140,16 @@ def _compute_result(cell: Cell, outcomes_by_seed: Mapping[int, Mapping[str, Outc
 def describe_subset(config: Experiment, path: Path) -> str | None:
     """Return what part of a data set a run used; None if it used all, or if it is not known.
 
-    The number of samples is checked only if the partition uses all samples.
+    Old runs do not say so themselves. Their number of samples is checked only if the partition uses
+    all samples.
 
     Args:
         config: the settings of the run.
         path: the run directory.
     """
+    subset = read_subset(path)
+    if subset is not None:
+        return subset
     sizes = SIZES.get(config.data.name.partition(":")[0])
     clients = read_clients(path)
     if sizes is None or clients is None or "counts" not in clients:

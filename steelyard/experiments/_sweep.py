@@ -24,6 +24,7 @@ from steelyard.experiments._comparisons import Comparison, compare
 from steelyard.experiments._jobs import Job, Outcome, Silent, Watch, flatten_keys, run_jobs
 from steelyard.experiments._run_groups import (
     Run,
+    describe_subsets,
     find_differences,
     format_setting,
     is_bare,
@@ -316,7 +317,7 @@ def summarise(
         tuple(compare(runs, metric, target=sweep.target, confidence=confidence)),
         tuple(outcome for outcome in outcomes if outcome.error is not None),
         tuple(find_differences(runs)),
-        sweep.notes,
+        (*sweep.notes, *describe_subsets(run.path for run in runs)),
     )
 
 

@@ -204,7 +204,12 @@ def _describe(
     experiment: Experiment, simulation: Simulation, about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what `config.json` holds: the settings if they are plain, and what came of them."""
-    config = {} if experiment.has_objects else {"config": experiment.to_stored()}
+    config: dict[str, Any] = {}
+    if not experiment.has_objects:
+        config["config"] = experiment.to_stored()
+    subset = simulation.work.federation.train.subset
+    if subset:
+        config["subset"] = subset
     return {
         **config,
         "monitor": simulation.monitor.to_dict(),
