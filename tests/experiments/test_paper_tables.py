@@ -1,5 +1,7 @@
 """The papers' tables as data."""
 
+from collections import Counter
+
 import pytest
 
 from steelyard.algorithm import parse_refiner
@@ -49,6 +51,9 @@ SOME = {  # read in the papers by hand, apart from the files
     ("fedlaw-table11", "both/heterogeneity"): Number(0.35),
     ("fedawa-table2", "seconds/fedlaw"): Number(10.11),
     ("fedawa-table5", "cifar100-0.1/fedawa-euc"): Number(37.20),
+    ("fedawa-table6", "cifar100-lt/clip2fl"): Number(48.20),
+    ("fedawa-table7", "synth/fpl-fedawa"): Number(70.40),
+    ("fedawa-table7", "average/fedproto"): Number(81.16),
     ("fedcos-table3", "90/fedprox"): Number(50.54),
     ("fedcos-table4", "fashion-mnist-10-last/fedcos-005"): Number(85.22),
     ("fedcos-table4", "cifar10-20-best/fedcos-002"): Number(57.97),
@@ -272,6 +277,21 @@ def test_fedawas_table_says_which_feddyn_and_how_much_proxy_data():
     for cell in read_table("fedawa-table1").select_cells(["*/fedlaw"]).cells:
         classes = {"cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}[cell.paper_data]
         assert cell.raw["proxy"]["per_class"] * classes == 200
+
+
+def test_all_tables_of_the_five_papers_are_here():
+    counts = Counter(name.partition("-")[0] for name in names())
+    assert counts == {"fedlaw": 11, "fedawa": 8, "fedcos": 5, "pa3fed": 2, "fedadp": 1}
+    assert counts.total() == 27
+
+
+def test_what_needs_pretrained_weights_says_so():
+    (reason,) = {
+        cell.impossible for cell in read_table("fedawa-table6").cells if "CLIP2FL" in cell.row
+    }
+    assert "pretrained weights" in reason
+    impossible = [cell.name for table in tables() for cell in table.cells if cell.impossible]
+    assert impossible == ["cifar10-lt/clip2fl", "cifar100-lt/clip2fl"]
 
 
 def test_an_unknown_table_is_answered_with_the_nearest():
