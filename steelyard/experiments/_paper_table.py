@@ -10,7 +10,8 @@ A file in `papers/` has
                  `impossible = "why"` marks a row that cannot be run here
     [[column]]   settings of a column: data, partition, model. `paper_models` names the networks of
                  the paper's numbers, if the file uses another one; `pools = ["a", "b"]` makes a
-                 column without runs of its own: its numbers are of the runs of other columns
+                 column without runs of its own: its numbers are of the runs of the columns whose
+                 ids match these patterns, such as their average
     [numbers]    the paper's numbers: one list per row, in the order of the columns; none for a
                  control
     [lines]      where the numbers of a row stand in the text of the paper: lines of `fedlaw.txt`
@@ -312,7 +313,7 @@ def _find_runs(
     # The columns whose runs the cell needs: its own, or those that it pools.
     columns = [column]
     if "pools" in column:
-        columns = [other for other in table["column"] if other["id"] in column["pools"]]
+        columns = [other for other in table["column"] if _is_pooled(other, column["pools"])]
 
     # The settings of each run.
     cell_runs = []
@@ -326,6 +327,11 @@ def _find_runs(
         run = Run(f"{source['id']}/{row['id']}", settings)
         cell_runs.append(runs.setdefault(json.dumps(settings, sort_keys=True), run))
     return tuple(cell_runs)
+
+
+def _is_pooled(column: Mapping[str, Any], patterns: Sequence[str]) -> bool:
+    """Return whether a column with runs of its own matches a pattern."""
+    return "set" in column and any(fnmatchcase(column["id"], pattern) for pattern in patterns)
 
 
 def _select_numbers(

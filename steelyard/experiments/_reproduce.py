@@ -133,7 +133,8 @@ def _compute_result(cell: Cell, outcomes_by_seed: Mapping[int, Mapping[str, Outc
         best[seed] = 100 * (histories[0].best or 0.0)
         for history in histories:
             seconds += sum(record["timings"]["total"] for record in history.records)
-        part = part or describe_subset(config, cell_outcomes[0].path)
+        for outcome in cell_outcomes:
+            part = part or describe_subset(outcome.job.config, outcome.path)
     return Result(cell, score, rounds, values, best, seconds, errors, part)
 
 

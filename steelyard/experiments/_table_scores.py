@@ -7,11 +7,13 @@
     correlation(FACTOR)       Pearson's correlation of the accumulated weights, over the clients of all
                               runs, with `size`, `heterogeneity` or `product` (FedLAW, Table 11)
 
-Other names are those of `scores.find_score`.
+Other names are those of `scores.find_score`. Of several runs, a score is the mean, except for the
+correlation, which is over the clients of all of them.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -70,7 +72,9 @@ def find_table_score(name: str) -> TableScore:
     score = find_score(name)
 
     def of(histories: Sequence[History], target: float | None) -> float | None:
-        return score.of(histories[0], target)
+        values = [score.of(history, target) for history in histories]
+        known = [value for value in values if value is not None]
+        return statistics.mean(known) if len(known) == len(values) else None
 
     if score.percent:
         title = f"{score.title}, %"

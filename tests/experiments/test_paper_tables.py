@@ -222,11 +222,23 @@ def test_baselines_on_proxy_data_train_at_the_clients_learning_rate(row):
 @pytest.mark.parametrize(
     ("table", "settings", "said"),
     [
-        ("fedawa-table1", [], {"another network: simple_cnn (paper: resnet20)", RESNET18}),
+        (
+            "fedawa-table1",
+            [],
+            {
+                "another network: simple_cnn (paper: resnet20)",
+                RESNET18,
+                "another network: simple_cnn (paper: ResNet20 and ResNet18, by data set)",
+            },
+        ),
         (
             "fedawa-table1",
             ["model=resnet20"],
-            {None, "another network: resnet20 (paper: resnet18:max_pool=true)"},
+            {
+                None,
+                "another network: resnet20 (paper: resnet18:max_pool=true)",
+                "another network: resnet20 (paper: ResNet20 and ResNet18, by data set)",
+            },
         ),
         ("fedawa-table4", [], {"another network: simple_cnn (paper: resnet20)"}),
         ("fedawa-table4", ["model=resnet:depth=20"], {None}),
@@ -283,6 +295,16 @@ def test_all_tables_of_the_five_papers_are_here():
     counts = Counter(name.partition("-")[0] for name in names())
     assert counts == {"fedlaw": 11, "fedawa": 8, "fedcos": 5, "pa3fed": 2, "fedadp": 1}
     assert counts.total() == 27
+
+
+@pytest.mark.parametrize("name", ["fedawa-table1", "fedawa-table4", "fedawa-table7"])
+def test_printed_averages_are_those_of_the_columns(name):
+    table = read_table(name)
+    for row in table.lines:
+        cells = table.select_cells([f"*/{row}"]).cells
+        *values, average = [cell.number.value for cell in cells]
+        assert cells[-1].column == "average"
+        assert average == pytest.approx(sum(values) / len(values), abs=0.011), (row, values)
 
 
 def test_what_needs_pretrained_weights_says_so():

@@ -342,6 +342,29 @@ def test_correlations_are_over_the_clients_of_all_runs(tmp_path):
     assert format_mean(both) == f"{wanted:.3f}"
 
 
+def test_an_average_column_is_the_mean_of_the_others():
+    columns = [
+        {"id": "x1", "label": "X1", "set": {"local": {"epochs": 1}}},
+        {"id": "x2", "label": "X2", "set": {"local": {"epochs": 2}}},
+        {"id": "y", "label": "Y", "set": {"local": {"epochs": 3}}},
+        {"id": "mean", "label": "mean", "pools": ["x*"]},
+    ]
+    plan = changed(columns)
+    jobs = make_jobs(plan, [1])
+    assert len(jobs) == 3
+    curves = [[0.5], [0.7], [0.1]]
+    outcomes = [outcome(job, curve) for job, curve in zip(jobs, curves, strict=True)]
+    assert [format_mean(result) for result in compute_results(plan, outcomes)] == [
+        "50.00",
+        "70.00",
+        "10.00",
+        "60.00",
+    ]
+    outcomes[1] = outcome(jobs[1], [], error="it broke")
+    average = compute_results(plan, outcomes)[-1]
+    assert (format_mean(average), dict(average.errors)) == ("failed", {1: "it broke"})
+
+
 def test_seconds_are_compared_by_their_share():
     plan = changed(
         [{"id": "x", "label": "X", "set": {}}], None, {"a": [0.5]}, "mean(timings.aggregate,2-3)"
