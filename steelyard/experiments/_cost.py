@@ -61,7 +61,10 @@ def estimate_seconds(config: Experiment) -> float | None:
 
     # Samples per round: training, evaluation, and the server's proxy data (on one core only).
     trained = clients * client_samples
-    evaluated = test / config.execution.evaluate_every if config.execution.evaluate_every else 0.0
+    execution = config.execution
+    evaluated = test / execution.evaluate_every if execution.evaluate_every else 0.0
+    if execution.evaluate_clients:
+        evaluated += train / execution.evaluate_clients
     cores = threads.cores()
     proxy = cores * _proxy_epochs(config) * (config.proxy.per_class or 0) * classes
 

@@ -39,6 +39,10 @@ from steelyard.sim._experiment import Experiment, merge_sections, set_key
 
 FOLDER = Path(__file__).with_name("papers")
 
+# A quick run of a cell: it checks that the cell works, its number means nothing.
+QUICK = ("rounds=2", "local.epochs=none", "local.steps=2")
+QUICK_PROXY = 10  # proxy images of each class, at most
+
 
 @dataclass(frozen=True)
 class Number:
@@ -202,6 +206,17 @@ class Table:
             if any(fnmatchcase(cell.name, pattern) for pattern in patterns):
                 cells.append(cell)
         return replace(self, cells=tuple(cells))
+
+    def make_quick(self) -> Table:
+        """Return the table with its first cell only, as small as it can be run.
+
+        The cell has two rounds in which a client makes two steps, and little proxy data.
+        """
+        cell = next(cell for cell in self.cells if cell.impossible is None)
+        settings = list(QUICK)
+        if cell.raw.get("proxy", {}).get("per_class", 0) > QUICK_PROXY:
+            settings.append(f"proxy.per_class={QUICK_PROXY}")
+        return replace(self, cells=(cell,)).apply_settings(settings)
 
     def apply_settings(self, settings: Sequence[str]) -> Table:
         """Return the table with settings `key=value` applied to every cell."""

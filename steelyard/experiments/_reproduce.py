@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steelyard.core._errors import SteelyardError
 from steelyard.core._spec import parse
 from steelyard.data._partitions import PARTITIONS
+from steelyard.data._sources import SOURCES, Source, data_directory
 from steelyard.experiments._cost import SIZES, format_duration
 from steelyard.experiments._jobs import Job, Outcome
 from steelyard.experiments._paper_table import Cell, Number, Table
@@ -136,6 +138,20 @@ def _compute_result(cell: Cell, outcomes_by_seed: Mapping[int, Mapping[str, Outc
         for outcome in cell_outcomes:
             part = part or describe_subset(outcome.job.config, outcome.path)
     return Result(cell, score, rounds, values, best, seconds, errors, part)
+
+
+def find_missing_data(configs: Iterable[Experiment]) -> str | None:
+    """Return which data set of these runs is not on this machine, and how to get it.
+
+    None if all are there.
+    """
+    for config in configs:
+        try:
+            source: Source = parse(config.data.name, SOURCES)
+            source.locate(data_directory(config.data.dir))
+        except SteelyardError as error:
+            return str(error)
+    return None
 
 
 def describe_subset(config: Experiment, path: Path) -> str | None:

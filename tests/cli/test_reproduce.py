@@ -124,8 +124,16 @@ def test_a_subset_is_told_from_the_whole(small, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a table, or list them"),
+        ([], "name a table or a figure, or list them"),
+        (["--all"], "use --quick --all"),
+        (
+            ["--quick", "--all", "--rounds", "3"],
+            "leave NAME, --cells, --rounds, --seeds, --set out",
+        ),
+        (["fedadp-table1", "--quick", "--all"], "leave NAME"),
         (["fedadp-table9"], "did you mean 'fedadp-table1'"),
+        (["fedlaw-figur1"], "did you mean 'fedlaw-figure1'"),
+        (["fedlaw-figure1", "--cells", "x/*"], "is a figure and has no cells"),
         (["fedadp-table1", "--cells", "x/*"], "has no such cell"),
         (["fedadp-table1", "--seeds", "1,a"], "write whole numbers with commas"),
         (["fedadp-table1", "--seeds", "1,1"], "use distinct numbers"),
