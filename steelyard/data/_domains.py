@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,7 +27,7 @@ from steelyard.data._images import (
     split_pictures,
     tiles,
 )
-from steelyard.data._sources import SOURCES, Size, find
+from steelyard.data._sources import SOURCES, Size, Split, find
 
 MAX_LINES = 1_000_000  # of a file of labels
 
@@ -323,6 +323,12 @@ class Digits5(Images):
                 hint = f", or leave it out: digits-5:domains=[{available}]" if available else ""
                 raise SteelyardError(f"digits-5: domain {domain!r} is missing: {reason}{hint}")
         return directory or Path()
+
+    def __call__(self, directory: Path | None) -> Split:
+        """Read the images and scale them; groups have the names of the domains."""
+        train, test = super().__call__(directory)
+        train = replace(train, group_names=self.domains)
+        return train, replace(test, group_names=self.domains)
 
     def read(self, directory: Path | None) -> Pictures:
         """Read all domains, one after another."""

@@ -19,9 +19,11 @@ from steelyard.server._probe import Probe
 
 __all__ = [  # noqa: RUF022 - in alphabetical order
     "Bulyan",
+    "CReFF",
     "Cap",
     "CenteredClipping",
     "Ema",
+    "FPL",
     "FedAWA",
     "FedAWACos",
     "FedAWAL",
@@ -39,6 +41,7 @@ __all__ = [  # noqa: RUF022 - in alphabetical order
     "FedLAWSWA",
     "FedMut",
     "FedNova",
+    "FedProto",
     "FedProx",
     "FedSGD",
     "FedYogi",
@@ -90,6 +93,43 @@ class Bulyan(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class CReFF(Steelyard):
+    """Re-trains the classifier on federated features (Shang et al., IJCAI 2022), on Flower.
+
+    Options: `steelyard explain creff`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        features: int = 100, match_steps: int = 100, match_lr: float = 0.1, epochs: int = 300,
+        lr: float = 0.01, batch_size: int = 32, classifier: str = "", guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = TERMS["creff"].make(
+            features=features, match_steps=match_steps, match_lr=match_lr, epochs=epochs, lr=lr,
+            batch_size=batch_size, classifier=classifier,
+        )
+        super().__init__(
+            Algorithm(weighting, client=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
         )
 
 
@@ -190,6 +230,43 @@ class Ema(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FPL(Steelyard):
+    """Contrasts features with clusters of prototypes (Huang et al., CVPR 2023), on Flower.
+
+    Options: `steelyard explain fpl`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        weight: float = 1.0, temperature: float = 0.02, regression: str = "mean",
+        max_clusters: int = 10, classifier: str = "", guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = TERMS["fpl"].make(
+            weight=weight, temperature=temperature, regression=regression,
+            max_clusters=max_clusters, classifier=classifier,
+        )
+        super().__init__(
+            Algorithm(weighting, client=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
         )
 
 
@@ -803,6 +880,41 @@ class FedNova(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedProto(Steelyard):
+    """Pulls features to the prototype of their class (Tan et al., AAAI 2022), on Flower.
+
+    Options: `steelyard explain fedproto`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, weighting: str = "fedavg",
+        weight: float = 1.0, average: str = "counts", classifier: str = "", guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = TERMS["fedproto"].make(
+            weight=weight, average=average, classifier=classifier,
+        )
+        super().__init__(
+            Algorithm(weighting, client=part), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode,
         )
 
 

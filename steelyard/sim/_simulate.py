@@ -26,6 +26,7 @@ from steelyard.sim._evaluation import (
     can_count_right,
     check_task,
     choose_monitor,
+    has_group_accuracy,
     keep_one_output,
     resolve_test_metrics,
 )
@@ -165,6 +166,11 @@ def _prepare(
             flat, first_samples.inputs, first_samples.targets, required=bool(test_metrics)
         )
     has_accuracy = can_count_right(outputs, first_samples.targets)
+    if experiment.execution.evaluate_fisher and federation.classes is None:
+        raise SteelyardError(
+            f"evaluate_fisher={experiment.execution.evaluate_fisher}: the Fisher trace needs "
+            f"targets that are classes: use 0"
+        )
     requested = Monitor.from_options(experiment.monitor, experiment.mode, experiment.target)
     monitor = choose_monitor(requested, has_accuracy, test_metrics, bool(callbacks))
     reported = _reported(algorithm, experiment.metrics, federation, has_accuracy)
@@ -173,7 +179,16 @@ def _prepare(
     probe = None if samples is None else Probe.within(flat, samples, experiment.proxy, seed)
     output = keep_one_output(outputs, len(first_samples)) if test_metrics else None
     work = SimulationContext(
-        algorithm, federation, flat, local, experiment.rounds, seed, reported, probe, output=output
+        algorithm,
+        federation,
+        flat,
+        local,
+        experiment.rounds,
+        seed,
+        reported,
+        probe,
+        output=output,
+        has_groups=has_group_accuracy(federation.test, outputs is not None and has_accuracy),
     )
     about = describe_run(work, experiment.participation, experiment.proxy)
     watching = list(callbacks)

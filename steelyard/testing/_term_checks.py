@@ -7,13 +7,23 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from steelyard.algorithm import parse_terms
 from steelyard.core._needs import Needs
 from steelyard.core._registry import TERMS
+from steelyard.core._side_channel import Classifier, Specs
 from steelyard.core._spec import to_text
-from steelyard.core._term import ClientContext, ClientTerm, ServerContext, TermTags
+from steelyard.core._term import (
+    ClientContext,
+    ClientTerm,
+    FeatureTerm,
+    ServerContext,
+    TensorContext,
+    TermTags,
+    Vectors,
+)
 from steelyard.core._weighting import Info
 from steelyard.testing._rounds import is_frozen_dataclass, require
 
@@ -239,6 +249,117 @@ def check_evaluated_params(term: ClientTerm) -> None:
     _assert_same_vectors(term, at.server_vectors, before[1], "params_to_evaluate changes {slot!r}")
 
 
+# Feature terms: the loss, and the side channel.
+
+CLASSIFIER = Classifier("head", classes=4, dim=6, has_bias=True)
+_SAMPLES = 11
+_LABELS = (0, 1, 1, 0, 2, 0, 1, 2, 1, 0, 0)  # nobody has the last class
+
+
+def check_tensor_declarations(term: ClientTerm) -> None:
+    """What clients send, and the tensors that the server starts with, are as they are declared."""
+    if not isinstance(term, FeatureTerm):
+        return
+    server = start_tensors(term)
+    _assert_declared(term, server, term.server_tensors(CLASSIFIER), "init_tensors")
+    features, _, targets = feature_batch()
+    at = feature_context(term, server)
+    summaries = term.summarize(features, targets, CLASSIFIER, at)
+    _assert_declared(term, summaries, term.client_tensors(CLASSIFIER), "summarize")
+    require(
+        term.summarized_model in ("trained", "received"),
+        f"{term.name}: summarized_model is {term.summarized_model!r}: use 'trained' or 'received'",
+    )
+
+
+def check_feature_loss(term: ClientTerm) -> None:
+    """`loss` is one finite number in every round, is deterministic, and changes nothing."""
+    if not isinstance(term, FeatureTerm):
+        return
+    for tensors in (start_tensors(term), update_tensors(term)):
+        features, outputs, targets = feature_batch()
+        features.requires_grad_()
+        at = feature_context(term, tensors)
+        before = copy.deepcopy(at.tensors)
+        loss = term.loss(features, outputs, targets, at)
+        again = term.loss(features, outputs, targets, at)
+        require(
+            loss.shape == () and bool(loss.isfinite()),
+            f"{term.name}: loss returns {loss}: return one finite number",
+        )
+        require(torch.equal(loss, again), f"{term.name}: two calls of loss differ")
+        _assert_same_vectors(term, at.tensors, before, "loss changes {slot!r} of the server")
+        if loss.requires_grad:
+            (slope,) = torch.autograd.grad(loss, features)
+            require(
+                bool(slope.isfinite().all()),
+                f"{term.name}: the gradient of its loss holds NaN or infinity",
+            )
+
+
+def check_update_tensors(term: ClientTerm) -> None:
+    """`update_tensors` keeps shapes, depends on its random generator alone, and changes no message."""
+    if not isinstance(term, FeatureTerm):
+        return
+    tensors = update_tensors(term)
+    _assert_declared(term, tensors, term.server_tensors(CLASSIFIER), "update_tensors")
+    again = update_tensors(term)
+    _assert_same_vectors(term, again, tensors, "two calls of update_tensors differ in {slot!r}")
+
+
+def feature_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return features, outputs and targets of a batch."""
+    features = _draw(51, _SAMPLES, CLASSIFIER.dim).float()
+    outputs = _draw(52, _SAMPLES, CLASSIFIER.classes).float()
+    return features, outputs, torch.tensor(_LABELS)
+
+
+def feature_context(term: FeatureTerm, tensors: Vectors) -> ClientContext:
+    """Return what a feature term sees at a client: of the server's tensors, those that are sent."""
+    specs = term.server_tensors(CLASSIFIER)
+    sent = {name: tensors[name] for name, spec in specs.items() if spec.is_sent}
+    return dataclasses.replace(client_context(term), tensors=sent)
+
+
+def start_tensors(term: FeatureTerm) -> dict[str, torch.Tensor]:
+    """Return the server's tensors before the first round."""
+    values = term.init_tensors(CLASSIFIER, np.random.default_rng(0))
+    specs = term.server_tensors(CLASSIFIER)
+    zeros = {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
+    return {**zeros, **values}
+
+
+def update_tensors(term: FeatureTerm) -> dict[str, torch.Tensor]:
+    """Return the server's tensors after a round of clients that have different data."""
+    tensors = start_tensors(term)
+    at = feature_context(term, tensors)
+    features, _, targets = feature_batch()
+    messages = []
+    for client in range(CLIENTS):
+        part = slice(client, None)
+        messages.append(term.summarize(features[part] + client, targets[part], CLASSIFIER, at))
+    stacked = {
+        name: torch.stack([message[name] for message in messages])
+        for name in term.client_tensors(CLASSIFIER)
+    }
+    before = copy.deepcopy(stacked)
+    rng = np.random.default_rng(1)
+    term.update_tensors(TensorContext(stacked, tensors, CLASSIFIER, rng))
+    _assert_same_vectors(term, stacked, before, "update_tensors changes the message {slot!r}")
+    return tensors
+
+
+def _assert_declared(term: FeatureTerm, tensors: Vectors, specs: Specs, method: str) -> None:
+    """Require that the tensors have the names, shapes and dtypes that the term declares."""
+    require(
+        tensors.keys() == specs.keys(),
+        f"{term.name}: {method} returns {sorted(tensors)}, declared are {sorted(specs)}",
+    )
+    for name, spec in specs.items():
+        problem = spec.find_problem(tensors[name])
+        require(problem is None, f"{term.name}: {name!r} of {method} {problem}")
+
+
 TERM_CHECKS: tuple[Callable[[ClientTerm], None], ...] = (
     check_declaration,
     check_add,
@@ -248,6 +369,9 @@ TERM_CHECKS: tuple[Callable[[ClientTerm], None], ...] = (
     check_server_update,
     check_reported_slots,
     check_evaluated_params,
+    check_tensor_declarations,
+    check_feature_loss,
+    check_update_tensors,
 )
 
 

@@ -67,15 +67,26 @@ def test_a_term_is_the_gradient_of_its_formula(text):
         assert_near(grad[k] - 1, point.grad, 1e-12)
 
 
+# Terms that add to the loss, not to the gradient: tests/client/test_features.py has their formulas.
+FEATURE_TERMS = (
+    "fedproto",
+    "fedproto:average=clients",
+    "fpl",
+    "fpl:regression=sum,max_clusters=1",
+    "creff:features=3,match_steps=2,epochs=2",
+)
+
+
 @pytest.mark.parametrize("check", TERM_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("text", FORMULAS)
+@pytest.mark.parametrize("text", [*FORMULAS, *FEATURE_TERMS])
 def test_every_term_keeps_the_contract(text, check):
     (term,) = steelyard.parse_terms(text)
     check(term)
 
 
 def test_every_term_has_a_formula_here():
-    assert {text.split(":")[0] for text in FORMULAS} == {entry.name for entry in TERMS}
+    names = {text.split(":")[0] for text in (*FORMULAS, *FEATURE_TERMS)}
+    assert names == {entry.name for entry in TERMS}
 
 
 @pytest.mark.parametrize("scale", ["1.0", "0.01"])

@@ -354,6 +354,7 @@ def test_grey_digits_become_coloured_and_keep_their_brightness(tmp_path):
 def test_some_samples_of_each_domain_evenly_spaced(tmp_path):
     write_domains(tmp_path)
     train, test = load("digits-5:domains=[synth,mnist],samples=4", tmp_path)
+    assert train.group_names == test.group_names == ("synth", "mnist")
     assert train.groups.tolist() == [0] * 4 + [1] * 4
     whole = load("synth", tmp_path)[0].targets
     assert train.targets[:4].tolist() == whole[[0, 4, 8, 12]].tolist()

@@ -30,6 +30,17 @@ CASES = {
     ),
     "scaffold": (steelyard.Algorithm("fedavg", client="scaffold", server="momentum"), "images"),
     "feddyn": (steelyard.Algorithm("uniform", client="feddyn:form=fedlaw"), "mlp"),
+    "fedproto": (steelyard.Algorithm("fedawa:steps=3", client="fedproto+fedprox"), "images"),
+    "fedproto_mlp": (steelyard.Algorithm("guard(fedavg)", client="fedproto"), "mlp"),
+    "fpl": (steelyard.Algorithm("fedavg", client="fpl:temperature=0.5"), "batch_norm"),
+    "creff": (
+        steelyard.Algorithm("fedawa:steps=3", client="creff:features=4,match_steps=3,epochs=2"),
+        "images",
+    ),
+    "creff_side_by_side": (
+        steelyard.Algorithm("fedavg", client="creff:features=4,match_steps=3,epochs=2"),
+        "mlp",
+    ),
     "fedmut": (
         steelyard.Algorithm("uniform", client="scaffold", broadcast="fedmut:radius=0.5"),
         "mlp",

@@ -27,6 +27,9 @@ ALGORITHMS = {
     "fedcos": steelyard.Algorithm("uniform", client="fedcos"),
     "fedcos_move": steelyard.Algorithm("fedavg", client="fedcos:direction=move", server="momentum"),
     "fedmut": steelyard.Algorithm("uniform", broadcast="fedmut:radius=0.5"),
+    "fedproto": steelyard.Algorithm("fedawa:steps=3", client="fedproto"),
+    "fpl": steelyard.Algorithm("fedavg", client="fpl:temperature=0.5"),
+    "creff": steelyard.Algorithm("fedavg", client="creff:features=4,match_steps=3,epochs=2"),
 }
 
 

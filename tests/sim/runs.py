@@ -21,6 +21,9 @@ ALGORITHMS = {
     "feddyn": steelyard.Algorithm("uniform", client="feddyn"),
     "fedmut": steelyard.Algorithm("uniform", client="scaffold", broadcast="fedmut:radius=0.5"),
     "vrlsgd": steelyard.Algorithm("fednova", client="vrlsgd"),
+    "fedproto": steelyard.Algorithm("fedawa:steps=3", client="fedproto+fedprox:mu=0.01"),
+    "fpl": steelyard.Algorithm("guard(fedavg)", client="fpl:temperature=0.5"),
+    "creff": steelyard.Algorithm("fedavg", client="creff:features=4,match_steps=3,epochs=2"),
     "layers": steelyard.Algorithm("feddisco|fedawa_l:steps=2"),
     "robust": steelyard.Algorithm("guard(fedadp)"),
 }

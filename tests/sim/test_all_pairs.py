@@ -24,6 +24,7 @@ ARGUMENTS = {
     "always": "gate(always,fedadp)",
     "angle_gap": "gate(angle_gap,fedadp)",
     "cap": "cap:max_weight=0.5",
+    "creff": "creff:features=4,match_steps=2,epochs=2",
     "criticalfl_window": "gate(criticalfl_window,fedadp)",
     "eq6": "gate(eq6,fedadp)",
     "fedbe": "fedbe:epochs=2",
