@@ -66,6 +66,7 @@ from steelyard.figures._style import (
     add_legend,
     align_series,
     draw_line,
+    draw_zero,
     label_rounds,
     make_panels,
     make_twin,
@@ -261,7 +262,7 @@ class Figure2(PaperFigure):
             plot_mean(left, epochs, gains.accuracy, color=colour, label=label, **style)
             plot_mean(gamma_axes, epochs, gains.gamma, color=GREEN, label=f"γ, {label}", **style)
             plot_mean(norm_axes, epochs, gains.norm, color=BLUE, label=f"norm, {label}", **style)
-        draw_line(left)
+        draw_zero(left)
         left.set(title="gain in accuracy, points", xlabel="local epochs", xticks=epochs)
         left.legend()
         gamma_axes.set(title="learned γ (green)", xlabel="local epochs", xticks=epochs)
@@ -548,7 +549,7 @@ class Figure9(PaperFigure):
         plot_mean(
             norm_axes, alphas, gains.norm, color=BLUE, label="norm", linestyle=DASHED, **style
         )
-        draw_line(left)
+        draw_zero(left)
         left.set(title="gain in accuracy, points", xlabel="α", xscale="log")
         gamma_axes.set(title="learned γ (green)", xlabel="α", xscale="log")
         return drawing

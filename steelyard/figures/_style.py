@@ -224,9 +224,14 @@ def make_twin(axes: Axes, label: str) -> Axes:
     return twin
 
 
-def draw_line(axes: Axes, height: float = 0.0) -> None:
+def draw_line(axes: Axes, height: float) -> None:
     """Draw a thin horizontal line."""
     axes.axhline(height, color=GREY, linewidth=0.8)
+
+
+def draw_zero(axes: Axes) -> None:
+    """Draw a thin horizontal line at 0."""
+    draw_line(axes, 0.0)
 
 
 def draw_matrix(axes: Axes, matrix: Any, title: str, *, label: str = "client") -> None:
