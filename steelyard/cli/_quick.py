@@ -37,7 +37,8 @@ def run_all(
     """Run all tables and figures, one after the other; exit with code 1 if one failed.
 
     Args:
-        out: the directory; a table has a folder of its own, and figures have a common one.
+        out: the directory of quick.csv; a table has a folder of its own, and figures have a common
+            one.
         parallel: number of simultaneous runs; None for one per core.
         overwrite: replace runs of another configuration.
         quiet: print only the names of what failed.
@@ -45,6 +46,7 @@ def run_all(
     """
     from steelyard.experiments._paper_table import names as table_names
     from steelyard.figures import names as figure_names
+    from steelyard.runs._directory import write_text
 
     # Run them, one after the other.
     results = []
@@ -60,6 +62,8 @@ def run_all(
         if not quiet:
             line = escape(f"{result.state}  {name}, {result.seconds:.0f} s: {text}")
             console.print(line, highlight=False, soft_wrap=True)
+
+        write_text(out / "quick.csv", to_csv(results))
 
     # Print the counts.
     if not quiet:
@@ -106,6 +110,16 @@ def run_quick_figure(
         outcome = reproduction.failed[0]
         return "failed", f"{outcome.job.name}: {outcome.error}"
     return "ran", str(reproduction.verdict)
+
+
+def to_csv(results: list[QuickResult]) -> str:
+    """Return the file quick.csv: one line per table or figure."""
+    from steelyard.experiments._tables import csv_lines
+
+    rows: list[list[str | float | None]] = [["name", "state", "result", "seconds"]]
+    for result in results:
+        rows.append([result.name, result.state, result.text, round(result.seconds)])
+    return csv_lines(rows)
 
 
 def _print_counts(results: list[QuickResult], console: Console) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -273,6 +276,10 @@ def to_markdown(
         "",
     ]
 
+    # The machine, if times are compared.
+    if table.measures_time:
+        lines += [f"The machine: {describe_processor()}, no GPU used.", ""]
+
     # Warnings.
     reduced = {result.rounds for result in cell_results if is_reduced(result, table)}
     if reduced:
@@ -336,6 +343,16 @@ def describe_metrics(table: Table) -> str:
     """Return what the numbers of a table are, as a sentence without its full stop."""
     titles = [find_table_score(metric).title for metric in table.metrics]
     return f"Metric{'s' if len(titles) > 1 else ''}: {'; '.join(titles)}"
+
+
+def describe_processor() -> str:
+    """Return the name of the processor and its number of cores."""
+    name = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.is_file():  # on Linux
+        names = re.findall(r"^model name\s*: (.*)$", information.read_text(), flags=re.MULTILINE)
+        name = names[0] if names else name
+    return f"{name}, {os.cpu_count()} cores"
 
 
 def is_reduced(result: Result, table: Table) -> bool:
