@@ -61,7 +61,9 @@ class TableScore:
         return ours / paper - 1 if self.is_share else ours - paper
 
     def format_gap(self, gap: float) -> str:
-        """Return a gap as text."""
+        """Return a gap as text: rounds in percent, times as a multiple of the paper's."""
+        if self.is_time:
+            return f"{1 + gap:.2g} x"
         return f"{gap:+.0%}" if self.is_share else f"{gap:+.{self.digits}f}"
 
 
