@@ -31,6 +31,8 @@ from steelyard.data._sources import SOURCES, Size, Split, find
 
 MAX_LINES = 1_000_000  # of a file of labels
 
+TRAIN_SIZES = {"mnist": 60_000, "mnist-m": 59_001, "svhn": 73_257, "synth": 479_400, "usps": 7_291}
+TEST_SIZES = {"mnist": 10_000, "mnist-m": 9_001, "svhn": 26_032, "synth": 9_553, "usps": 2_007}
 DOMAINS = ("mnist", "mnist-m", "svhn", "synth", "usps")
 
 _DIGITS = {str(digit).encode() for digit in range(10)}
@@ -286,6 +288,15 @@ class Digits5(Images):
     )
     default_model = "simple_cnn"
     downloads = (*MNIST.downloads, *MNISTM.downloads, *SVHN.downloads, *USPS.downloads)
+
+    @property
+    def published_size(self) -> Size:  # type: ignore[override]
+        """The images of the domains, of each at most `samples` to train on."""
+        train = [TRAIN_SIZES[domain] for domain in self.domains]
+        if self.samples is not None:
+            train = [min(count, self.samples) for count in train]
+        test = sum(TEST_SIZES[domain] for domain in self.domains)
+        return Size(sum(train), test, (3, self.size, self.size), 10)
 
     def __post_init__(self) -> None:
         checks.one_of("scale", self.scale, "default", "unit", "half")

@@ -78,15 +78,17 @@ from steelyard.diagnostics._shrinking import (
 )
 from steelyard.diagnostics._toy import THREE_CLIENTS, TWO_CLIENTS, Toy, Trajectory, trajectory
 from steelyard.diagnostics._weights import (
-    Correlations,
     IdealDistances,
     effective_clients,
-    heterogeneity,
     ideal_distances,
     ideal_model,
     run_correlations,
     run_similarity,
     similarity,
+)
+from steelyard.experiments._correlations import (
+    Correlations,
+    heterogeneity,
     weight_correlations,
 )
 
