@@ -788,3 +788,17 @@ def get_value(record: Mapping[str, Any], key: str) -> Any:
     if entry is None or entry.compute is None:
         return None
     return entry.compute(record)
+
+
+def read_path(record: Any, path: str) -> Any:
+    """Return the value at a dotted path, such as `timings.train` or `weights.client-0`.
+
+    Keys may contain dots themselves, as client ids do. None if the record has no such value.
+    """
+    if not isinstance(record, Mapping):
+        return None
+    value = get_value(record, path)
+    if value is not None:
+        return value
+    head, _, rest = path.partition(".")
+    return read_path(record.get(head), rest) if rest else None

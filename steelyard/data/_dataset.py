@@ -36,6 +36,7 @@ class Dataset:
         classes: the number of classes, if targets are labels.
         name: for reports.
         groups: int64 `[N]`, the origin of each sample (a role, a domain), for `by_group`.
+        subset: what part of a published data set it was read from; empty for the whole set.
     """
 
     inputs: torch.Tensor
@@ -43,6 +44,7 @@ class Dataset:
     classes: int | None = None
     name: str = ""
     groups: torch.Tensor | None = None
+    subset: str = ""
 
     def __post_init__(self) -> None:
         if self.inputs.ndim == 0 or self.targets.ndim == 0 or len(self.inputs) != len(self.targets):

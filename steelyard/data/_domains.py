@@ -27,7 +27,7 @@ from steelyard.data._images import (
     split_pictures,
     tiles,
 )
-from steelyard.data._sources import SOURCES, find
+from steelyard.data._sources import SOURCES, Size, find
 
 MAX_LINES = 1_000_000  # of a file of labels
 
@@ -205,6 +205,7 @@ class MNISTM(Images):
     name = "mnist-m"
     info = Info("32x32 coloured digits", "Ganin et al., JMLR 2016")
     default_model = "simple_cnn"
+    published_size = Size(59_001, 9_001, (3, 32, 32), 10)
     downloads = (
         File(  # pytorch-adapt's copy: the authors' own is behind a page of Google Drive
             "https://cornell.box.com/shared/static/jado7quprg6hzzdubvwzh9umr75damwi",

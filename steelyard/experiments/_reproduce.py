@@ -15,8 +15,8 @@ from steelyard.experiments._cost import SIZES, format_duration
 from steelyard.experiments._jobs import Job, Outcome
 from steelyard.experiments._paper_table import METRICS, Cell, Number, Table
 from steelyard.experiments._tables import csv_lines, markdown_text
-from steelyard.experiments.scores import Metric, metric
-from steelyard.runs._directory import read_clients
+from steelyard.experiments.scores import Score, find_score
+from steelyard.runs._directory import read_clients, read_subset
 from steelyard.sim._experiment import Experiment
 
 # Gaps larger than these need an explanation: points of accuracy, share of rounds.
@@ -42,7 +42,7 @@ class Result:
     """
 
     cell: Cell
-    metric: Metric
+    metric: Score
     rounds: int
     values: Mapping[int, float | None]
     best: Mapping[int, float]
@@ -95,7 +95,7 @@ def make_jobs(table: Table, seeds: Sequence[int]) -> list[Job]:
 
 def compute_results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
     """Return the result of each cell."""
-    score = metric(table.metric)
+    score = find_score(table.metric)
     cell_results = []
     for cell in table.cells:
         # The outcomes of the cell, one per seed.
@@ -124,12 +124,16 @@ def compute_results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
 def describe_subset(config: Experiment, path: Path) -> str | None:
     """Return what part of a data set a run used; None if it used all, or if it is not known.
 
-    The number of samples is checked only if the partition uses all samples.
+    Old runs do not say so themselves. Their number of samples is checked only if the partition uses
+    all samples.
 
     Args:
         config: the settings of the run.
         path: the run directory.
     """
+    subset = read_subset(path)
+    if subset is not None:
+        return subset
     sizes = SIZES.get(config.data.name.partition(":")[0])
     clients = read_clients(path)
     if sizes is None or clients is None or "counts" not in clients:

@@ -34,6 +34,7 @@ from steelyard.runs._files import (
     read_cohorts,
     read_config,
     read_log,
+    read_subset,
 )
 from steelyard.runs._lock import (
     LOCK,
@@ -58,6 +59,7 @@ __all__ = [
     "read_cohorts",
     "read_config",
     "read_log",
+    "read_subset",
     "write_json",
     "write_text",
 ]

@@ -49,7 +49,7 @@ from steelyard.core._spec import parse, to_text
 from steelyard.core._term import Broadcast, ClientTerm, Terms
 from steelyard.core._weighting import Weighting
 from steelyard.core.checks import LARGEST
-from steelyard.data import PARTITIONS, SOURCES
+from steelyard.data import CORRUPTIONS, PARTITIONS, SOURCES
 from steelyard.data._proxy import Proxy
 from steelyard.models import MODELS
 from steelyard.rules._combinators import parse_rule
@@ -71,6 +71,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 _DATA_ARGUMENTS = {
     "clients": "clients",
     "partition": "partition",
+    "corrupt": "corrupt",
     "data_dir": "dir",
     "test": "test",
 }
@@ -89,6 +90,12 @@ class Data:
         "dirichlet:alpha=0.3", "iid, dirichlet:0.1, x_class:classes=1,iid=5, ..."
     )
     clients: int = option(10, "number of clients", low=1)
+    corrupt: str | None = option(
+        None,
+        "wrong data of some clients: swap:share=0.5 (labels), swap:share=0.5,pair=common, "
+        "flip:share=0.25, noise:share=0.5,deviation=1.0",
+        is_late=True,
+    )
     dir: str | Path | None = option(None, "directory of the data; else $STEELYARD_DATA")
     test: Any = option(None, "the server's test set, where the data has none", is_python_only=True)
 
@@ -99,6 +106,9 @@ class Data:
                 parse(self.name, SOURCES)
         with locate_errors(f"partition={self.partition!r}"):
             parse(self.partition, PARTITIONS)
+        if self.corrupt is not None:
+            with locate_errors(f"corrupt={self.corrupt!r}"):
+                parse(self.corrupt, CORRUPTIONS)
 
 
 @dataclass(frozen=True)

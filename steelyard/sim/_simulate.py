@@ -66,8 +66,8 @@ def simulate(
         overwrite: start a new run in `out` even if it holds one.
         callbacks: your own code to call; see `Callback`.
         options: fields of `Experiment`, such as `rounds`, `seed` or `local`; of its `Data`:
-            `clients`, `partition`, `test`, and `data_dir`; and of its `Execution`, such as
-            `workers`. The reference lists all of them with their defaults.
+            `clients`, `partition`, `corrupt`, `test`, and `data_dir`; and of its `Execution`, such
+            as `workers`. The reference lists all of them with their defaults.
 
     Returns:
         The records of all rounds and the trained model.
@@ -204,7 +204,12 @@ def _describe(
     experiment: Experiment, simulation: Simulation, about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what `config.json` holds: the settings if they are plain, and what came of them."""
-    config = {} if experiment.has_objects else {"config": experiment.to_stored()}
+    config: dict[str, Any] = {}
+    if not experiment.has_objects:
+        config["config"] = experiment.to_stored()
+    subset = simulation.work.federation.train.subset
+    if subset:
+        config["subset"] = subset
     return {
         **config,
         "monitor": simulation.monitor.to_dict(),
