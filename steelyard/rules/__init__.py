@@ -38,3 +38,4 @@ from steelyard.rules._modifiers import Ema as Ema
 from steelyard.rules._modifiers import Shrink as Shrink
 from steelyard.rules._nnm import NNM as NNM
 from steelyard.rules._pa3fed import PA3Fed as PA3Fed
+from steelyard.rules._record_coherence import RecordCoherence as RecordCoherence
