@@ -6,7 +6,7 @@ print(run_figure(plan, "runs/figures").verdict)
 """
 
 # Importing the file of a paper registers its figures, in this order.
-from steelyard.figures import _fedlaw  # noqa: F401
+from steelyard.figures import _fedcos, _fedlaw  # noqa: F401
 from steelyard.figures._figure import (
     Check,
     PaperFigure,
