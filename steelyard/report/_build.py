@@ -208,6 +208,7 @@ def _make_figures(
     }
     figures: list[Figure | None] = [
         *round_figures.make_result_figures(all_series, targets, user_metrics),
+        *round_figures.make_other_figures(all_series, ["Results"]),
         *heat_maps["Weights"],
         *round_figures.make_other_figures(all_series, ["Weights"]),
         *round_figures.make_other_figures(all_series, ["What the rule learned"]),

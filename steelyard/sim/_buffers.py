@@ -98,3 +98,4 @@ class Buffers:
         if needs.output is not None:
             self.test_outputs = shared_zeros([needs.test, *needs.output.shape], needs.output.dtype)
         self.client_results = shared_zeros([clients, 3], f64)
+        self.train_results = shared_zeros([clients, 3], f64)

@@ -131,10 +131,27 @@ class Execution:
     evaluate_clients: int = option(
         0, "rounds between evaluations on every client's own data; 0 for never", low=0
     )
+    evaluate_train: int = option(
+        0,
+        "rounds between evaluations on the training samples of all clients; 0 for never",
+        low=0,
+        is_late=True,
+    )
+    evaluate_fisher: int = option(
+        0,
+        "rounds between measurements of the trace of the Fisher information, which are slow; 0 for "
+        "never",
+        low=0,
+        is_late=True,
+    )
+    fisher_samples: int = option(
+        200, "samples of the clients that the Fisher trace is measured on", low=1, is_late=True
+    )
     checkpoint_every: int = option(1, "rounds between checkpoints, at least", low=1)
     checkpoint_pace: float = option(
         0.02,
-        "share of the time that writing checkpoints may take; short rounds write fewer",
+        "share of the time that writing checkpoints may take; short rounds write fewer; with 1, "
+        "rounds wait for checkpoints and none is left out",
         low=0.0,
         high=1.0,
         open_low=True,

@@ -165,6 +165,11 @@ def _prepare(
             flat, first_samples.inputs, first_samples.targets, required=bool(test_metrics)
         )
     has_accuracy = can_count_right(outputs, first_samples.targets)
+    if experiment.execution.evaluate_fisher and federation.classes is None:
+        raise SteelyardError(
+            f"evaluate_fisher={experiment.execution.evaluate_fisher}: the Fisher trace needs "
+            f"targets that are classes: use 0"
+        )
     requested = Monitor.from_options(experiment.monitor, experiment.mode, experiment.target)
     monitor = choose_monitor(requested, has_accuracy, test_metrics, bool(callbacks))
     reported = _reported(algorithm, experiment.metrics, federation, has_accuracy)

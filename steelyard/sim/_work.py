@@ -255,10 +255,20 @@ class SimulationContext:
         self.model.load(buffers.shown, buffers.stats, buffers.counts)
         for client in range(first, last):
             trained, held_out = self.split(client)
-            index = torch.from_numpy(held_out if len(held_out) else trained).to(self.model.device)
-            result = (
-                self.model.evaluate(self.inputs, self.targets, index)
-                if len(index)
-                else (0.0, 0.0, 0)
-            )
-            buffers.client_results[client] = torch.tensor(result, dtype=torch.float64)
+            index = held_out if len(held_out) else trained
+            buffers.client_results[client] = self._evaluate_samples(index)
+
+    def evaluate_training(self, buffers: Buffers, first: int, last: int) -> None:
+        """The same on the training samples of clients `first` to `last - 1`."""
+        self.model.load(buffers.shown, buffers.stats, buffers.counts)
+        for client in range(first, last):
+            trained, _ = self.split(client)
+            buffers.train_results[client] = self._evaluate_samples(trained)
+
+    def _evaluate_samples(self, index: NDArray[np.int64]) -> torch.Tensor:
+        """Return loss, correct answers and number of some training samples; zeros for none."""
+        if not len(index):
+            return torch.zeros(3, dtype=torch.float64)
+        positions = torch.from_numpy(index).to(self.model.device)
+        result = self.model.evaluate(self.inputs, self.targets, positions)
+        return torch.tensor(result, dtype=torch.float64)
