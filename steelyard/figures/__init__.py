@@ -5,8 +5,15 @@ plan = plan_figure(read_figure("fedlaw-figure5"), is_quick=True)
 print(run_figure(plan, "runs/figures").verdict)
 """
 
-# Importing the file of a paper registers its figures, in this order.
-from steelyard.figures import _fedcos, _fedlaw  # noqa: F401
+# Importing the file of a paper registers its figures.
+from steelyard.figures import (  # noqa: F401
+    _fedadp,
+    _fedcos,
+    _fedlaw_coherence,
+    _fedlaw_results,
+    _fedlaw_shrinking,
+    _pa3fed,
+)
 from steelyard.figures._figure import (
     Check,
     PaperFigure,

@@ -42,7 +42,7 @@ from steelyard.figures._style import (
     SOLID,
     Array,
     add_legend,
-    draw_zero,
+    draw_line,
     label_rounds,
     make_panels,
     plot_mean,
@@ -157,7 +157,7 @@ def plot_rules(
 
 def average_accuracy(histories: Sequence[History]) -> list[float]:
     """Return the mean accuracy over all rounds of each run, in percent: higher if it learns faster."""
-    return average_series(histories, "accuracy", factor=100.0)
+    return [100 * value for value in average_series(histories, "accuracy")]
 
 
 def compute_leads(results: Results, key: Key) -> list[float]:
@@ -323,7 +323,7 @@ class Figure2(PaperFigure):
                         textcoords="offset points",
                         fontsize=7,
                     )
-        draw_zero(angles, 90.0)
+        draw_line(angles, 90.0)
         angles.set_title("smoothed angle to the global gradient, degrees")
         angles.set(xlabel="node", xticks=range(10))
         angles.grid(visible=False, axis="x")
@@ -470,7 +470,7 @@ class Figure3(SixMixes):
                 check_trend(
                     f"{data}: lead from 4 to 7 one-class nodes, points",
                     (4, 5, 7),
-                    [list(row) for row in leads],
+                    leads,
                     "higher",
                 )
             )
@@ -662,7 +662,7 @@ class Figure6(PaperFigure):
         trend = check_trend(
             f"rounds to {100 * target:g} % for α = 1 to 5",
             small,
-            [list(row) for row in rows],
+            rows,
             "lower",
         )
         others = [

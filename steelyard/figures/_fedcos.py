@@ -519,7 +519,7 @@ class RoundsSaved(PaperFigure):
             check_trend(
                 "share saved from IID to totally non-IID",
                 list(range(len(scenes))),
-                [list(row[::-1]) for row in by_scene],
+                by_scene[:, ::-1],
                 "higher",
             )
         )

@@ -224,7 +224,12 @@ def register(figure: type[PaperFigure]) -> type[PaperFigure]:
 
 def names() -> list[str]:
     """Return the names of all figures, in the order of papers and numbers."""
-    return list(FIGURES)
+
+    def find_place(name: str) -> tuple[int, int]:
+        paper, _, number = name.partition("-figure")
+        return list(PAPERS).index(paper), int(number)
+
+    return sorted(FIGURES, key=find_place)
 
 
 def read_figure(name: str) -> PaperFigure:

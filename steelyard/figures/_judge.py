@@ -2,35 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from steelyard.diagnostics import series
 from steelyard.experiments._statistics import Difference, difference
 from steelyard.figures._figure import Check
+from steelyard.figures._style import Array
 from steelyard.runs._history import History
 
 Direction = Literal["higher", "lower"]
 
 
 def average_series(
-    histories: Sequence[History], name: str, share: float = 1.0, factor: float = 1.0
+    histories: Sequence[History], name: str, share: float = 1.0, from_end: bool = True
 ) -> list[float]:
-    """Return the mean of a series over the last rounds of each run.
+    """Return the mean of a series over the last, or the first, rounds of each run.
 
     Args:
         histories: the runs, one per seed.
         name: the series.
-        share: the share of the rounds that count, from the end: 0.5 for the second half.
-        factor: a factor for all values, 100 for percent.
+        share: the share of the rounds that count: 0.5 for the second half.
+        from_end: take the last rounds; otherwise the first.
     """
     means = []
     for history in histories:
         values = series(history, name).values
         count = max(1, round(share * len(values)))
-        means.append(factor * float(np.mean(values[-count:])))
+        part = values[-count:] if from_end else values[:count]
+        means.append(float(np.mean(part)))
+    return means
+
+
+def average_middle(
+    histories: Sequence[History], name: str, take: Callable[[Array], Any] = np.mean
+) -> list[float]:
+    """Return the mean of a series in the middle of each run, as FedLAW's appendix D.5 does.
+
+    These are rounds 90 to 110 of 200, and at least five rounds of a short run.
+
+    Args:
+        histories: the runs, one per seed.
+        name: the series.
+        take: the function of these rounds; the mean, or the median.
+    """
+    means = []
+    for history in histories:
+        values = series(history, name).values
+        count = min(len(values), max(5, round(0.105 * len(values))))
+        start = (len(values) - count) // 2
+        means.append(float(take(values[start : start + count])))
     return means
 
 
@@ -107,7 +131,7 @@ def check_value(
 
 
 def check_trend(
-    text: str, positions: Sequence[float], rows: Sequence[Sequence[float]], expected: Direction
+    text: str, positions: Sequence[float], rows: ArrayLike, expected: Direction
 ) -> Check:
     """Check whether values rise (or fall) along an axis, by the sign of their slope.
 

@@ -480,16 +480,19 @@ class Figure4(PaperFigure):
             gains = [compute_gains(results, data, h, method) for method in BASELINES]
             leads = [
                 subtract(
-                    average_series(results[data, h, method, BETA], "accuracy", factor=100),
-                    average_series(results[data, h, method, 0.0], "accuracy", factor=100),
+                    average_series(results[data, h, method, BETA], "accuracy"),
+                    average_series(results[data, h, method, 0.0], "accuracy"),
                 )
                 for method in BASELINES
             ]
-            for values, when in ((gains, "in the last rounds"), (leads, "over all rounds")):
+            for values, when in (
+                (np.mean(gains, axis=0), "in the last rounds"),
+                (100 * np.mean(leads, axis=0), "over all rounds"),
+            ):
                 checks.append(
                     check_value(
                         f"h = {h:g}: gain {when}, mean over methods, points",
-                        list(np.mean(values, axis=0)),
+                        list(values),
                         "higher",
                         0.0,
                     )
@@ -811,7 +814,7 @@ class Figure8(PaperFigure):
                 check_trend(
                     f"{data}: gain from the smallest h to the largest, points",
                     degrees,
-                    [list(row) for row in np.transpose(gains)],
+                    np.transpose(gains),
                     "lower",
                 )
             )

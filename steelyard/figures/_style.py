@@ -215,9 +215,23 @@ def plot_bars(
     axes.grid(visible=False, axis="x")
 
 
-def draw_zero(axes: Axes, height: float = 0.0) -> None:
+def make_twin(axes: Axes, label: str) -> Axes:
+    """Return a second vertical axis of a panel, on its right, in blue."""
+    twin = axes.twinx()
+    twin.set_ylabel(label, color=BLUE)
+    twin.spines.right.set_visible(True)
+    twin.grid(visible=False)
+    return twin
+
+
+def draw_line(axes: Axes, height: float) -> None:
     """Draw a thin horizontal line."""
     axes.axhline(height, color=GREY, linewidth=0.8)
+
+
+def draw_zero(axes: Axes) -> None:
+    """Draw a thin horizontal line at 0."""
+    draw_line(axes, 0.0)
 
 
 def draw_matrix(axes: Axes, matrix: Any, title: str, *, label: str = "client") -> None:
