@@ -133,6 +133,7 @@ QUICK: dict[str, Any] = {
     "data": {"name": "digits", "clients": 5, "partition": "sorted"},
     "local": {"epochs": 1, "batch_size": 16, "lr": 0.1},
 }
+LONG = merge_settings(QUICK, {"rounds": 150})
 QUICK_SEEDS = (20, 21, 22, 23, 24)
 THREE_SEEDS = (20, 21, 22)
 ON_DIGITS = (
@@ -293,7 +294,7 @@ class ToyFigure(PaperFigure):
         )
         best_x, best_y = self.toy.optimum
         plane.scatter(
-            [best_x], [best_y], marker="*", s=70, color=RED, label="global optimum", zorder=4
+            [best_x], [best_y], marker="*", s=70, color="black", label="global optimum", zorder=4
         )
 
         # The paths.
@@ -313,7 +314,6 @@ class ToyFigure(PaperFigure):
                 alpha=shades,  # type: ignore[arg-type]
                 linewidths=0,
                 zorder=3,
-                label=label,
             )
             distance.plot(
                 path["distances"],
@@ -330,7 +330,7 @@ class ToyFigure(PaperFigure):
         distance.set_title("distance to the global optimum")
         distance.set_ylim(0, 1.5)
         label_rounds(distance)
-        add_legend(drawing, plane, columns=5)
+        drawing.legend(loc="outside lower center", ncols=5)
         return drawing
 
     def judge(self, results: Results) -> Verdict:
@@ -413,7 +413,7 @@ class Figure6(PaperFigure):
             data=("digits",),
             algorithm=FOUR,
         ),
-        QUICK_SEEDS,
+        THREE_SEEDS,
         (ON_DIGITS, "One data set instead of two."),
     )
     paper = Scale(
@@ -474,19 +474,17 @@ class RoundsSaved(PaperFigure):
     def draw(self, results: Results) -> Drawing:
         """Draw one panel per baseline, with a group of bars per scene."""
         scenes = list_scenes(results)
-        drawing, panels = make_panels(2, rows=2, height=2.1)
+        drawing, panels = make_panels(2, rows=2, height=2.2)
         for axes, letter, baseline in zip(panels, "abcd", ENHANCED, strict=True):
             heights = np.array([count_rounds_by_scene(results, baseline, s) for s in scenes])
             plot_bars(
                 axes,
-                scenes,
+                [scene if scene == "IID" else f"{scene}\nnon-IID" for scene in scenes],
                 heights.transpose(2, 1, 0),
                 ("baseline, all its rounds", "baseline, first time", "with FedCos, first time"),
                 (GREY, ORANGE, BLUE),
             )
             axes.set_title(f"({letter}) {baseline}: rounds to its final accuracy")
-        for axes in panels[2:]:
-            axes.set_xlabel("non-IID")
         add_legend(drawing, panels[0], columns=3)
         return drawing
 
@@ -642,10 +640,8 @@ class Figure9(AccuracyCurves):
     )
     source = Source("Fig. 9", "section VI-D1", "343-351")
     quick = Scale(
-        make_runs(
-            partial(use_algorithm, merge_settings(QUICK, {"rounds": 120})), algorithm=OPTIMIZERS
-        ),
-        QUICK_SEEDS,
+        make_runs(partial(use_algorithm, LONG), algorithm=OPTIMIZERS),
+        THREE_SEEDS,
         (ON_DIGITS,),
     )
     paper = Scale(
@@ -716,7 +712,7 @@ class Figure10(AccuracyCurves):
             partial(use_algorithm, merge_settings(QUICK, {"model": "mlp:hidden=[64,64,64,64]"})),
             algorithm=THREE,
         ),
-        QUICK_SEEDS,
+        THREE_SEEDS,
         (ON_DIGITS, "The deeper network is an MLP with four hidden layers."),
     )
     paper = Scale(
@@ -753,8 +749,8 @@ class Figure11(AccuracyCurves):
     )
     source = Source("Fig. 11", "section VI-D3", "356, 366")
     quick = Scale(
-        make_runs(partial(use_algorithm, merge_settings(QUICK, {"rounds": 300})), algorithm=THREE),
-        QUICK_SEEDS,
+        make_runs(partial(use_algorithm, LONG), algorithm=THREE),
+        THREE_SEEDS,
         (ON_DIGITS,),
     )
     paper = Scale(

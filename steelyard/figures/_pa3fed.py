@@ -794,8 +794,8 @@ class Figure8(PaperFigure):
                     [last_accuracies(results[data, h, "FedAvg", beta]) for h in degrees]
                 )
                 plot_mean(axes, degrees, rows, has_bars=True, marker="o", **look_up_beta(beta))
-            axes.set_title(f"test accuracy in the last rounds, {data}, %")
-        axes.legend(loc="lower right")
+            axes.set_title(f"test accuracy, {data}, %")
+        panels[0].legend()
         gains = panels[-1]
         for data, color, marker in zip(data_sets, (BLUE, RED), MARKERS, strict=False):
             rows = np.transpose([compute_gains(results, data, h) for h in degrees])
