@@ -66,6 +66,11 @@ class Weighting(ABC):
         return any(part.final for part in self.parts)
 
     @property
+    def scales_by_reports(self) -> bool:
+        """Whether a client's report can change the length of the global model; see `guard`."""
+        return any(part.scales_by_reports for part in self.parts)
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """Sentences about these options that a user should know."""
         return ()

@@ -8,6 +8,7 @@ print(run_figure(plan, "runs/figures").verdict)
 # Importing the file of a paper registers its figures.
 from steelyard.figures import (  # noqa: F401
     _fedadp,
+    _fedawa,
     _fedcos,
     _fedlaw_coherence,
     _fedlaw_results,

@@ -289,11 +289,11 @@ class ToyFigure(PaperFigure):
         losses = self.toy.loss(np.stack([x, y], axis=-1))
         plane.contour(x, y, losses, levels=12, colors=FAINT, linewidths=0.8)
         client_x, client_y = np.transpose(self.toy.optima)
-        plane.scatter(
+        client_optima = plane.scatter(
             client_x, client_y, marker="x", s=28, color="black", label="optima of the clients"
         )
         best_x, best_y = self.toy.optimum
-        plane.scatter(
+        global_optimum = plane.scatter(
             [best_x], [best_y], marker="*", s=70, color="black", label="global optimum", zorder=4
         )
 
@@ -314,6 +314,7 @@ class ToyFigure(PaperFigure):
                 alpha=shades,  # type: ignore[arg-type]
                 linewidths=0,
                 zorder=3,
+                label=label,
             )
             distance.plot(
                 path["distances"],
@@ -330,7 +331,8 @@ class ToyFigure(PaperFigure):
         distance.set_title("distance to the global optimum")
         distance.set_ylim(0, 1.5)
         label_rounds(distance)
-        drawing.legend(loc="outside lower center", ncols=5)
+        handles = [client_optima, global_optimum, *distance.lines]  # points of paths are pale
+        drawing.legend(handles=handles, loc="outside lower center", ncols=5)
         return drawing
 
     def judge(self, results: Results) -> Verdict:

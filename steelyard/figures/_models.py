@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from steelyard.runs._directory import read_clients, read_config
 from steelyard.runs._history import History
 from steelyard.sim._experiment import Experiment
 from steelyard.sim._inputs import build_federation, build_module, split_proxy
+from steelyard.sim._simulate import simulate
 
 
 def get_path(history: History) -> Path:
@@ -69,3 +71,31 @@ def read_label_counts(history: History) -> dict[str, Any]:
         str(client): counts
         for client, counts in zip(clients["ids"], clients["counts"], strict=True)
     }
+
+
+def train_clients(history: History) -> list[Mapping[str, torch.Tensor]]:
+    """Train each client of a finished run once more, for one round, from the final model.
+
+    Args:
+        history: the run.
+
+    Returns:
+        The models of the clients, as state dicts, in the order of the federation.
+    """
+    experiment = read_experiment(history)
+    federation = load_federation(history)
+    models = []
+    for client, positions in zip(federation.ids, federation.index, strict=True):
+        alone = Federation(federation.train, (client,), (positions,))
+        trained = simulate(
+            "uniform",
+            alone,
+            load_model(history),
+            rounds=1,
+            local=experiment.local,
+            seed=experiment.seed,
+            executor="serial",
+            evaluate_every=0,
+        )
+        models.append(trained.params)
+    return models

@@ -235,12 +235,17 @@ def _read_measurements(file: Path, stamp: str) -> dict[str, Any] | None:
 
 
 def name_directory(config: Experiment) -> str:
-    """Return the directory of a run: data set, algorithm, and a hash of all settings but the seed.
+    """Return the directory of a run: data set, algorithm, and a hash of the settings.
 
-    Runs with the same settings have the same directory, so figures share them.
+    Runs with the same settings have the same directory, so figures share them. Only settings that
+    differ from their defaults count, so that a new option does not change the name.
     """
-    stored = {**config.to_stored(), "seed": None}
-    digest = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()[:10]
+    defaults = flatten_keys(Experiment().to_stored())
+    changes = {}
+    for key, value in flatten_keys(config.to_stored()).items():
+        if key != "seed" and value != defaults.get(key):
+            changes[key] = value
+    digest = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:10]
     data = str(config.data.name).partition(":")[0]
     parts = [data, *(str(text) for text in config.algorithm.texts.values() if text)]
     slug = re.sub("[^a-z0-9.]+", "-", " ".join(parts).lower())[:60].strip("-.")

@@ -293,8 +293,13 @@ def _collect_panel(axes: Axes) -> Iterable[list[str | float | None]]:
     for points in axes.collections:
         label = str(points.get_label())
         if isinstance(points, PathCollection) and not label.startswith("_"):
-            for x, y in np.asarray(points.get_offsets(), dtype=np.float64):
-                yield [label, float(x), float(y), None, None, None]
+            offsets = np.asarray(points.get_offsets(), dtype=np.float64)
+            colours = points.get_array()
+            point_values: list[float | None] = [None] * len(offsets)
+            if colours is not None:
+                point_values = [*_to_floats(colours)]
+            for (x, y), point_value in zip(offsets, point_values, strict=True):
+                yield [label, float(x), float(y), None, None, point_value]
     # Images.
     for image in axes.images:
         values = np.ma.filled(np.ma.asarray(image.get_array(), dtype=np.float64), np.nan)

@@ -1167,8 +1167,8 @@ class PA3Fed(Steelyard):
         configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
         evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, beta: float = 0.3,
         score: str = UNSET, detector: str | Detector = "eq6", model: str = UNSET,
-        preset: str = "intended", guard: bool = True, proxy: Probe | None = None,
-        id_key: str = "partition-id", population: int | None = None,
+        preset: str = "intended", divide: bool = True, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
         mean_examples: float | None = None, seed: int = 0,
         out: str | os.PathLike[str] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
@@ -1176,7 +1176,7 @@ class PA3Fed(Steelyard):
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
     ) -> None:
         part = RULES["pa3fed"].make(
-            beta=beta, score=score, detector=detector, model=model, preset=preset,
+            beta=beta, score=score, detector=detector, model=model, preset=preset, divide=divide,
         )
         super().__init__(
             Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
