@@ -214,6 +214,7 @@ def plot_bars(
         )
     axes.set_xticks(positions, groups)
     axes.grid(visible=False, axis="x")
+    axes.set_axisbelow(True)  # the grid is behind the bars
 
 
 def make_twin(axes: Axes, label: str) -> Axes:
