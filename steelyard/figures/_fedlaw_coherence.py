@@ -189,7 +189,7 @@ class Figure5(PaperFigure):
         point = float(np.median(find_critical_rounds(law)))
         for axes in (coherence, accuracy):
             axes.axvline(point, color=ORANGE, linewidth=1.2)
-        coherence.set_title("local gradient coherence")
+        coherence.set_title("coherence; orange: critical point")
         coherence.legend()
 
         # Accuracy, and the weight of balanced clients.
@@ -202,7 +202,7 @@ class Figure5(PaperFigure):
             plot_series(accuracy, results[rule], "accuracy", factor=100, **style)
             shares = [sum_balanced_weights(history) for history in results[rule]]
             plot_mean(weights, shares[0][0], [row for _, row in shares], **style)
-        accuracy.set_title("test accuracy, %; orange: critical point")
+        accuracy.set_title("test accuracy, %")
         accuracy.legend()
         weights.set(title="weight of balanced clients", ylim=(0, 1.02))
         label_rounds(coherence, accuracy, weights)
@@ -212,8 +212,14 @@ class Figure5(PaperFigure):
         """Check coherence around the critical point, weights of the first rounds, and the stop."""
         law = results["law"]
         points = find_critical_rounds(law)
-        first_weights = [float(sum_balanced_weights(run)[1][:2].mean()) for run in law]
-        sizes = [float(sum_balanced_weights(run)[1][:2].mean()) for run in results["fedavg"]]
+        weights = {}
+        for rule in ("law", "fedavg"):
+            shares = [sum_balanced_weights(run)[1] for run in results[rule]]
+            weights[rule, "first"] = [float(row[:2].mean()) for row in shares]
+            weights[rule, "early"] = [
+                float(row[: max(1, point - 1)].mean())
+                for row, point in zip(shares, points, strict=True)
+            ]
         gap = check_difference(
             "early stop minus LAW in the last rounds",
             last_accuracies(results["stopped"]),
@@ -237,10 +243,16 @@ class Figure5(PaperFigure):
                 digits=4,
             ),
             check_difference(
-                f"weight of balanced clients in two rounds, LAW ({np.mean(first_weights):.2f}) minus "
-                "FedAvg",
-                first_weights,
-                sizes,
+                f"weight of balanced clients before it, LAW ({np.mean(weights['law', 'early']):.2f}) "
+                "minus FedAvg",
+                weights["law", "early"],
+                weights["fedavg", "early"],
+                "higher",
+            ),
+            check_difference(
+                f"the same in the first two rounds ({np.mean(weights['law', 'first']):.2f})",
+                weights["law", "first"],
+                weights["fedavg", "first"],
                 "higher",
             ),
             Check(gap.text, gap.holds is not True),
@@ -304,7 +316,7 @@ class Figure6(PaperFigure):
         draw_zero(coherence)
         draw_zero(across)
         coherence.set_title("local gradient coherence")
-        across.set_title("the same without the part along the model")
+        across.set_title("coherence across the model")
         accuracy.set_title("test accuracy, %")
         label_rounds(*panels)
         add_legend(drawing, coherence)

@@ -42,6 +42,7 @@ _RULES = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": FAINT,
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.4,
