@@ -245,7 +245,6 @@ def test_refused(spec, clients, message):
         partition(spec, LABELS, clients, seed=0)
 
 
-<<<<<<< HEAD
 def test_three_kinds_are_fedawas_twelve_clients():
     groups = partition("three_kinds", LABELS, 12, seed=3)
     counts = label_counts(groups)
@@ -295,25 +294,3 @@ def test_the_mix_of_fedadps_figure_2():
     assert classes[5:] == [1, 1, 1, 2, 2]
     assert min(classes[:5]) > 5
     assert (counts.sum(axis=1) == 60).all()
-=======
-def test_class_halves_has_clients_of_three_kinds_and_one_size():
-    groups = partition("class_halves", LABELS, 12, seed=0)
-    counts = label_counts(groups)
-    half = counts.shape[1] // 2
-    assert len({len(group) for group in groups}) == 1
-    assert not counts[:4, half:].any()
-    assert not counts[4:8, :half].any()
-    assert counts[8:, :half].any(axis=1).all()
-    assert counts[8:, half:].any(axis=1).all()
-    samples = np.concatenate(groups)
-    assert len(np.unique(samples)) == len(samples) >= len(LABELS) - 12
-    again = partition("class_halves", LABELS, 12, seed=0)
-    assert all((a == b).all() for a, b in zip(groups, again, strict=True))
-
-
-def test_class_halves_needs_clients_and_samples_of_each_kind():
-    with pytest.raises(SteelyardError, match="2 clients"):
-        partition("class_halves", LABELS, 2, seed=0)
-    with pytest.raises(SteelyardError, match="0 and 9 samples"):
-        partition("class_halves", np.zeros(9, dtype=np.int64), 3, seed=0)
->>>>>>> b10be8e452013a36cb08b4aec8f9f22eccaa313e
