@@ -474,6 +474,15 @@ def test_an_error_names_the_cure():
             recorder.take()
 
 
+@pytest.mark.parametrize("layer", ["0", "2"])
+def test_a_classifier_that_shares_its_weight_cannot_be_replaced(layer):
+    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5))
+    model[2].weight = model[0].weight
+    text = f"creff:epochs=1,match_steps=1,classifier={layer}"
+    with pytest.raises(SteelyardError, match="shares its weight"):
+        simulate(steelyard.Algorithm("fedavg", client=text), model=model)
+
+
 def test_the_hook_is_removed_after_training():
     model = net()
     with FeatureRecorder(model, find_classifier(model)) as recorder:
