@@ -68,6 +68,7 @@ class CReFF(FeatureTerm):
     summarized_model = "received"
 
     def __post_init__(self) -> None:
+        self.set_classifier_name()
         checks.integer("features", self.features, 1)
         checks.integer("match_steps", self.match_steps, 0)
         checks.number("match_lr", self.match_lr, 0.0, open_low=True)

@@ -57,6 +57,7 @@ class FedProto(FeatureTerm):
     info = Info("pulls features to the prototype of their class", "Tan et al., AAAI 2022")
 
     def __post_init__(self) -> None:
+        self.set_classifier_name()
         checks.number("weight", self.weight, 0.0)
         checks.one_of("average", self.average, "counts", "clients")
 

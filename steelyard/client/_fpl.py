@@ -68,6 +68,7 @@ class FPL(FeatureTerm):
     info = Info("contrasts features with clusters of prototypes", "Huang et al., CVPR 2023")
 
     def __post_init__(self) -> None:
+        self.set_classifier_name()
         checks.number("weight", self.weight, 0.0)
         checks.number("temperature", self.temperature, 0.0, open_low=True)
         checks.one_of("regression", self.regression, "mean", "sum")
