@@ -24,7 +24,6 @@ PICTURES = {  # by name: partition, clients
     "shards": ("shards:per_client=2", 10),
     "sorted": ("sorted:share_iid=0.1", 10),
     "x_class": ("x_class:classes=1,iid=5,samples=100", 10),
-    "three_kinds": ("three_kinds", 12),
     "quantity": ("quantity:alpha=0.5", 10),
     "by_group": ("by_group", 6),
     "many": ("dirichlet:alpha=0.1", 100),

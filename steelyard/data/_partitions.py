@@ -564,55 +564,6 @@ class Sorted(Partition):
 
 @PARTITIONS.register
 @dataclass(frozen=True)
-class ThreeKinds(Partition):
-    """FedAWA's clients of three kinds and one size, for Figures 2, 3 and 7 (Appendix A.1).
-
-    The first third of the clients has samples of the first half of the classes only, the second
-    third of the other classes only, and the last third of all classes. The paper has 12 clients, so
-    4 of each kind. If the number of clients is not divisible by 3, the first kinds have one client
-    more. No two clients share a sample; a few samples may be left over.
-    """
-
-    name = "three_kinds"
-    info = Info(
-        "a third of the clients has the first classes, a third the others, a third all",
-        "Shi et al. (FedAWA), CVPR 2025",
-    )
-    covers_all_samples = False
-
-    def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
-        """Shuffle the samples of each half of the classes, and cut parts of equal size."""
-        labels = np.unique(targets)
-        if clients < 3 or len(labels) < 2:
-            raise SteelyardError(
-                f"three_kinds: {clients} clients and {len(labels)} classes: use at least 3 clients "
-                f"and 2 classes"
-            )
-        # The samples of each half of the classes, and the clients of each kind.
-        is_first = np.isin(targets, labels[: len(labels) // 2])
-        first = rng.permutation(np.flatnonzero(is_first))
-        second = rng.permutation(np.flatnonzero(~is_first))
-        kinds = [len(part) for part in np.array_split(np.arange(clients), 3)]
-
-        # The size that all clients can have.
-        size = min(len(targets) // clients, len(first) // kinds[0], len(second) // kinds[1])
-        if size == 0:
-            raise SteelyardError(
-                f"three_kinds: {len(targets)} samples are too few for {clients} clients: use fewer"
-            )
-
-        # What the first two kinds leave over is for the third.
-        edges = (kinds[0] * size, kinds[1] * size)
-        rest = rng.permutation(np.concatenate([first[edges[0] :], second[edges[1] :]]))
-        pools = (first[: edges[0]], second[: edges[1]], rest[: kinds[2] * size])
-        index: list[Index] = []
-        for pool, count in zip(pools, kinds, strict=True):
-            index += [part.astype(np.int64) for part in np.array_split(pool, count)]
-        return index
-
-
-@PARTITIONS.register
-@dataclass(frozen=True)
 class Quantity(Partition):
     """Quantity skew without label skew.
 
