@@ -6,7 +6,15 @@ print(run_figure(plan, "runs/figures").verdict)
 """
 
 # Importing the file of a paper registers its figures.
-from steelyard.figures import _fedawa, _fedlaw_coherence, _fedlaw_results, _fedlaw_shrinking  # noqa: F401
+from steelyard.figures import (  # noqa: F401
+    _fedadp,
+    _fedawa,
+    _fedcos,
+    _fedlaw_coherence,
+    _fedlaw_results,
+    _fedlaw_shrinking,
+    _pa3fed,
+)
 from steelyard.figures._figure import (
     Check,
     PaperFigure,

@@ -1,14 +1,23 @@
-"""FedLAW's figures on the coherence of clients: 5 to 7."""
+"""FedLAW's figures on the coherence of clients: 5 to 7 and 12."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steelyard.diagnostics import by_client, critical_point, heterogeneity_coherence, series
+from steelyard.diagnostics import (
+    Landscape,
+    OptimumPath,
+    by_client,
+    critical_point,
+    heterogeneity_coherence,
+    series,
+    to_plane,
+)
 from steelyard.figures._fedlaw_settings import (
     AS_IN_CODE,
     ON_DIGITS,
@@ -42,7 +51,7 @@ from steelyard.figures._judge import (
     check_value,
     last_accuracies,
 )
-from steelyard.figures._models import read_label_counts
+from steelyard.figures._models import read_experiment, read_label_counts
 from steelyard.figures._style import (
     BLUE,
     DASHED,
@@ -61,9 +70,12 @@ from steelyard.figures._style import (
     plot_series,
 )
 from steelyard.runs._history import History
+from steelyard.sim._simulate import simulate
 
 if TYPE_CHECKING:  # optional, and slow to import
     from matplotlib.figure import Figure as Drawing
+
+    from steelyard.sim._simulator import Simulation
 
 # Half of the clients have balanced classes, the other half imbalanced ones; three local epochs.
 HYBRID = {
@@ -177,7 +189,7 @@ class Figure5(PaperFigure):
         point = float(np.median(find_critical_rounds(law)))
         for axes in (coherence, accuracy):
             axes.axvline(point, color=ORANGE, linewidth=1.2)
-        coherence.set_title("local gradient coherence")
+        coherence.set_title("coherence; orange: critical point")
         coherence.legend()
 
         # Accuracy, and the weight of balanced clients.
@@ -190,7 +202,7 @@ class Figure5(PaperFigure):
             plot_series(accuracy, results[rule], "accuracy", factor=100, **style)
             shares = [sum_balanced_weights(history) for history in results[rule]]
             plot_mean(weights, shares[0][0], [row for _, row in shares], **style)
-        accuracy.set_title("test accuracy, %; orange: critical point")
+        accuracy.set_title("test accuracy, %")
         accuracy.legend()
         weights.set(title="weight of balanced clients", ylim=(0, 1.02))
         label_rounds(coherence, accuracy, weights)
@@ -200,8 +212,14 @@ class Figure5(PaperFigure):
         """Check coherence around the critical point, weights of the first rounds, and the stop."""
         law = results["law"]
         points = find_critical_rounds(law)
-        first_weights = [float(sum_balanced_weights(run)[1][:2].mean()) for run in law]
-        sizes = [float(sum_balanced_weights(run)[1][:2].mean()) for run in results["fedavg"]]
+        weights = {}
+        for rule in ("law", "fedavg"):
+            shares = [sum_balanced_weights(run)[1] for run in results[rule]]
+            weights[rule, "first"] = [float(row[:2].mean()) for row in shares]
+            weights[rule, "early"] = [
+                float(row[: max(1, point - 1)].mean())
+                for row, point in zip(shares, points, strict=True)
+            ]
         gap = check_difference(
             "early stop minus LAW in the last rounds",
             last_accuracies(results["stopped"]),
@@ -225,10 +243,16 @@ class Figure5(PaperFigure):
                 digits=4,
             ),
             check_difference(
-                f"weight of balanced clients in two rounds, LAW ({np.mean(first_weights):.2f}) minus "
-                "FedAvg",
-                first_weights,
-                sizes,
+                f"weight of balanced clients before it, LAW ({np.mean(weights['law', 'early']):.2f}) "
+                "minus FedAvg",
+                weights["law", "early"],
+                weights["fedavg", "early"],
+                "higher",
+            ),
+            check_difference(
+                f"the same in the first two rounds ({np.mean(weights['law', 'first']):.2f})",
+                weights["law", "first"],
+                weights["fedavg", "first"],
                 "higher",
             ),
             Check(gap.text, gap.holds is not True),
@@ -292,7 +316,7 @@ class Figure6(PaperFigure):
         draw_zero(coherence)
         draw_zero(across)
         coherence.set_title("local gradient coherence")
-        across.set_title("the same without the part along the model")
+        across.set_title("coherence across the model")
         accuracy.set_title("test accuracy, %")
         label_rounds(*panels)
         add_legend(drawing, coherence)
@@ -463,3 +487,165 @@ class Figure7(PaperFigure):
             ),
         ]
         return Verdict.from_checks(checks)
+
+
+class LandscapeRecorder(OptimumPath):
+    """Records the best weights of each round, and keeps the landscape of one round.
+
+    Args:
+        points: on each side of the triangle.
+        samples: the number of test samples.
+        round: the round whose landscape is kept.
+    """
+
+    def __init__(self, points: int, samples: int, round: int) -> None:
+        super().__init__(points, samples=samples)
+        self.kept_round = round
+        self.landscape: Landscape | None = None
+
+    def round(self, simulation: Simulation, record: dict[str, Any]) -> None:
+        """Record the best weights; keep the landscape, or that of the last round before it."""
+        super().round(simulation, record)
+        if record["round"] <= self.kept_round:
+            self.landscape = self.last
+
+
+def set_hybrid(base: Settings, case: tuple[float, float]) -> Settings:
+    """Return settings of three clients: one by Dirichlet(alpha1), two by Dirichlet(alpha2)."""
+    alpha1, alpha2 = case
+    partition = f"hybrid_dirichlet:alpha1={alpha1:g},alpha2={alpha2:g}"
+    return merge_settings(base, {"data": {"clients": 3, "partition": partition}})
+
+
+# Client 0 balanced and the others complementary; then client 0 unlike the others, which are alike.
+CASES = ((100.0, 0.1), (0.5, 100.0), (0.1, 100.0))
+
+
+@register
+class Figure12(PaperFigure):
+    """Data, weight landscape and best weights of three clients, in three settings."""
+
+    name = "fedlaw-figure12"
+    title = "Heterogeneity and the best aggregation weights of three clients"
+    claim = (
+        "The best weights are biased from FedAvg's towards clients with data that others lack, and "
+        "vary most between clients with the same data distribution."
+    )
+    source = Source("Figure 12", "appendix B.2", "1248-1276")
+    quick = Scale(
+        make_runs(
+            partial(set_hybrid, merge_settings(QUICK, {"rounds": 15, "local": {"epochs": 1}})),
+            case=CASES,
+        ),
+        QUICK_SEEDS[:1],
+        (
+            ON_DIGITS,
+            "The text names neither α nor E: (100, 0.1), (0.5, 100) and (0.1, 100), E = 1. Clients "
+            "have different sizes; in the paper they have one size.",
+        ),
+        {"points": 11, "samples": 300, "round": 5},
+    )
+    paper = Scale(
+        make_runs(
+            partial(set_hybrid, merge_settings(PAPER, {"rounds": 100, "local": {"epochs": 1}})),
+            case=CASES,
+        ),
+        PAPER_SEEDS[:1],
+        (
+            AS_IN_CODE,
+            "The text names neither α nor E: (100, 0.1), (0.5, 100) and (0.1, 100), E = 1. Clients "
+            "have different sizes; in the paper they have one size. The loss is that of 1000 test "
+            "images.",
+        ),
+        {"points": 21, "samples": 1000, "round": 10},
+    )
+
+    def measure(self, results: Results, out: Path) -> dict[str, Any]:
+        """Repeat each run, and evaluate the grid of weights in each round."""
+        values = results.scale.values
+        cases = []
+        for runs in results.histories.values():
+            recorder = LandscapeRecorder(values["points"], values["samples"], values["round"])
+            repeated = simulate(read_experiment(runs[0]), callbacks=[recorder])
+            landscape = recorder.landscape
+            assert landscape is not None
+            cases.append(
+                {
+                    "counts": list(read_label_counts(runs[0]).values()),
+                    "weights": landscape.weights.tolist(),
+                    "loss": landscape.loss.tolist(),
+                    "fedavg": landscape.fedavg.tolist(),
+                    "path": by_client(repeated, "optimal_weights").values.tolist(),
+                }
+            )
+        return {"cases": cases}
+
+    def draw(self, results: Results) -> Drawing:
+        """Draw a row per setting: data, loss by weights, best weights of all rounds."""
+        cases = results.measurements["cases"]
+        drawing, panels = make_panels(3, rows=len(cases), height=2.2)
+        titles = [format_case(case) for case in results.histories]
+        for row, (case, title) in enumerate(zip(cases, titles, strict=True)):
+            data, landscape, path = panels[3 * row : 3 * row + 3]
+
+            # Samples by class and client.
+            counts = np.array(case["counts"], dtype=np.float64)
+            positions = np.arange(counts.shape[1])
+            for client, colour in enumerate((BLUE, RED, GREEN)):
+                x = positions + 0.27 * (client - 1)
+                data.bar(x, counts[client], 0.27, color=colour, label=f"client {client}")
+            data.set(title=f"samples, {title}", xlabel="class")
+
+            # The loss over the triangle of weights, with FedAvg's weights and the best ones.
+            plane = to_plane(np.array(case["weights"]))
+            losses = np.array(case["loss"])
+            landscape.tricontourf(plane[:, 0], plane[:, 1], losses, levels=12, cmap="Blues")
+            landscape.scatter(
+                plane[:, 0], plane[:, 1], c=losses, s=3, cmap="Blues", label="loss by weights"
+            )
+            fedavg = to_plane(np.array(case["fedavg"]))
+            best = plane[losses.argmin()]
+            landscape.scatter(best[0], best[1], marker="*", s=50, color=RED, label="best weights")
+            landscape.scatter(fedavg[0], fedavg[1], marker="x", s=30, color="black", label="FedAvg")
+            landscape.set_title(f"loss, round {results.scale.values['round']}")
+
+            # The best weights of all rounds.
+            points = to_plane(np.array(case["path"]))
+            path.scatter(points[:, 0], points[:, 1], s=10, color=GREEN, label="best, each round")
+            path.scatter(fedavg[0], fedavg[1], marker="x", s=30, color="black", label="FedAvg")
+            path.set_title("best weights of all rounds")
+            for axes in (landscape, path):
+                axes.plot([0, 1, 0.5, 0], [0, 0, np.sqrt(0.75), 0], color=GREY, linewidth=0.8)
+                axes.set(aspect="equal", xticks=[], yticks=[])
+                axes.grid(visible=False)
+        panels[0].legend()
+        panels[1].legend(loc="upper left")
+        return drawing
+
+    def judge(self, results: Results) -> Verdict:
+        """Compare the best weights of all rounds with FedAvg's, and their spread by direction."""
+        checks = []
+        spreads = []
+        cases = results.measurements["cases"]
+        for case, key in zip(cases, results.histories, strict=True):
+            path = np.array(case["path"])
+            own = list(path[:, 0])
+            fedavg = [case["fedavg"][0]] * len(own)
+            bias = check_difference(
+                f"{format_case(key)}: best weight of client 0 minus FedAvg's", own, fedavg, "higher"
+            )
+            # The paper names the direction of the bias for the last setting only.
+            if case is not cases[-1] and bias.holds is False:
+                bias = Check(bias.text, True)
+            checks.append(bias)
+            spreads.append(float(np.std(path[:, 1] - path[:, 2])))
+        text = "deviation of the best weights along clients 1 and 2: " + ", ".join(
+            f"{spread:.2f}" for spread in spreads
+        )
+        checks.append(Check(text, min(spreads[1:]) > spreads[0]))
+        return Verdict.from_checks(checks)
+
+
+def format_case(case: tuple[float, float]) -> str:
+    """Return a setting of Figure 12 as text."""
+    return f"α = {case[0]:g}, {case[1]:g}"

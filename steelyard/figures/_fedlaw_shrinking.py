@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steelyard.diagnostics import (
+    hessian_spectra,
     hessian_spectrum,
     losses_along,
     parameter_histogram,
@@ -51,7 +52,7 @@ from steelyard.figures._judge import (
     check_value,
     last_accuracies,
 )
-from steelyard.figures._models import load_model, load_test_samples
+from steelyard.figures._models import get_path, load_model, load_test_samples
 from steelyard.figures._style import (
     BLUE,
     CYCLE,
@@ -569,6 +570,130 @@ class Figure9(PaperFigure):
             check_trend("norm from α = 0.1 to 100", alphas, gains.norm, "higher"),
             check_trend("γ from α = 0.1 to 100", alphas, gains.gamma, "lower"),
         ]
+        return Verdict.from_checks(checks)
+
+
+# Figure 10 needs the models of many rounds.
+KEEP_MODELS = {"checkpoint_every": 10, "checkpoint_pace": 1.0, "keep": 1000}
+
+
+@register
+class Figure10(PaperFigure):
+    """The norm of the model and the flatness of the loss, by round."""
+
+    name = "fedlaw-figure10"
+    title = "Norm of the model and Hessian eigenvalues during training"
+    claim = (
+        "During training, adaptive GWS has smaller parameters, a smaller top eigenvalue of the "
+        "Hessian and a smaller ratio of the first to the fifth than FedAvg."
+    )
+    source = Source("Figure 10", "appendix B.1", "1202-1220")
+    quick = Scale(
+        make_runs(
+            partial(
+                learn_gamma,
+                merge_settings(QUICK, KEEP_MODELS, {"checkpoint_every": 4}),
+                QUICK_GWS,
+                alpha=100.0,
+                epochs=2,
+            ),
+            rule=("fedavg", "gws"),
+        ),
+        QUICK_SEEDS,
+        (ON_DIGITS, QUICK_PROXY, "Hessian of the loss on 300 training images."),
+        {"samples": 300},
+    )
+    paper = Scale(
+        make_runs(
+            partial(
+                learn_gamma,
+                merge_settings(PAPER, KEEP_MODELS),
+                PAPER_GWS,
+                alpha=100.0,
+                epochs=2,
+            ),
+            rule=("fedavg", "gws"),
+        ),
+        PAPER_SEEDS,
+        (
+            AS_IN_CODE,
+            "The paper names neither samples, α nor E: 1000 training images, 100 and 2. Every tenth "
+            "round is measured.",
+        ),
+        {"samples": 1000},
+    )
+
+    def measure(self, results: Results, out: Path) -> dict[str, Any]:
+        """Measure the spectrum of the Hessian at the models that each run kept."""
+        values: dict[str, Any] = {}
+        for rule in LABELS:
+            rows = []
+            for history in results[rule]:
+                spectra = hessian_spectra(
+                    get_path(history), samples=results.scale.values["samples"], tolerance=0.01
+                )
+                rows.append(
+                    {
+                        "rounds": spectra.rounds.tolist(),
+                        "top": spectra.top.tolist(),
+                        "ratio": spectra.ratio.tolist(),
+                    }
+                )
+            values[rule] = rows
+        return values
+
+    @staticmethod
+    def align(results: Results, rule: str, key: str) -> tuple[list[int], Array]:
+        """Return the rounds that all runs have kept, and the values `[seeds, rounds]`."""
+        common: set[int] | None = None
+        for rows in results.measurements.values():
+            for row in rows:
+                rounds = set(row["rounds"])
+                common = rounds if common is None else common & rounds
+        selected = sorted(common or ())
+        table = []
+        for row in results.measurements[rule]:
+            by_round = dict(zip(row["rounds"], row[key], strict=True))
+            table.append([by_round[number] for number in selected])
+        return selected, np.array(table)
+
+    def draw(self, results: Results) -> Drawing:
+        """Draw the norm, the top eigenvalue, and the ratio of eigenvalues."""
+        drawing, (norm, top, ratio) = make_panels(3, height=2.5)
+        for rule, colour, dash in (("fedavg", GREY, DOTTED), ("gws", BLUE, SOLID)):
+            style: dict[str, Any] = {"color": colour, "linestyle": dash, "label": LABELS[rule]}
+            plot_series(norm, results[rule], "param_norm", **style)
+            for axes, key in ((top, "top"), (ratio, "ratio")):
+                rounds, rows = self.align(results, rule, key)
+                plot_mean(axes, rounds, rows, marker="o", markersize=3, **style)
+        norm.set_title("norm of the parameters")
+        top.set_title("top Hessian eigenvalue")
+        ratio.set_title("first eigenvalue / fifth")
+        label_rounds(norm, top, ratio)
+        add_legend(drawing, norm)
+        return drawing
+
+    def judge(self, results: Results) -> Verdict:
+        """Compare the means over rounds."""
+        checks = [
+            check_difference(
+                "norm of the parameters, GWS minus FedAvg",
+                average_series(results["gws"], "param_norm"),
+                average_series(results["fedavg"], "param_norm"),
+                "lower",
+            )
+        ]
+        for key, text in (("top", "top eigenvalue"), ("ratio", "ratio of eigenvalues")):
+            ours = self.align(results, "gws", key)[1]
+            theirs = self.align(results, "fedavg", key)[1]
+            checks.append(
+                check_difference(
+                    f"{text}, GWS minus FedAvg",
+                    list(ours.mean(axis=1)),
+                    list(theirs.mean(axis=1)),
+                    "lower",
+                )
+            )
         return Verdict.from_checks(checks)
 
 

@@ -149,3 +149,46 @@ def check_trend(
     ends = f"{means[int(ranks.argmin())]:.3g} to {means[int(ranks.argmax())]:.3g}"
     check = check_difference(text, slopes, [0.0] * len(slopes), expected)
     return Check(f"{text}: {ends}", check.holds)
+
+
+def check_equal(
+    text: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    margin: float,
+    unit: str = "",
+    digits: int = 2,
+) -> Check:
+    """Check whether numbers are the same as others up to a margin, seed by seed.
+
+    It holds if the 95 % interval of the mean difference lies within the margin, and does not hold
+    if it lies outside. Otherwise, or with one seed, the numbers cannot tell.
+
+    Args:
+        text: what is compared: "A minus B".
+        ours: the first numbers, one per seed.
+        theirs: the second numbers, one per seed.
+        margin: the largest difference that counts as none.
+        unit: the unit of the difference.
+        digits: the number of decimals to print.
+    """
+    words = check_difference(text, ours, theirs, "higher", unit, digits).text
+    interval = subtract_by_seed(ours, theirs).interval
+    if interval is None:
+        return Check(words, None)
+    low, high = interval
+    if -margin <= low and high <= margin:
+        return Check(words, True)
+    if low > margin or high < -margin:
+        return Check(words, False)
+    return Check(words, None)
+
+
+def count_rounds(histories: Sequence[History], target: float) -> list[float]:
+    """Return the rounds to a target accuracy; a run that does not reach it counts all of its rounds.
+
+    Args:
+        histories: the runs, one per seed.
+        target: the accuracy, a share.
+    """
+    return [float(history.rounds_to(target) or len(history)) for history in histories]

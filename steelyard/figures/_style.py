@@ -42,6 +42,7 @@ _RULES = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": FAINT,
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.4,
@@ -213,6 +214,7 @@ def plot_bars(
         )
     axes.set_xticks(positions, groups)
     axes.grid(visible=False, axis="x")
+    axes.set_axisbelow(True)  # the grid is behind the bars
 
 
 def make_twin(axes: Axes, label: str) -> Axes:
@@ -292,8 +294,13 @@ def _collect_panel(axes: Axes) -> Iterable[list[str | float | None]]:
     for points in axes.collections:
         label = str(points.get_label())
         if isinstance(points, PathCollection) and not label.startswith("_"):
-            for x, y in np.asarray(points.get_offsets(), dtype=np.float64):
-                yield [label, float(x), float(y), None, None, None]
+            offsets = np.asarray(points.get_offsets(), dtype=np.float64)
+            colours = points.get_array()
+            point_values: list[float | None] = [None] * len(offsets)
+            if colours is not None:
+                point_values = [*_to_floats(colours)]
+            for (x, y), point_value in zip(offsets, point_values, strict=True):
+                yield [label, float(x), float(y), None, None, point_value]
     # Images.
     for image in axes.images:
         values = np.ma.filled(np.ma.asarray(image.get_array(), dtype=np.float64), np.nan)

@@ -18,7 +18,7 @@ from steelyard.figures import (
     read_figure,
     run_figure,
 )
-from steelyard.figures._judge import check_difference, check_trend, check_value
+from steelyard.figures._judge import check_difference, check_equal, check_trend, check_value
 from steelyard.figures._style import collect_numbers, make_panels, plot_mean, plot_series, use_style
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
@@ -162,6 +162,14 @@ def test_differences_hold_only_beyond_noise():
     rising = [[1, 2, 3.1], [0.9, 2.2, 3], [1, 2.1, 3]]
     assert check_trend("", [1, 5, 10], rising, "higher").holds is True
     assert check_trend("", [10, 5, 1], rising, "higher").holds is False
+
+
+def test_equality_holds_only_within_the_margin():
+    assert check_equal("", [1, 1.1, 1.05], [1, 1, 1], 0.5).holds is True
+    assert check_equal("", [2, 2.1, 2.05], [1, 1, 1], 0.5).holds is False
+    assert check_equal("", [-2, -2.1, -2.05], [1, 1, 1], 0.5).holds is False
+    assert check_equal("", [1.5, 1, 0.5], [1, 1, 1], 0.5).holds is None  # the interval is wider
+    assert check_equal("", [1], [1], 0.5).holds is None
 
 
 def test_numbers_of_a_drawing_have_intervals_bars_and_images():
