@@ -231,7 +231,10 @@ def test_a_network_with_other_layers_is_named():
 
 def test_the_server_names_the_classifier():
     """`classifier=` in the spec string reaches clients, whose last layer is another."""
-    algorithm = steelyard.Algorithm("fedavg", client="fedproto:classifier=0")
+    algorithm = steelyard.Algorithm("fedavg", client="creff:features=2,epochs=2,classifier=0")
     simulated = runs.simulated(algorithm)
-    result = runs.start(runs.strategy(algorithm, guard=False))
+    strategy = runs.strategy(algorithm, guard=False)
+    result = runs.start(strategy)
+    assert strategy.server.state.classifier.name == "0"
+    assert strategy.server.state.tensors["creff.classifier"].shape == (8, 6)
     assert runs.same(runs.params(result), dict(simulated.params))
