@@ -80,7 +80,6 @@ PAPER: dict[str, Any] = {
         "weight_decay": 1e-5,
     },
     "participation": {"share": 0.2},
-    "evaluate_clients": 1,
 }
 DATA: dict[str, Settings] = {
     "CIFAR-10": merge_settings(
@@ -222,7 +221,11 @@ class Figure1(PaperFigure):
     source = Source("Figure 1", "introduction", "45-48, 105-110, 403-405")
     quick = Scale(build_quick_runs((0.1,)), QUICK_SEEDS, (ON_DIGITS, READING))
     paper = Scale(
-        build_cifar_runs((0.1,)),
+        build_runs(
+            {"CIFAR-10": merge_settings(DATA["CIFAR-10"], {"evaluate_clients": 1})},
+            PAPER_PARTITION,
+            (0.1,),
+        ),
         PAPER_SEEDS,
         (NO_CODE, READING, "The caption names neither data set nor h: CIFAR-10, h = 0.1."),
     )
