@@ -178,7 +178,7 @@ class Figure1(PaperFigure):
         "Non-IID nodes slow the convergence of FedAvg (5 IID nodes alone are faster than with 5 "
         "one-class nodes), and more so the fewer classes they have."
     )
-    source = Source("Fig. 1", "section III-B", "598-669")
+    source = Source("Figure 1", "section III-B", "598-669")
     quick = Scale(
         make_runs(partial(choose_nodes, MLP, QUICK_SAMPLES), mix=EIGHT), THREE_SEEDS, (ON_DIGITS,)
     )
@@ -275,7 +275,7 @@ class Figure2(PaperFigure):
         "Angles are random in round 1. After 15 rounds they show how skewed the data of a node are: "
         "nodes with one class are nearly orthogonal to the global gradient."
     )
-    source = Source("Fig. 2", "section IV-B", "981-984, 1019-1070")
+    source = Source("Figure 2", "section IV-B", "981-984, 1019-1070")
     quick = Scale(
         {
             "FedAvg": merge_settings(
@@ -437,7 +437,7 @@ class Figure3(SixMixes):
         "With logistic regression FedAdp always outperforms FedAvg, early in training, and more so "
         "the more non-IID nodes there are; at the end the gap is small."
     )
-    source = Source("Fig. 3", "section V-A1", "1470-1502, 1573-1889")
+    source = Source("Figure 3", "section V-A1", "1470-1502, 1573-1889")
     quick = Scale(
         make_runs(
             partial(choose_data, {"digits": LOGISTIC}, QUICK_SAMPLES),
@@ -488,7 +488,7 @@ class Figure4(SixMixes):
         "With the CNN FedAdp always outperforms FedAvg if there are non-IID nodes, and converges "
         "very fast in the early stage."
     )
-    source = Source("Fig. 4", "section V-A2", "1504-1518, 1890-1891")
+    source = Source("Figure 4", "section V-A2", "1504-1518, 1890-1891")
     quick = Scale(
         make_runs(
             partial(choose_data, {"digits": MLP}, QUICK_SAMPLES),
@@ -527,7 +527,7 @@ class Figure5(PaperFigure):
         "In two general cases of heterogeneity FedAdp outperforms FedAvg and reduces the training "
         "loss faster, even without IID nodes."
     )
-    source = Source("Fig. 5", "section V-A2", "1911-1958, 2077-2080")
+    source = Source("Figure 5", "section V-A2", "1911-1958, 2077-2080")
     quick = Scale(
         make_runs(partial(choose_case, MLP, QUICK_SAMPLES), case=(1, 2), rule=RULES),
         QUICK_SEEDS,
@@ -597,7 +597,7 @@ class Figure6(PaperFigure):
         "Increasing α leads to faster convergence, but a larger α is not always effective; the best "
         "α is 5."
     )
-    source = Source("Fig. 6", "section V-B", "2082-2114, 2141-2142")
+    source = Source("Figure 6", "section V-B", "2082-2114, 2141-2142")
     quick = Scale(
         make_runs(
             partial(choose_alpha, merge_settings(MLP, {"rounds": 80}), QUICK_SAMPLES),
@@ -685,7 +685,7 @@ class Figure7(PaperFigure):
         "FedAdp leads to a smaller divergence among nodes, and the smaller the divergence, the "
         "smaller the loss."
     )
-    source = Source("Fig. 7", "section V-C", "2118-2150, 2289-2294")
+    source = Source("Figure 7", "section V-C", "2118-2150, 2289-2294")
     quick = Scale(
         {
             (network, rule): choose_rule(base, QUICK_SAMPLES, "5 IID + 5 non-IID (1)", rule)

@@ -198,7 +198,7 @@ def measure_changes(histories: Sequence[History], first: float, last: float) -> 
     changes = []
     for history in histories:
         losses = by_client(history, "client_loss").values  # [rounds, clients]
-        start = int(first * len(losses))
+        start = min(int(first * len(losses)), len(losses) - 2)
         end = max(start + 2, round(last * len(losses)))
         changes.append(float(np.nanmean(np.abs(np.diff(losses[start:end], axis=0)))))
     return changes
@@ -548,7 +548,7 @@ class Figure5(PaperFigure):
             heights = []
             for beta in (0.0, BETA):
                 table = np.array([measure_deviations(results, h, beta) for h in degrees])
-                heights.append(table[:, :, number].T)  # [seeds, degrees]
+                heights.append(np.nan_to_num(table[:, :, number].T))  # [seeds, degrees]
             plot_bars(
                 axes,
                 [f"h = {h:g}" for h in degrees],
@@ -569,7 +569,9 @@ class Figure5(PaperFigure):
             for beta in (0.0, BETA)
         )  # [seeds, 2]
         if not np.isfinite([plain, adapted]).all():
-            return Verdict.from_checks([Check("a run has critical rounds only, or none", None)])
+            count = sum(len(histories) for histories in results.histories.values())
+            text = f"of {count} runs, some have no critical rounds or no others"
+            return Verdict.from_checks([Check(text, None)])
         return Verdict.from_checks(
             [
                 check_difference(
