@@ -101,10 +101,13 @@ def add_legend(drawing: Drawing, axes: Axes, columns: int = 4) -> None:
 
 
 def compute_half_widths(rows: Any) -> Array | None:
-    """Return half of the 95 % interval of the mean of rows, one per seed; None for one seed."""
+    """Return half of the 95 % interval of the mean of rows, one per seed.
+
+    None for fewer than three seeds: the interval of two is so wide that it hides the curves.
+    """
     table = np.asarray(rows, dtype=np.float64)
     count = len(table)
-    if count < 2:
+    if count < 3:
         return None
     quantile = float(import_scipy_stats().t.ppf(0.975, count - 1))
     half_widths: Array = quantile * table.std(axis=0, ddof=1) / np.sqrt(count)
