@@ -415,7 +415,7 @@ class Figure6(PaperFigure):
             data=("digits",),
             algorithm=FOUR,
         ),
-        THREE_SEEDS,
+        QUICK_SEEDS,
         (ON_DIGITS, "One data set instead of two."),
     )
     paper = Scale(

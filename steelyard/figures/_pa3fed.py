@@ -489,8 +489,9 @@ class Figure4(PaperFigure):
                     color=COLORS[method],
                     linestyle=SOLID if beta else DOTTED,
                     label=label,
+                    has_interval=False,
                 )
-            axes.set_title(f"test accuracy, h = {h:g}, %")
+            axes.set_title(f"test accuracy, h = {h:g}, means, %")
         label_rounds(*panels)
         add_legend(drawing, panels[0], columns=5)
         return drawing
