@@ -44,6 +44,7 @@ from steelyard.figures._style import (
     add_legend,
     draw_line,
     label_rounds,
+    limit_percent,
     make_panels,
     plot_mean,
     plot_series,
@@ -153,6 +154,8 @@ def plot_rules(
     for rule in RULES:
         plot_series(axes, results[key, rule], name, factor=factor, label=rule, **LOOKS[rule])
     label_rounds(axes)
+    if name == "accuracy":
+        limit_percent(axes)
 
 
 def average_accuracy(histories: Sequence[History]) -> list[float]:
@@ -638,6 +641,7 @@ class Figure6(PaperFigure):
             )
         accuracy.set_title("test accuracy, %")
         label_rounds(accuracy)
+        limit_percent(accuracy)
         accuracy.legend(loc="lower right")
 
         # Right: rounds to the target.

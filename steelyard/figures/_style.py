@@ -93,6 +93,12 @@ def label_rounds(*panels: Axes) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
+def limit_percent(axes: Axes) -> None:
+    """Keep the vertical axis of percentages within 0 and 100, which intervals may leave."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(0.0, low), min(100.0, high))
+
+
 def add_legend(drawing: Drawing, axes: Axes, columns: int = 4) -> None:
     """Write the legend of one panel below all panels."""
     handles, labels = axes.get_legend_handles_labels()
