@@ -44,6 +44,7 @@ from steelyard.figures._style import (
     add_legend,
     draw_line,
     label_rounds,
+    limit_percent,
     make_panels,
     plot_mean,
     plot_series,
@@ -106,7 +107,6 @@ MLP: dict[str, Any] = {
 LOGISTIC = merge_settings(MLP, {"model": "logistic", "rounds": 30})
 QUICK_SAMPLES = 100
 QUICK_SEEDS = (20, 21, 22, 23, 24)
-THREE_SEEDS = (20, 21, 22)
 ON_DIGITS = (
     "Embedded digits, nodes with 100 samples, an MLP with 64 hidden units instead of the CNN, batch "
     "size 16, learning rate 0.1, fewer rounds."
@@ -154,6 +154,8 @@ def plot_rules(
     for rule in RULES:
         plot_series(axes, results[key, rule], name, factor=factor, label=rule, **LOOKS[rule])
     label_rounds(axes)
+    if name == "accuracy":
+        limit_percent(axes)
 
 
 def average_accuracy(histories: Sequence[History]) -> list[float]:
@@ -180,7 +182,7 @@ class Figure1(PaperFigure):
     )
     source = Source("Figure 1", "section III-B", "598-669")
     quick = Scale(
-        make_runs(partial(choose_nodes, MLP, QUICK_SAMPLES), mix=EIGHT), THREE_SEEDS, (ON_DIGITS,)
+        make_runs(partial(choose_nodes, MLP, QUICK_SAMPLES), mix=EIGHT), QUICK_SEEDS, (ON_DIGITS,)
     )
     paper = Scale(
         make_runs(partial(choose_nodes, CNN, PAPER_SAMPLES), mix=EIGHT),
@@ -210,8 +212,9 @@ class Figure1(PaperFigure):
                 color=color,
                 linestyle=linestyle,
                 label=mix,
+                has_interval=False,
             )
-        accuracy.set_title("test accuracy of FedAvg, %")
+        accuracy.set_title("test accuracy of FedAvg, means over seeds, %")
         label_rounds(accuracy)
         add_legend(drawing, accuracy, columns=3)
         return drawing
@@ -638,6 +641,7 @@ class Figure6(PaperFigure):
             )
         accuracy.set_title("test accuracy, %")
         label_rounds(accuracy)
+        limit_percent(accuracy)
         accuracy.legend(loc="lower right")
 
         # Right: rounds to the target.

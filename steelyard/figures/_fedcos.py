@@ -48,6 +48,7 @@ from steelyard.figures._style import (
     align_series,
     draw_zero,
     label_rounds,
+    limit_percent,
     make_panels,
     plot_bars,
     plot_series,
@@ -187,7 +188,8 @@ def check_gain(results: Results, first: Any, second: Any, text: str) -> Check:
 def limit_accuracy(axes: Axes, results: Results, keys: Sequence[Any], margin: float = 25.0) -> None:
     """Start the vertical axis of accuracies some points below the last rounds of all runs."""
     lowest = min(min(last_accuracies(results[key])) for key in keys)
-    axes.set_ylim(bottom=max(0.0, lowest - margin))
+    axes.set_ylim(bottom=lowest - margin)
+    limit_percent(axes)
 
 
 @register
@@ -415,7 +417,7 @@ class Figure6(PaperFigure):
             data=("digits",),
             algorithm=FOUR,
         ),
-        THREE_SEEDS,
+        QUICK_SEEDS,
         (ON_DIGITS, "One data set instead of two."),
     )
     paper = Scale(
