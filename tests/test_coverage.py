@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from steelyard.experiments import table_names
 from steelyard.figures import names as figure_names
 from tests import coverage_page
@@ -48,7 +46,6 @@ def test_no_figure_has_a_command_without_being_in_the_papers():
     assert set(figure_names()) <= set(coverage_page.list_figures())
 
 
-@pytest.mark.xfail(strict=True, reason="the figures of FedCos, PA3Fed and FedAdp are still to come")
 def test_every_figure_has_a_command():
     assert [name for name in coverage_page.list_figures() if name not in figure_names()] == []
 

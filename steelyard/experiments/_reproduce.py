@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from steelyard.core._errors import SteelyardError
 from steelyard.core._spec import parse
 from steelyard.data._partitions import PARTITIONS
@@ -260,6 +262,7 @@ def to_markdown(
     seconds = sum(result.seconds for result in cell_results)
     packages = ("steelyard", "python", "torch", "numpy")
     versions = ", ".join(f"{name} {environment[name]}" for name in packages)
+    manner = "one run after the other" if table.measures_time else "runs side by side"
     lines = [
         f"# {table.name}: {table.title}",
         "",
@@ -272,13 +275,13 @@ def to_markdown(
         "```",
         "",
         f"{versions}; {environment['cores']} cores; {format_duration(seconds)} of rounds in all, "
-        f"runs side by side.",
+        f"{manner}.",
         "",
     ]
 
     # The machine, if times are compared.
     if table.measures_time:
-        lines += [f"The machine: {describe_processor()}, no GPU used.", ""]
+        lines += [f"The machine: {describe_processor()}.", ""]
 
     # Warnings.
     reduced = {result.rounds for result in cell_results if is_reduced(result, table)}
@@ -346,13 +349,14 @@ def describe_metrics(table: Table) -> str:
 
 
 def describe_processor() -> str:
-    """Return the name of the processor and its number of cores."""
+    """Return the name of the processor, its number of cores, and the GPU if there is one."""
     name = platform.processor() or platform.machine()
     information = Path("/proc/cpuinfo")
     if information.is_file():  # on Linux
         names = re.findall(r"^model name\s*: (.*)$", information.read_text(), flags=re.MULTILINE)
         name = names[0] if names else name
-    return f"{name}, {os.cpu_count()} cores"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{name}, {os.cpu_count()} cores, {gpu}"
 
 
 def is_reduced(result: Result, table: Table) -> bool:

@@ -44,6 +44,7 @@ from steelyard.figures._style import (
     add_legend,
     draw_line,
     label_rounds,
+    limit_percent,
     make_panels,
     plot_mean,
     plot_series,
@@ -106,7 +107,6 @@ MLP: dict[str, Any] = {
 LOGISTIC = merge_settings(MLP, {"model": "logistic", "rounds": 30})
 QUICK_SAMPLES = 100
 QUICK_SEEDS = (20, 21, 22, 23, 24)
-THREE_SEEDS = (20, 21, 22)
 ON_DIGITS = (
     "Embedded digits, nodes with 100 samples, an MLP with 64 hidden units instead of the CNN, batch "
     "size 16, learning rate 0.1, fewer rounds."
@@ -154,6 +154,8 @@ def plot_rules(
     for rule in RULES:
         plot_series(axes, results[key, rule], name, factor=factor, label=rule, **LOOKS[rule])
     label_rounds(axes)
+    if name == "accuracy":
+        limit_percent(axes)
 
 
 def average_accuracy(histories: Sequence[History]) -> list[float]:
@@ -178,9 +180,9 @@ class Figure1(PaperFigure):
         "Non-IID nodes slow the convergence of FedAvg (5 IID nodes alone are faster than with 5 "
         "one-class nodes), and more so the fewer classes they have."
     )
-    source = Source("Fig. 1", "section III-B", "598-669")
+    source = Source("Figure 1", "section III-B", "598-669")
     quick = Scale(
-        make_runs(partial(choose_nodes, MLP, QUICK_SAMPLES), mix=EIGHT), THREE_SEEDS, (ON_DIGITS,)
+        make_runs(partial(choose_nodes, MLP, QUICK_SAMPLES), mix=EIGHT), QUICK_SEEDS, (ON_DIGITS,)
     )
     paper = Scale(
         make_runs(partial(choose_nodes, CNN, PAPER_SAMPLES), mix=EIGHT),
@@ -210,8 +212,9 @@ class Figure1(PaperFigure):
                 color=color,
                 linestyle=linestyle,
                 label=mix,
+                has_interval=False,
             )
-        accuracy.set_title("test accuracy of FedAvg, %")
+        accuracy.set_title("test accuracy of FedAvg, means over seeds, %")
         label_rounds(accuracy)
         add_legend(drawing, accuracy, columns=3)
         return drawing
@@ -275,7 +278,7 @@ class Figure2(PaperFigure):
         "Angles are random in round 1. After 15 rounds they show how skewed the data of a node are: "
         "nodes with one class are nearly orthogonal to the global gradient."
     )
-    source = Source("Fig. 2", "section IV-B", "981-984, 1019-1070")
+    source = Source("Figure 2", "section IV-B", "981-984, 1019-1070")
     quick = Scale(
         {
             "FedAvg": merge_settings(
@@ -437,7 +440,7 @@ class Figure3(SixMixes):
         "With logistic regression FedAdp always outperforms FedAvg, early in training, and more so "
         "the more non-IID nodes there are; at the end the gap is small."
     )
-    source = Source("Fig. 3", "section V-A1", "1470-1502, 1573-1889")
+    source = Source("Figure 3", "section V-A1", "1470-1502, 1573-1889")
     quick = Scale(
         make_runs(
             partial(choose_data, {"digits": LOGISTIC}, QUICK_SAMPLES),
@@ -488,7 +491,7 @@ class Figure4(SixMixes):
         "With the CNN FedAdp always outperforms FedAvg if there are non-IID nodes, and converges "
         "very fast in the early stage."
     )
-    source = Source("Fig. 4", "section V-A2", "1504-1518, 1890-1891")
+    source = Source("Figure 4", "section V-A2", "1504-1518, 1890-1891")
     quick = Scale(
         make_runs(
             partial(choose_data, {"digits": MLP}, QUICK_SAMPLES),
@@ -527,7 +530,7 @@ class Figure5(PaperFigure):
         "In two general cases of heterogeneity FedAdp outperforms FedAvg and reduces the training "
         "loss faster, even without IID nodes."
     )
-    source = Source("Fig. 5", "section V-A2", "1911-1958, 2077-2080")
+    source = Source("Figure 5", "section V-A2", "1911-1958, 2077-2080")
     quick = Scale(
         make_runs(partial(choose_case, MLP, QUICK_SAMPLES), case=(1, 2), rule=RULES),
         QUICK_SEEDS,
@@ -597,7 +600,7 @@ class Figure6(PaperFigure):
         "Increasing α leads to faster convergence, but a larger α is not always effective; the best "
         "α is 5."
     )
-    source = Source("Fig. 6", "section V-B", "2082-2114, 2141-2142")
+    source = Source("Figure 6", "section V-B", "2082-2114, 2141-2142")
     quick = Scale(
         make_runs(
             partial(choose_alpha, merge_settings(MLP, {"rounds": 80}), QUICK_SAMPLES),
@@ -638,6 +641,7 @@ class Figure6(PaperFigure):
             )
         accuracy.set_title("test accuracy, %")
         label_rounds(accuracy)
+        limit_percent(accuracy)
         accuracy.legend(loc="lower right")
 
         # Right: rounds to the target.
@@ -685,7 +689,7 @@ class Figure7(PaperFigure):
         "FedAdp leads to a smaller divergence among nodes, and the smaller the divergence, the "
         "smaller the loss."
     )
-    source = Source("Fig. 7", "section V-C", "2118-2150, 2289-2294")
+    source = Source("Figure 7", "section V-C", "2118-2150, 2289-2294")
     quick = Scale(
         {
             (network, rule): choose_rule(base, QUICK_SAMPLES, "5 IID + 5 non-IID (1)", rule)

@@ -48,6 +48,7 @@ from steelyard.figures._style import (
     align_series,
     draw_zero,
     label_rounds,
+    limit_percent,
     make_panels,
     plot_bars,
     plot_series,
@@ -187,7 +188,8 @@ def check_gain(results: Results, first: Any, second: Any, text: str) -> Check:
 def limit_accuracy(axes: Axes, results: Results, keys: Sequence[Any], margin: float = 25.0) -> None:
     """Start the vertical axis of accuracies some points below the last rounds of all runs."""
     lowest = min(min(last_accuracies(results[key])) for key in keys)
-    axes.set_ylim(bottom=max(0.0, lowest - margin))
+    axes.set_ylim(bottom=lowest - margin)
+    limit_percent(axes)
 
 
 @register
@@ -200,7 +202,7 @@ class Figure3(PaperFigure):
         "Directions of clients become different under FedAvg. FedCos reduces this inconsistency "
         "and outperforms FedAvg and FedProx."
     )
-    source = Source("Fig. 3", "section IV-B, property 1", "114-126, 156-158")
+    source = Source("Figure 3", "section IV-B, property 1", "114-126, 156-158")
     quick = Scale(
         make_runs(partial(use_algorithm, QUICK), algorithm=FOUR),
         QUICK_SEEDS,
@@ -388,7 +390,7 @@ class Figure4(ToyFigure):
         "FedCos walks around the convergence point of FedAvg and finds points closer to the global "
         "optimum. FedProx does not outperform FedAvg, and is slower."
     )
-    source = Source("Fig. 4", "section V", "167, 175-181")
+    source = Source("Figure 4", "section V", "167, 175-181")
     quick = Scale(values=TOY_VALUES, differences=(TOY_SETTINGS,))
     paper = quick
     toy = TWO_CLIENTS
@@ -405,7 +407,7 @@ class Figure6(PaperFigure):
         "With 20 clients FedCos is far ahead of FedAvg (CIFAR-10: 57.14 and 55.12 compared with "
         "50.63), and FedProx is similar to FedAvg."
     )
-    source = Source("Fig. 6", "section VI-B2", "254, 270-288, 319")
+    source = Source("Figure 6", "section VI-B2", "254, 270-288, 319")
     quick = Scale(
         make_runs(
             partial(
@@ -415,7 +417,7 @@ class Figure6(PaperFigure):
             data=("digits",),
             algorithm=FOUR,
         ),
-        THREE_SEEDS,
+        QUICK_SEEDS,
         (ON_DIGITS, "One data set instead of two."),
     )
     paper = Scale(
@@ -572,7 +574,7 @@ class Figure7(RoundsSaved):
     name = "fedcos-figure7"
     title = "Rounds that FedCos saves, five clients"
     claim = "FedCos reduces the rounds to the final accuracy of each of four baselines by 50 %."
-    source = Source("Fig. 7", "section VI-C", "300-313, 337-341")
+    source = Source("Figure 7", "section VI-C", "300-313, 337-341")
     quick = Scale(
         make_runs(partial(use_scene, SHORT), algorithm=BOTH, scene=FEW_SCENES),
         THREE_SEEDS,
@@ -595,7 +597,7 @@ class Figure8(RoundsSaved):
         "FedCos is 2 to 5 times as efficient as each of four baselines, and more so for larger "
         "heterogeneity."
     )
-    source = Source("Fig. 8", "section VI-C", "325-333, 337-341")
+    source = Source("Figure 8", "section VI-C", "325-333, 337-341")
     quick = Scale(
         make_runs(
             partial(use_scene, merge_settings(SHORT, {"data": {"clients": 7}})),
@@ -640,7 +642,7 @@ class Figure9(AccuracyCurves):
         "FedOpt is faster than FedAvg in the first rounds and the same later; a large global "
         "learning rate is unstable. FedCos stays ahead all the time."
     )
-    source = Source("Fig. 9", "section VI-D1", "343-351")
+    source = Source("Figure 9", "section VI-D1", "343-351")
     quick = Scale(
         make_runs(partial(use_algorithm, LONG), algorithm=OPTIMIZERS),
         THREE_SEEDS,
@@ -708,7 +710,7 @@ class Figure10(AccuracyCurves):
     name = "fedcos-figure10"
     title = "A deeper network"
     claim = "With ResNet18, FedCos outperforms FedAvg with each weight of the penalty."
-    source = Source("Fig. 10", "section VI-D2", "349, 353, 365")
+    source = Source("Figure 10", "section VI-D2", "349, 353, 365")
     quick = Scale(
         make_runs(
             partial(use_algorithm, merge_settings(QUICK, {"model": "mlp:hidden=[64,64,64,64]"})),
@@ -749,7 +751,7 @@ class Figure11(AccuracyCurves):
         "After more than 600 rounds FedCos is still ahead of FedAvg (58.58 and 57.66 compared with "
         "56.83), also in its best round, but by less than before."
     )
-    source = Source("Fig. 11", "section VI-D3", "356, 366")
+    source = Source("Figure 11", "section VI-D3", "356, 366")
     quick = Scale(
         make_runs(partial(use_algorithm, LONG), algorithm=THREE),
         THREE_SEEDS,
@@ -811,7 +813,7 @@ class Figure12(PaperFigure):
         "With FedCos local models move less far and are closer to each other, and the global model "
         "moves farther. With FedProx local models move less far, but are not as close as expected."
     )
-    source = Source("Fig. 12", "section VI-E", "360-362, 370-372")
+    source = Source("Figure 12", "section VI-E", "360-362, 370-372")
     quick = Figure3.quick
     paper = Figure3.paper
 
@@ -882,7 +884,7 @@ class Figure13(ToyFigure):
         "As with two clients, FedCos walks around the stationary point of FedAvg and finds points "
         "closer to the global optimum."
     )
-    source = Source("Fig. 13", "appendix A", "428-433")
+    source = Source("Figure 13", "appendix A", "428-433")
     quick = Scale(
         values=TOY_VALUES,
         differences=(

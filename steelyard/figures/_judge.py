@@ -117,6 +117,31 @@ def check_difference(
     return Check(words, is_higher == (expected == "higher"))
 
 
+def check_not_lower(
+    text: str, ours: Sequence[float], theirs: Sequence[float], margin: float, unit: str = ""
+) -> Check:
+    """Check whether numbers are as high as others, seed by seed, except for a margin.
+
+    It holds if the whole 95 % interval of the mean difference lies above `-margin`, and does not
+    hold if it lies below 0. Otherwise, or with one seed, the numbers cannot tell.
+
+    Args:
+        text: what is compared.
+        ours: the first numbers, one per seed.
+        theirs: the second numbers, one per seed.
+        margin: how much lower the first numbers may be.
+        unit: the unit of the difference.
+    """
+    words = check_difference(text, ours, theirs, "higher", unit).text
+    interval = subtract_by_seed(ours, theirs).interval
+    if interval is None:
+        return Check(words, None)
+    low, high = interval
+    if low > -margin:
+        return Check(words, True)
+    return Check(words, False if high < 0 else None)
+
+
 def check_value(
     text: str, values: Sequence[float], expected: Direction, limit: float, digits: int = 2
 ) -> Check:

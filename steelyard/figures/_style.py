@@ -93,6 +93,12 @@ def label_rounds(*panels: Axes) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
+def limit_percent(axes: Axes) -> None:
+    """Keep the vertical axis of percentages within 0 and 100, which intervals may leave."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(0.0, low), min(100.0, high))
+
+
 def add_legend(drawing: Drawing, axes: Axes, columns: int = 4) -> None:
     """Write the legend of one panel below all panels."""
     handles, labels = axes.get_legend_handles_labels()
@@ -101,10 +107,13 @@ def add_legend(drawing: Drawing, axes: Axes, columns: int = 4) -> None:
 
 
 def compute_half_widths(rows: Any) -> Array | None:
-    """Return half of the 95 % interval of the mean of rows, one per seed; None for one seed."""
+    """Return half of the 95 % interval of the mean of rows, one per seed.
+
+    None for fewer than three seeds: the interval of two is so wide that it hides the curves.
+    """
     table = np.asarray(rows, dtype=np.float64)
     count = len(table)
-    if count < 2:
+    if count < 3:
         return None
     quantile = float(import_scipy_stats().t.ppf(0.975, count - 1))
     half_widths: Array = quantile * table.std(axis=0, ddof=1) / np.sqrt(count)
@@ -112,7 +121,15 @@ def compute_half_widths(rows: Any) -> Array | None:
 
 
 def plot_mean(
-    axes: Axes, x: Any, rows: Any, *, color: str, label: str, has_bars: bool = False, **options: Any
+    axes: Axes,
+    x: Any,
+    rows: Any,
+    *,
+    color: str,
+    label: str,
+    has_bars: bool = False,
+    has_interval: bool = True,
+    **options: Any,
 ) -> None:
     """Plot the mean of rows, one per seed, with its 95 % interval.
 
@@ -123,13 +140,14 @@ def plot_mean(
         color: the colour.
         label: the name of the series.
         has_bars: show the interval as bars, for categories; otherwise as a shade.
+        has_interval: show the interval; not in panels with many curves.
         options: further options of matplotlib's `plot`.
     """
     table = np.asarray(rows, dtype=np.float64)
     mean = table.mean(axis=0)
     axes.plot(x, mean, color=color, label=label, **options)
     half_widths = compute_half_widths(table)
-    if half_widths is None:
+    if half_widths is None or not has_interval:
         return
     low = mean - half_widths
     high = mean + half_widths
@@ -161,7 +179,7 @@ def plot_series(
         color: the colour.
         label: the name of the series in the legend.
         factor: a factor for all values, 100 for percent.
-        options: further options of matplotlib's `plot`.
+        options: further options of `plot_mean` and of matplotlib's `plot`.
     """
     rounds, rows = align_series(histories, name)
     plot_mean(axes, rounds, factor * rows, color=color, label=label, **options)

@@ -140,7 +140,7 @@ def test_a_quick_table_is_its_first_cell_for_two_rounds(small):
     (run,) = (small / "out").glob("*/*/*/config.json")
     config = json.loads(run.read_text())["config"]
     assert run.parent.relative_to(small / "out").as_posix() == "iid/fedavg/seed-1"
-    assert (config["rounds"], config["local"]["steps"]) == (2, 2)
+    assert (config["rounds"], config["local"]["steps"], config["evaluate_every"]) == (2, 2, 2)
     assert "reduced: 2 rounds, the paper has 3" in result.output
 
 
@@ -149,6 +149,8 @@ def test_a_quick_table_has_little_proxy_data():
     assert [cell.name for cell in quick.cells] == ["e1/size"]
     assert quick.cells[0].config(8).proxy.per_class == 10
     assert "proxy.per_class=10" in quick.settings
+    regulariser = table.read_table("fedawa-table5").make_quick()
+    assert [cell.name for cell in regulariser.cells] == ["cifar10-0.1/fedawa-none"]  # no control
     few = table.read_table("fedawa-table1").select_cells(["cifar100-0.1/fedlaw"]).make_quick()
     assert few.cells[0].config(8).proxy.per_class == 2
 
@@ -228,6 +230,10 @@ def test_a_subset_is_told_from_the_whole(small, monkeypatch):
         (["fedlaw-figur1"], "did you mean 'fedlaw-figure1'"),
         (["fedlaw-figure1", "--cells", "x/*"], "is a figure and has no cells"),
         (["fedadp-table1", "--cells", "x/*"], "has no such cell"),
+        (
+            ["fedawa-table6", "--cells", "*/clip2fl", "--quick"],
+            "needs the pretrained weights of CLIP",
+        ),
         (["fedadp-table1", "--seeds", "1,a"], "write whole numbers with commas"),
         (["fedadp-table1", "--seeds", "1,1"], "use distinct numbers"),
         (["fedadp-table1", "--set", "modle=mlp"], "did you mean 'model'"),

@@ -1,5 +1,7 @@
 """The papers' tables as data."""
 
+import re
+import shlex
 from collections import Counter
 
 import pytest
@@ -289,6 +291,19 @@ def test_fedawas_table_says_which_feddyn_and_how_much_proxy_data():
     for cell in read_table("fedawa-table1").select_cells(["*/fedlaw"]).cells:
         classes = {"cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}[cell.paper_data]
         assert cell.raw["proxy"]["per_class"] * classes == 200
+
+
+@pytest.mark.parametrize("table", list(tables()), ids=names())
+def test_commands_in_deviations_can_be_given(table):
+    for text in table.deviations:
+        for command in re.findall(r"`((?:--cells|--set) [^`]*)`", text):
+            words = shlex.split(command)
+            pairs = list(zip(words[::2], words[1::2], strict=True))
+            cells = [value for option, value in pairs if option == "--cells"]
+            settings = [value for option, value in pairs if option == "--set"]
+            assert len(cells) + len(settings) == len(pairs)
+            for cell in table.select_cells(cells).apply_settings(settings).cells:
+                cell.config(table.seeds[0])
 
 
 def test_all_tables_of_the_five_papers_are_here():

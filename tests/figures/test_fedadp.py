@@ -70,14 +70,6 @@ def test_a_verdict_agrees_with_runs_that_do_what_the_paper_says(name, tmp_path):
         assert verdict.state != "shows it"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_settings_of_both_scales_are_valid(name):
-    figure = read_figure(name)
-    for is_quick in (True, False):
-        plan = plan_figure(figure, is_quick)
-        assert len(plan.jobs) == len(figure.scale(is_quick).runs) * len(plan.seeds)
-
-
 def test_the_mixes_are_those_of_the_paper():
     assert SIX == (
         "3 IID + 7 non-IID (1)",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from steelyard.figures import plan_figure, read_figure
+from steelyard.figures import read_figure
 from steelyard.figures._fedcos import count_rounds_by_scene, count_rounds_to_the_end
 from steelyard.figures._style import collect_numbers
 from tests.figures.fakes import draw_and_judge, fake_history, fake_results
@@ -67,17 +67,6 @@ def test_a_verdict_agrees_with_runs_that_do_what_the_paper_says(name, tmp_path):
         assert np.isfinite(np.array(numbers, dtype=float)).all()
         _, verdict = draw_and_judge(figure, scale, contradict_the_paper, tmp_path)
         assert verdict.state != "shows it"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_settings_of_both_scales_are_valid(name):
-    figure = read_figure(name)
-    for is_quick in (True, False):
-        plan = plan_figure(figure, is_quick)
-        assert len(plan.jobs) == len(figure.scale(is_quick).runs) * len(plan.seeds) * bool(
-            plan.jobs
-        )
-        assert figure.scale(is_quick).differences
 
 
 @pytest.mark.parametrize("name", ["fedcos-figure4", "fedcos-figure13"])

@@ -22,6 +22,9 @@ pytest.importorskip("ot", reason="distances between data sets need POT")
 NUMBERS = {
     "fedlaw": [*range(1, 13), *range(14, 18)],
     "fedawa": [2, 3, 5, 6, 7, 8],
+    "fedcos": [3, 4, *range(6, 14)],
+    "pa3fed": [1, *range(3, 9)],
+    "fedadp": [*range(1, 8)],
 }
 PANELS = {  # panels with a title; one by default
     "fedlaw-figure2": 2,
@@ -42,6 +45,22 @@ PANELS = {  # panels with a title; one by default
     "fedawa-figure5": 3,
     "fedawa-figure6": 3,
     "fedawa-figure8": 3,
+    "fedcos-figure3": 2,
+    "fedcos-figure4": 2,
+    "fedcos-figure7": 4,
+    "fedcos-figure8": 4,
+    "fedcos-figure12": 3,
+    "fedcos-figure13": 2,
+    "pa3fed-figure1": 2,
+    "pa3fed-figure3": 4,
+    "pa3fed-figure4": 2,
+    "pa3fed-figure5": 2,
+    "pa3fed-figure8": 2,
+    "fedadp-figure3": 6,
+    "fedadp-figure4": 6,
+    "fedadp-figure5": 4,
+    "fedadp-figure6": 2,
+    "fedadp-figure7": 4,
 }
 TINY_ROUNDS = 3
 FEW_RUNS = 10  # a figure with more runs is drawn from one seed

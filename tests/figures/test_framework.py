@@ -18,7 +18,13 @@ from steelyard.figures import (
     read_figure,
     run_figure,
 )
-from steelyard.figures._judge import check_difference, check_equal, check_trend, check_value
+from steelyard.figures._judge import (
+    check_difference,
+    check_equal,
+    check_not_lower,
+    check_trend,
+    check_value,
+)
 from steelyard.figures._style import collect_numbers, make_panels, plot_mean, plot_series, use_style
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
@@ -159,6 +165,10 @@ def test_differences_hold_only_beyond_noise():
     )
     assert check_value("x", [2.0, 2.1, 2.2], "higher", 1.0).holds is True
     assert check_value("x", [2.0, 2.1, 2.2], "lower", 1.0).text == "x: 2.10 ± 0.25"
+    assert check_not_lower("", [1, 1.1, 0.9], [1, 1, 1], 1.0).holds is True
+    assert check_not_lower("", [1, 3, -1], [1, 1, 1], 1.0).holds is None
+    assert check_not_lower("", [-1, -1.1, -0.9], [1, 1, 1], 1.0).holds is False
+    assert check_not_lower("", [1], [1], 1.0).holds is None
     rising = [[1, 2, 3.1], [0.9, 2.2, 3], [1, 2.1, 3]]
     assert check_trend("", [1, 5, 10], rising, "higher").holds is True
     assert check_trend("", [10, 5, 1], rising, "higher").holds is False
@@ -176,14 +186,14 @@ def test_numbers_of_a_drawing_have_intervals_bars_and_images():
     with use_style():
         drawing, (lines, others) = make_panels(2)
         lines.set_title("left")
-        plot_mean(lines, [1, 2], [[1, 2], [3, 4]], color="black", label="shade")
-        plot_mean(lines, [1, 2], [[1, 2], [3, 4]], color="red", label="bars", has_bars=True)
+        plot_mean(lines, [1, 2], [[1, 2], [2, 3], [3, 4]], color="black", label="shade")
+        plot_mean(lines, [1, 2], [[1, 2], [2, 3], [3, 4]], color="red", label="bars", has_bars=True)
         lines.axhline(0)
         others.bar([1, 2], [5, 6], label="heights")
         others.scatter([7], [8], label="points")
         others.imshow([[0.5]])
         rows = collect_numbers(drawing)[1:]
-    half = 12.706204736432095 * np.sqrt(2) / np.sqrt(2)  # Student's quantile for one degree
+    half = 4.302652729911275 / np.sqrt(3)  # Student's quantile for two degrees; deviation 1
     expected = [2 - half, 2 + half]
     for name in ("shade", "bars"):
         first = next(row for row in rows if row[1] == name)
