@@ -48,6 +48,9 @@ FAST := \
 	tests/sim/test_told.py tests/sim/test_target.py tests/sim/test_parts.py tests/sim/test_foreign_files.py \
 	tests/experiments/test_statistics.py tests/experiments/test_scores.py tests/experiments/test_tables.py \
 	tests/diagnostics/test_weights.py tests/diagnostics/test_coherence.py tests/diagnostics/test_distances.py \
+	tests/figures/test_framework.py::test_a_verdict_follows_from_its_checks \
+	tests/figures/test_framework.py::test_differences_hold_only_beyond_noise \
+	tests/figures/test_framework.py::test_numbers_of_a_drawing_have_intervals_bars_and_images \
 	tests/report/test_gather.py tests/flower/test_records.py tests/cli/test_cli.py
 
 test-fast: setup       ## after every edit; `make test` before a pull request
