@@ -534,7 +534,7 @@ class Figure4(PaperFigure):
                 (np.mean(gains, axis=0), "in the last rounds"),
                 (100 * np.mean(leads, axis=0), "over all rounds"),
             ):
-                text = f"h = {h:g}: gain {when}, mean over methods"
+                text = f"gain {when} at h = {h:g}, mean over methods"
                 checks.append(check_gain(text, list(values)))
         return Verdict.from_checks(checks)
 
