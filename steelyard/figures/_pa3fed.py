@@ -400,7 +400,8 @@ class Figure3(PaperFigure):
             fisher.set_title(f"trace of FIM, {share:.0%} of the clients")
             norms.set_title(f"FGN, {share:.0%} of the clients")
         label_rounds(*panels)
-        add_legend(drawing, panels[0])
+        handles: list[Any] = [panels[0].lines[0], panels[1].lines[0], *panels[0].patches[:1]]
+        drawing.legend(handles=handles, loc="outside lower center", ncols=3)
         return drawing
 
     def judge(self, results: Results) -> Verdict:
@@ -448,7 +449,9 @@ def combine_answers(answers: Sequence[bool | None]) -> bool | None:
 
 
 def check_early_periods(histories: Sequence[History], who: str) -> Check:
-    """Check whether critical rounds by Eq. (6) lie in the first half of the runs.
+    """Check whether most critical rounds by Eq. (6) lie in the first half of the runs.
+
+    Half of them would if they were scattered over all rounds.
 
     Args:
         histories: the runs, one per seed.
@@ -460,10 +463,10 @@ def check_early_periods(histories: Sequence[History], who: str) -> Check:
         critical_rounds = periods.rounds[periods.critical]
         if len(critical_rounds):
             shares.append(float(np.mean(critical_rounds <= periods.rounds[-1] / 2)))
-    text = f"{who}: share of critical rounds by Eq. (6) that lie in the first half"
+    text = f"{who}: share of critical rounds by Eq. (6) in the first half (above 0.75 expected)"
     if len(shares) < len(histories):
         return Check(f"{text}: some runs have no critical round", None)
-    return check_value(text, shares, "higher", 0.5)
+    return check_value(text, shares, "higher", 0.75)
 
 
 def shade_periods(axes: Axes, history: History) -> None:
