@@ -95,7 +95,7 @@ ON_DIGITS = (
 )
 
 # Four clients with the first half of the classes, four with the second half, four with all.
-THREE_KINDS = {"data": {"clients": 12, "partition": "three_kinds"}}
+THREE_KINDS = {"data": {"clients": 12, "partition": "class_halves"}}
 
 RULES = {
     "FedAvg": "fedavg",
