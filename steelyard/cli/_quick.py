@@ -49,6 +49,7 @@ def run_all(
     from steelyard.runs._directory import write_text
 
     # Run them, one after the other.
+    out.mkdir(parents=True, exist_ok=True)
     results = []
     for name in [*table_names(), *figure_names()]:
         run = run_quick_table if name in table_names() else run_quick_figure
