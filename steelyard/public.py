@@ -63,6 +63,7 @@ multikrum = _rules.MultiKrum
 nnm = _rules.NNM
 pa3fed = _rules.PA3Fed
 per_layer = _rules.PerLayer
+record_coherence = _rules.RecordCoherence
 trimmed_mean = _rules.TrimmedMean
 uniform = _rules.Uniform
 
