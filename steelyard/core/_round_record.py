@@ -36,6 +36,9 @@ Section = Literal[
     "Geometry of the updates",
     "What the rule learned",
     "Clients and data",
+    "Contributions of clients",
+    "Steps of the rules",
+    "Agreement between rules",
     "Cost",
 ]
 
