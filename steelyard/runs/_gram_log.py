@@ -31,6 +31,7 @@ from steelyard.runs._lock import close_private, is_same_file, open_private
 
 MAX_CLIENTS = 100  # per round, recorded by default
 _FRAME = struct.Struct("<4sII")
+FRAME_SIZE = _FRAME.size  # bytes of an entry before its data
 _HEADER = struct.Struct("<I")
 _LEVEL = 1  # of compression: higher levels save 1 % and take three times as long
 _MAX_ENTRY = 1 << 30  # bytes of an entry, before and after compression
@@ -92,10 +93,10 @@ class GramLog:
         end = 0
         if self.path.exists():
             try:
-                for start, data in _split_entries(self.path.read_bytes()):
+                for start, data in split_entries(self.path.read_bytes()):
                     if _read_round(data) > rounds:
                         break
-                    end = start + _FRAME.size + len(data)
+                    end = start + FRAME_SIZE + len(data)
             except SteelyardError as error:
                 warning = f"{self.path}: {error}: later rounds up to {rounds} cannot be replayed"
         elif rounds:
@@ -147,13 +148,13 @@ def read_grams(path: Path) -> Iterator[RoundGram]:
     except OSError as error:
         raise SteelyardError(f"{path}: cannot be read: {error.strerror}") from None
     try:
-        for _, data in _split_entries(content):
+        for _, data in split_entries(content):
             yield decode(data)
     except SteelyardError as error:
         raise SteelyardError(f"{path}: {error}") from None
 
 
-def _split_entries(content: bytes) -> Iterator[tuple[int, bytes]]:
+def split_entries(content: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the start and the data of each entry.
 
     Stop at an entry that is not complete.
@@ -162,20 +163,20 @@ def _split_entries(content: bytes) -> Iterator[tuple[int, bytes]]:
         SteelyardError: if an entry is damaged.
     """
     start = 0
-    while start + _FRAME.size <= len(content):
+    while start + FRAME_SIZE <= len(content):
         magic, length, checksum = _FRAME.unpack_from(content, start)
-        data = content[start + _FRAME.size : start + _FRAME.size + length]
+        data = content[start + FRAME_SIZE : start + FRAME_SIZE + length]
         if magic != GRAM_MAGIC or length > _MAX_ENTRY:
             raise SteelyardError(f"damaged at byte {start}")
         if len(data) < length:
             return
         if zlib.crc32(data) != checksum:
             # The last entry may have been written in part, over room that the disk gave already.
-            if start + _FRAME.size + length == len(content):
+            if start + FRAME_SIZE + length == len(content):
                 return
             raise SteelyardError(f"damaged at byte {start}")
         yield start, data
-        start += _FRAME.size + length
+        start += FRAME_SIZE + length
 
 
 def encode(seen: RoundGram) -> bytes:
