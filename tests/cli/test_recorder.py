@@ -1,12 +1,18 @@
-"""`steelyard replay`, as a user types it."""
+"""`steelyard replay`, `contributions` and `watch --alert`, as a user types them."""
 
 import csv
+import json
+import os
+import subprocess
+import sys
 import webbrowser
 
 import pytest
 
 from tests.cli.test_cli import steelyard_command
-from tests.report.runs import HOSTILE, write_recorded_run, write_run
+from tests.report.runs import HOSTILE, append_grams, write_recorded_run, write_run
+
+STEELYARD = [sys.executable, "-c", "from steelyard.cli import main; main()"]
 
 
 @pytest.fixture(scope="module")
@@ -86,5 +92,93 @@ def test_mistakes_of_replay_are_one_sentence(run, tmp_path, arguments, words):
     assert len(result.output.strip().splitlines()) == 1
 
 
-def test_help_teaches_with_examples():
-    assert "steelyard replay runs/" in steelyard_command("replay", "--help").output
+@pytest.mark.parametrize("command", ["replay", "contributions", "watch"])
+def test_help_teaches_with_examples(command):
+    assert f"steelyard {command} runs/" in steelyard_command(command, "--help").output
+
+
+def test_contributions_prints_a_table_and_what_it_does_not_measure(run):
+    result = steelyard_command("contributions", run)
+    assert result.exit_code == 0, result.output
+    for text in ("Contributions to avg", "total value", "leave-one-out", "does not measure"):
+        assert text in result.output
+    assert "flag" not in result.output.splitlines()[-1]
+
+
+def test_flags_are_printed_with_their_evidence(flagged):
+    result = steelyard_command("contributions", flagged)
+    assert result.exit_code == 0, result.output
+    assert "flag client [b]idle[/]: free rider: its update is shorter than" in result.output
+
+
+def test_contributions_as_json_and_csv(flagged, tmp_path):
+    table = tmp_path / "clients.csv"
+    result = steelyard_command("contributions", flagged, "--json", "--csv", table)
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.output)
+    assert sum(entry["total"] for entry in data["clients"]) == pytest.approx(data["rounds"])
+    flags = {entry["client"]: entry["flags"] for entry in data["clients"] if entry["flags"]}
+    assert [flag["kind"] for flag in flags["[b]idle[/]"]] == ["free rider"]
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4
+    assert rows[-1]["client"] == "[b]idle[/]"  # the smallest total is last
+    assert "free rider" in rows[-1]["flags"]
+
+
+@pytest.fixture(scope="module")
+def flagged(tmp_path_factory):
+    """A run with a client that sends nothing."""
+    run = write_run(
+        tmp_path_factory.mktemp("runs") / "idle", ids=["[b]idle[/]", "b", "c", "d"], rounds=8
+    )
+    append_grams(run, ["[b]idle[/]", "b", "c", "d"], range(1, 9), idle=0)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "nowhere: not a run directory"),
+        (["{plain}"], "record=gram"),
+        (["{run}", "--csv", "no/such/x.csv"], "no/such/x.csv"),
+    ],
+)
+def test_mistakes_of_contributions_are_one_sentence(run, tmp_path, arguments, words):
+    places = {"{run}": run, "{plain}": write_run(tmp_path / "plain", rounds=2)}
+    result = steelyard_command("contributions", *(places.get(part, part) for part in arguments))
+    assert result.exit_code == 2
+    assert words in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--alert", "weight"], "not a condition"),
+        (["--alert", "void>1"], "recorded as text"),
+        (["--exit-on-alert", "3"], "--alert 'weight>0.3 for 5'"),
+    ],
+)
+def test_mistakes_of_alerts_are_one_sentence(run, arguments, words):
+    result = steelyard_command("watch", run, *arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_watch_prints_alerts_and_ends_with_the_code(run):
+    command = [*STEELYARD, "watch", str(run), "--alert", "accuracy>0.3 for 2", "--alert", "zzz<1"]
+    done = subprocess.run(
+        [*command, "--exit-on-alert", "7"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1"},
+    )
+    assert done.returncode == 7
+    assert "does not record 'zzz'" in done.stderr
+    address, alert = done.stdout.splitlines()
+    assert address.startswith("http://127.0.0.1:")
+    assert alert.startswith(f"alert: {run}, round ")
+    assert ": accuracy>0.3 for 2: 0." in alert

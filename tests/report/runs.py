@@ -94,10 +94,12 @@ def write_run(
     return path
 
 
-def round_gram(number, ids, size=50):
-    """The inner products of random updates that point the same way, more or less."""
+def round_gram(number, ids, size=50, idle=None):
+    """The inner products of random updates that point the same way; a client may send nothing."""
     rng = np.random.default_rng(number)
     updates = rng.normal(size=(len(ids), size)) + 0.4
+    if idle is not None:
+        updates[idle] = 0.0
     rows = np.concatenate([updates, rng.normal(size=(1, size))])
     examples = np.arange(10.0, 10.0 + len(ids))
     return RoundGram(
@@ -110,12 +112,12 @@ def round_gram(number, ids, size=50):
     )
 
 
-def append_grams(path, ids, rounds):
+def append_grams(path, ids, rounds, **options):
     """Records inner products of these rounds; those of later rounds are removed."""
     log = GramLog(path / GRAMS)
     log.open(rounds[0] - 1)
     for number in rounds:
-        log.append(round_gram(number, ids))
+        log.append(round_gram(number, ids, **options))
     log.close()
 
 
