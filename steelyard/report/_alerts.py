@@ -69,9 +69,7 @@ def parse_condition(text: str) -> Condition:
     except ValueError:
         limit = math.nan
     if not math.isfinite(limit):
-        raise SteelyardError(
-            f"alert {shorten(text)}: {match['limit']!r} is not a number: {_USAGE}"
-        )
+        raise SteelyardError(f"alert {shorten(text)}: {match['limit']!r} is not a number: {_USAGE}")
     rounds = match["rounds"] or "1"
     if not re.fullmatch(r"[1-9][0-9]{0,8}", rounds):
         raise SteelyardError(

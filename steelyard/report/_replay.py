@@ -22,6 +22,7 @@ from steelyard.recorder._replay import (
     mean_shares,
     muted_shares,
 )
+from steelyard.report._build import write_report
 from steelyard.report._client_figures import MAX_ROWS, average_blocks
 from steelyard.report._figures import Figure, Heat, Line, Report, Row, Table, make_round_table
 from steelyard.runs._directory import read_config
@@ -49,6 +50,17 @@ HEADS = (
     "muted clients",
 )
 DIGITS = (None, 1, 3, None, 3, 3, 2, None)
+
+
+def write_replay(replay: Replay, run: str | Path, path: str | Path) -> Path:
+    """Write the page of a replay to an HTML file. An existing file is replaced.
+
+    Args:
+        replay: the replayed rules.
+        run: the run directory.
+        path: the file to write.
+    """
+    return write_report(build_replay_report(replay, Path(run), path), path)
 
 
 def build_replay_report(

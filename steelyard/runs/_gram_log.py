@@ -17,10 +17,12 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steelyard.core._errors import SteelyardError, shorten
 from steelyard.core._gram import Array, Gram
@@ -33,7 +35,11 @@ MAX_CLIENTS = 100  # per round, recorded by default
 _FRAME = struct.Struct("<4sII")
 FRAME_SIZE = _FRAME.size  # bytes of an entry before its data
 _HEADER = struct.Struct("<I")
-_LEVEL = 1  # of compression: higher levels save 1 % and take three times as long
+# Higher levels, or a search for longer repetitions than runs of a byte, save 1 % and take two to
+# three times as long.
+_LEVEL = 1
+_STRATEGY = zlib.Z_RLE
+_JSON = json.JSONEncoder(separators=(",", ":"))
 _MAX_ENTRY = 1 << 30  # bytes of an entry, before and after compression
 
 
@@ -183,7 +189,7 @@ def encode(seen: RoundGram) -> bytes:
     """Return a recorded round as compressed bytes; equal rounds have equal bytes."""
     # What is in the arrays.
     count = len(seen.ids)
-    triangle = np.tril_indices(count + 1)
+    triangle = _list_triangle(count + 1)
     arrays: list[Array] = [seen.weights, seen.base]
     header: dict[str, Any] = {
         "round": seen.round,
@@ -205,13 +211,24 @@ def encode(seen: RoundGram) -> bytes:
     for layers, entry in seen.grams.items():
         header["grams"].append({"layers": layers, "names": list(entry.names)})
         products = _to_products(entry.gram)
-        arrays += [products[:, triangle[0], triangle[1]], entry.gram.dims]
+        arrays += [products.reshape(len(products), -1)[:, triangle], entry.gram.dims]
 
     # The bytes of the numbers, first bytes first: those that are alike are side by side.
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _JSON.encode(header).encode()
     numbers = np.concatenate([np.ravel(array) for array in arrays]).astype("<f8")
     columns = numbers.view(np.uint8).reshape(-1, 8).T
-    return zlib.compress(_HEADER.pack(len(text)) + text + columns.tobytes(), _LEVEL)
+    content = _HEADER.pack(len(text)) + text + columns.tobytes()
+    compressor = zlib.compressobj(_LEVEL, strategy=_STRATEGY)
+    return compressor.compress(content) + compressor.flush()
+
+
+@lru_cache(maxsize=16)
+def _list_triangle(count: int) -> NDArray[np.intp]:
+    """Return the positions of the lower triangle in a flat matrix, row by row."""
+    rows, columns = np.tril_indices(count)
+    positions: NDArray[np.intp] = rows * count + columns
+    positions.setflags(write=False)
+    return positions
 
 
 def decode(data: bytes) -> RoundGram:
