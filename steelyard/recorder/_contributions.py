@@ -293,34 +293,42 @@ def sample_shapley_values(
     Returns:
         The values and their standard errors, `[K]` each.
     """
-    # Draw the orders, and let each be followed by its reverse.
+    # Draw the orders. The rank of a client is its place in an order.
     count = len(products)
     rng = np.random.default_rng(number)
     drawn = np.array([rng.permutation(count) for _ in range(orders // 2)])
-    pairs = np.stack([drawn, drawn[:, ::-1]], axis=1)
+    ranks = np.argsort(drawn, axis=1)
 
-    # The gain of each client in each order, then the mean of an order and its reverse.
-    gains = np.zeros(pairs.shape)
-    np.put_along_axis(gains, pairs, _gains_in_orders(products, pairs), axis=2)
-    means = gains.mean(axis=1)
+    # The products of each client with those before it, and with those after it, `[orders, K]`.
+    is_before = ranks[:, None, :] < ranks[:, :, None]
+    before = (products * is_before).sum(axis=2)
+    after = products.sum(axis=1) - before - np.diagonal(products)
+
+    # The gain of each client, as a mean of an order and its reverse.
+    gains = _gains_in_orders(products, before, drawn)
+    reverse_gains = _gains_in_orders(products, after, drawn[:, ::-1])
+    means = (
+        np.take_along_axis(gains, ranks, axis=1)
+        + np.take_along_axis(reverse_gains, count - 1 - ranks, axis=1)
+    ) / 2
     deviation = means.std(axis=0, ddof=1)
     return means.mean(axis=0), deviation / math.sqrt(len(means))
 
 
-def _gains_in_orders(products: Array, orders: NDArray[np.int64]) -> Array:
+def _gains_in_orders(products: Array, before: Array, orders: NDArray[np.int64]) -> Array:
     """Return how much the value rises when clients join, in the order in which they join.
 
     Args:
         products: inner products of the clients' parts of the step, `[K, K]`.
-        orders: the orders, `[..., K]`.
+        before: for each order, the products of each client with all that join before it,
+            `[orders, K]`.
+        orders: the orders, `[orders, K]`.
     """
-    sorted_products = products[orders[..., :, None], orders[..., None, :]]
     # The client that joins adds its products with those before it, twice, and with itself.
-    before = (sorted_products * np.tri(len(products), k=-1)).sum(axis=-1)
-    diagonal = np.diagonal(products)[orders]
-    squares = np.cumsum(2 * before + diagonal, axis=-1)
-    dots = np.cumsum(products.sum(axis=1)[orders], axis=-1)
-    return np.diff(_value(dots, squares, products), prepend=0.0, axis=-1)
+    increments = 2 * before + np.diagonal(products)
+    squares = np.cumsum(np.take_along_axis(increments, orders, axis=1), axis=1)
+    dots = np.cumsum(products.sum(axis=1)[orders], axis=1)
+    return np.diff(_value(dots, squares, products), prepend=0.0, axis=1)
 
 
 def _value(dots: Array, squares: Array, products: Array) -> Array:
