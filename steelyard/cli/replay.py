@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from steelyard.cli._console import Console, escape, fail, show, to_rich_table, write_csv
 from steelyard.core._errors import SteelyardError
@@ -109,14 +108,19 @@ def _replay(run: Path, rules: list[str], all_rules: bool, failures: dict[str, st
         all_rules: also replay every other rule that can be replayed.
         failures: where to put why others cannot be replayed.
     """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
     from steelyard.recorder._replay import check_rules, find_replayable_rules, replay_rules
 
+    # The rules. Those that the user named are checked first.
     check_rules(run, rules)
     names = list(dict.fromkeys(rules))
     if all_rules:
         replayable, reasons = find_replayable_rules(run)
         names += [name for name in replayable if name not in names]
         failures |= reasons
+
+    # The bar appears after the first second.
     bar = Progress(
         TextColumn("replaying"),
         BarColumn(),

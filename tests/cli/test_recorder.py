@@ -58,6 +58,16 @@ def test_replay_of_every_rule_names_those_that_cannot_be_replayed(run):
     assert "left out: ldawa: round 1 has no Gram for layers='tensor'" in result.output
 
 
+def test_a_long_replay_has_a_progress_bar(run, monkeypatch):
+    started = []
+    monkeypatch.setattr("rich.progress.Progress.start", lambda bar: started.append(bar))
+    assert steelyard_command("replay", run, "--rule", "fedadp").exit_code == 0
+    assert started == []
+    monkeypatch.setattr("steelyard.cli.replay._PATIENCE", -1.0)
+    assert steelyard_command("replay", run, "--rule", "fedadp").exit_code == 0
+    assert len(started) == 1
+
+
 def test_names_of_clients_are_printed_as_text(tmp_path):
     names = ["[red]x[/]", "=1+1", "\x1b[31m", HOSTILE[0]]
     run = write_recorded_run(tmp_path / "run", ids=names, rounds=3)
