@@ -61,6 +61,7 @@ def test_replay_of_every_rule_names_those_that_cannot_be_replayed(run):
 def test_a_long_replay_has_a_progress_bar(run, monkeypatch):
     started = []
     monkeypatch.setattr("rich.progress.Progress.start", lambda bar: started.append(bar))
+    monkeypatch.setattr("steelyard.cli.replay._PATIENCE", 1e9)
     assert steelyard_command("replay", run, "--rule", "fedadp").exit_code == 0
     assert started == []
     monkeypatch.setattr("steelyard.cli.replay._PATIENCE", -1.0)
