@@ -11,6 +11,7 @@ of one run alone, by a rule that was fixed before the other runs:
     half as many effective clients as FedAvg.
 
 Then every candidate is really run, on the same seeds, so that the answer can be right or wrong.
+MultiKrum and Krum get the true number of clients with flipped labels, which nobody knows in practice.
 """
 
 import argparse
