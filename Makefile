@@ -42,6 +42,7 @@ FAST := \
 	tests/rules/test_guard_cost.py \
 	tests/client/test_terms.py tests/server/test_optimizers.py tests/server/test_probe.py \
 	tests/stores/test_memory.py tests/stores/test_safetensors.py \
+	tests/recorder/test_summary.py tests/recorder/test_following.py \
 	tests/datasets/test_dataset.py tests/datasets/test_partitions.py \
 	tests/models/test_models.py::test_options_are_those_a_user_gives tests/models/test_models.py::test_text_form \
 	tests/models/test_models.py::test_refused tests/models/test_models.py::test_the_mlp_is_a_plain_sequence \

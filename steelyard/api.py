@@ -18,6 +18,7 @@ from steelyard.core._layout import Kind, Params
 from steelyard.core._optimizer import ServerOptimizer
 from steelyard.core._probe import ProxyLoss
 from steelyard.core._refiner import Refiner
+from steelyard.core._round_gram import RoundGram
 from steelyard.core._round_report import Report
 from steelyard.core._state import ClientId, State, client_id
 from steelyard.core._store import UpdateStore
@@ -43,6 +44,8 @@ class Aggregate:
         state: plain data by client id; pass it to the call of the next round.
         report: plain data: effective number of clients, cosines, coherence, norms, quarantined
             clients, ...
+        gram: the inner products of the updates and what clients reported, if the rule computed
+            inner products or `diagnose` was set; None otherwise.
     """
 
     params: Params
@@ -50,6 +53,7 @@ class Aggregate:
     base: torch.Tensor
     state: dict[str, Any]
     report: Report
+    gram: RoundGram | None = None
 
     def __repr__(self) -> str:
         """Return a summary: sizes, the largest weight and the quarantined clients."""
@@ -198,6 +202,7 @@ def aggregate(
         base=torch.from_numpy(outcome.base),
         state=dict(outcome.state),
         report=outcome.report,
+        gram=outcome.seen,
     )
 
 

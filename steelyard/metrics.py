@@ -48,6 +48,8 @@ class Metric:
         needs_accuracy: whether the task must have an accuracy.
         is_recorded: whether it changes from round to round and is part of the record of a round.
             Sizes and labels do not change, and would make every line longer.
+        changes_training: whether measuring it changes the last bits of training, because other
+            operations compute the steps.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Metric:
     evaluates: tuple[Literal["received", "trained"], ...] = ()
     needs_accuracy: bool = False
     is_recorded: bool = False
+    changes_training: bool = False
 
 
 _METRICS = (
@@ -125,6 +128,7 @@ _METRICS = (
         "`pa3fed`, `gate`",
         typical=(0.1, 1.0),
         may_be_negative=True,
+        changes_training=True,
         is_recorded=True,
     ),
     Metric(
@@ -247,6 +251,25 @@ def find_invalid_clients(
                 reasons.setdefault(client, f"invalid {name}={shorten(column[client], 40)}")
         column.update(values)
     return reasons
+
+
+def are_valid_values(name: str, values: NDArray[np.float64]) -> bool:
+    """Return whether all clients' values of a metric are valid, as `find_invalid_clients` checks.
+
+    Args:
+        name: name of the metric.
+        values: one number, or one histogram, per client: `[K]` or `[K, C]`.
+    """
+    metric = find_metric(name)
+    if metric.is_per_class != (values.ndim == 2) or not (abs(values) <= MOST).all():
+        return False
+    if metric.is_per_class:
+        return bool((values >= 0).all() and (values.sum(axis=1) > 0).all())
+    if metric.is_integer:
+        return bool((values >= 1).all() and (values == np.floor(values)).all())
+    if metric.is_positive:
+        return bool((values >= 1 / MOST).all())
+    return metric.may_be_negative or bool((values >= 0).all())
 
 
 def drop_invalid(

@@ -22,6 +22,10 @@ from steelyard.data import Dataset as Dataset
 from steelyard.data import Federation as Federation
 from steelyard.data._proxy import Proxy as Proxy
 from steelyard.merge import Merge as Merge
+from steelyard.recorder import Contributions as Contributions
+from steelyard.recorder import Replay as Replay
+from steelyard.recorder import contributions as contributions
+from steelyard.recorder import replay as replay
 from steelyard.rules._combinators import chain as chain
 from steelyard.rules._combinators import parse_rule as parse_rule
 from steelyard.rules._fedawa import fedawa_l as fedawa_l

@@ -13,8 +13,10 @@ from steelyard import kernels, threads
 from steelyard.core._errors import NO_PROBE, NonFiniteUpdate, SteelyardError
 from steelyard.core._gram import Array, Gram
 from steelyard.core._layout import Granularity
+from steelyard.core._mixture import Mixture
 from steelyard.core._probe import Session, Trial
 from steelyard.core._refiner import Refiner
+from steelyard.core._round_gram import LayeredGram, RoundGram, to_columns
 from steelyard.core._state import ClientId
 from steelyard.core._store import UpdateStore
 from steelyard.core._view import View
@@ -80,6 +82,42 @@ class Evidence:
             return self.gram(layers)
         return None
 
+    def seen(self, mixture: Mixture, weights: Array) -> RoundGram:
+        """Return what a recorder keeps of the round.
+
+        Args:
+            mixture: the result of the rule.
+            weights: the coefficients on the updates, `[g, K]`.
+        """
+        job = self.job
+        layout = self.store.layout
+        if job.record_layers is not None:
+            self.gram(job.record_layers)
+        grams: dict[Granularity | None, LayeredGram] = {}
+        for granularity, gram in self._grams.items():
+            if granularity in (None, job.record_layers):
+                grams[granularity] = LayeredGram(gram, layout.layers(granularity).names)
+        if not grams:  # the rule works layer by layer, which nobody asked to record
+            grams[None] = LayeredGram(self.gram(None), layout.layers(None).names)
+        base = np.array(mixture.base)
+        layers = mixture.layers
+        if layers not in (None, job.record_layers):
+            weights = weights.mean(axis=0, keepdims=True)
+            base = base.mean(keepdims=True)
+            layers = None
+        return RoundGram(
+            round=job.number,
+            ids=self.store.ids,
+            grams=grams,
+            metrics=to_columns(job.metrics, self.store.ids),
+            weights=weights,
+            base=base,
+            layers=layers,
+            norms=vars(self).get("norms"),
+            global_lr=1.0 if job.server is None else job.server.global_lr,
+            population_examples=job.population_examples,
+        )
+
     def direction_cosines(self) -> dict[ClientId, float]:
         """Return the cosine of each update to the direction that clients received.
 
@@ -122,7 +160,7 @@ class Evidence:
         if job.probe is None:
             part = part_needing_proxy_data(self.rule, job.refine)
             raise SteelyardError(NO_PROBE.format(rule=part))
-        buffers = _base_buffers(self.store)
+        buffers = base_buffers(self.store)
         state = job.state.get("probe", {})
         return job.probe.open(self.store.layout, job.number, buffers, state)
 
@@ -163,7 +201,7 @@ def _refuse_rows(bad: NDArray[np.bool_]) -> None:
         raise NonFiniteUpdate(tuple(int(row) for row in np.flatnonzero(bad)))
 
 
-def _base_buffers(store: UpdateStore) -> dict[str, torch.Tensor]:
+def base_buffers(store: UpdateStore) -> dict[str, torch.Tensor]:
     """Return the statistics and counters of the global model; a flat tensor has none."""
     layout = store.layout
     _, stats = store.stats()

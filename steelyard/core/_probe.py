@@ -58,6 +58,9 @@ class Session(Protocol):
     def outputs(self) -> torch.Tensor:
         """Return the outputs of the network for all samples, in evaluation mode, without a graph."""
 
+    def evaluate(self) -> float:
+        """Return the mean loss at `params` of all samples, in evaluation mode."""
+
     def adopt(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Set statistics and counters, by name; the others do not change."""
 

@@ -28,11 +28,12 @@ from steelyard.core._errors import (
 )
 from steelyard.core._evidence import Evidence
 from steelyard.core._gram import Array
-from steelyard.core._layout import Layers, Layout, Leaf
+from steelyard.core._layout import Granularity, Layers, Layout, Leaf
 from steelyard.core._mixture import Mixture
 from steelyard.core._optimizer import ServerOptimizer, ServerStep
 from steelyard.core._probe import ProxyLoss, Session
 from steelyard.core._refiner import Refiner, SessionSink
+from steelyard.core._round_gram import RoundGram
 from steelyard.core._round_report import Report, describe
 from steelyard.core._server_terms import Bounds, clip_factors
 from steelyard.core._spec import to_text
@@ -62,6 +63,8 @@ class Round:
         refine: the refiner that trains the aggregated model on the proxy data, if any.
         population_examples: number of examples of all clients, including those that are not in
             this round; None if unknown.
+        record_layers: a granularity whose Gram `Outcome.seen` has beside that of the whole model,
+            if any.
     """
 
     metrics: Mapping[str, Mapping[ClientId, Any]] = field(default_factory=dict)
@@ -75,6 +78,7 @@ class Round:
     probe: ProxyLoss | None = None
     refine: Refiner | None = None
     population_examples: int | None = None
+    record_layers: Granularity | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,6 +93,7 @@ class Outcome:
         report: a description of the round.
         void: whether the round was void, so that model and state did not change.
         bounds: the bounds that a guard in the rule applied, if there is one.
+        seen: the inner products and reports of the round, if the Gram was computed.
     """
 
     store: UpdateStore
@@ -98,6 +103,7 @@ class Outcome:
     report: Report
     void: bool
     bounds: Bounds | None = None
+    seen: RoundGram | None = None
 
     @property
     def counted_rows(self) -> list[int]:
@@ -223,7 +229,8 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     report = describe(store, mixture, weights, layers, gram, job.number, sizes, lr)
     if cosines:
         report["direction_cosines"] = cosines
-    return Outcome(store, weights, np.array(mixture.base), state, report, False, bounds)
+    seen = None if gram is None else evidence.seen(mixture, weights)
+    return Outcome(store, weights, np.array(mixture.base), state, report, False, bounds, seen)
 
 
 def _bounds(evidence: Evidence, mixture: Mixture) -> Bounds | None:

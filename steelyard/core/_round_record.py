@@ -36,6 +36,9 @@ Section = Literal[
     "Geometry of the updates",
     "What the rule learned",
     "Clients and data",
+    "Contributions of clients",
+    "Steps of the rules",
+    "Agreement between rules",
     "Cost",
 ]
 
@@ -792,6 +795,28 @@ _KEYS = (
         figure=FigureText(
             "Shortening of the global update", "factor", "The guard limits the global update."
         ),
+    ),
+    # Shadow rules.
+    RecordKey(
+        "shadow_weights",
+        "the weights that shadow rules would have given, by rule",
+        "numbers by metric and client",
+        ("simulator", "Flower"),
+        requires="shadow rules: shadow=['fedadp']",
+        is_validated=True,
+    ),
+    RecordKey(
+        "shadow_loss",
+        "loss on the proxy data of each rule's model; `run` is the run's own",
+        "numbers by name",
+        ("simulator", "Flower"),
+        requires="shadow rules and proxy data",
+    ),
+    RecordKey(
+        "shadow_failures",
+        "why shadow rules are left out from this round on, by rule",
+        "reason by client",
+        ("simulator", "Flower"),
     ),
     RecordKey("fallback", "why other weights than the rule's were used", "text", ("rule",)),
     # What clients report.

@@ -13,11 +13,12 @@ import torch
 
 from steelyard.core import _round as rounds
 from steelyard.core._errors import SteelyardError
-from steelyard.core._layout import Layout, Leaf
+from steelyard.core._layout import Granularity, Layout, Leaf
 from steelyard.core._optimizer import ServerOptimizer
 from steelyard.core._probe import ProxyLoss
 from steelyard.core._refiner import Refiner
 from steelyard.core._rng import stream
+from steelyard.core._round_gram import RoundGram
 from steelyard.core._server_terms import (
     ServerTermStep,
     TensorStep,
@@ -52,6 +53,21 @@ class CohortVectors(Protocol):
         """Return a tensor that clients sent, by `term.key(name)`, for some rows, `[K, ...]`."""
 
 
+class Observer(Protocol):
+    """Sees every round beside the rule, and cannot change it: shadow rules."""
+
+    def observe(
+        self, seen: RoundGram, store: UpdateStore, probe: ProxyLoss | None
+    ) -> dict[str, Any]:
+        """Return entries for the record of a round; must not raise an error."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state, as checkpoints store it."""
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Continue from a snapshot."""
+
+
 class ServerState:
     """The rule's state and the server's vectors, and how a round changes them.
 
@@ -67,6 +83,9 @@ class ServerState:
         classifier: the last linear layer of the network, if there are feature terms.
         tensors: the small tensors that the server keeps for feature terms, by `term.key(name)`.
         seed: random seed of the run.
+        observer: shadow rules, if any.
+        record_layers: a granularity whose Gram the outcome of a round has beside that of the whole
+            model, if any.
     """
 
     def __init__(
@@ -87,6 +106,8 @@ class ServerState:
         self.probe = probe
         self.rule_state: State = {}
         self.vectors: dict[str, torch.Tensor] = {} if vectors is None else vectors
+        self.observer: Observer | None = None
+        self.record_layers: Granularity | None = None
         self.classifier: Classifier | None = None
         self.tensors: dict[str, torch.Tensor] = {}
         self.seed = seed
@@ -147,14 +168,18 @@ class ServerState:
             self.rule_state,
             number,
             self.optimizer,
-            diagnose=diagnose,
+            diagnose=diagnose or self.observer is not None,
             step=self.vectors.get("step"),
             direction=self.vectors.get(self.terms.direction),
             probe=self.probe,
             refine=self.refiner,
             population_examples=population_examples,
+            record_layers=self.record_layers,
         )
-        return rounds.run_or_void(self.rule, store, job, sink)
+        outcome = rounds.run_or_void(self.rule, store, job, sink)
+        if self.observer is not None and outcome.seen is not None:
+            outcome.report.update(self.observer.observe(outcome.seen, outcome.store, self.probe))
+        return outcome
 
     def apply_server_terms(
         self,
@@ -255,6 +280,8 @@ class ServerState:
         if self.tensors:
             tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
             snapshot["tensors"] = tensors
+        if self.observer is not None:
+            snapshot["shadow"] = self.observer.snapshot()
         return snapshot
 
     def restore(self, snapshot: Mapping[str, Any], without: Collection[str] = ()) -> None:
@@ -265,6 +292,8 @@ class ServerState:
             without: names of vectors that keep their present values.
         """
         self.rule_state = snapshot["rule"]
+        if self.observer is not None and "shadow" in snapshot:
+            self.observer.restore(snapshot["shadow"])
         for name, vector in snapshot["sent"].items():
             if name in without:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from logging import INFO
 from typing import Any
@@ -95,17 +95,29 @@ def make_instructions(
     examples_key: str,
     mean_examples: float | None,
     classifier: str = "",
+    extra_metrics: Collection[str] = (),
 ) -> ConfigRecord:
     """Return the record that `read_instructions` reads at the client.
 
     `address_messages` adds `accepted`, which differs from client to client.
+
+    Args:
+        algorithm: the algorithm, whose client terms and metrics clients must know.
+        number: number of the round.
+        rounds: number of all rounds.
+        seed: random seed of the run.
+        id_key: where clients report their id.
+        examples_key: the metric with the number of examples.
+        mean_examples: mean number of examples of all clients, if known.
+        classifier: the name of the last linear layer, for feature terms.
+        extra_metrics: what clients report besides what the algorithm needs.
     """
     config: dict[str, Any] = {
         "round": number,
         "rounds": rounds,
         "seed": seed,
         "client": algorithm.texts["client"] or "",
-        "metrics": sorted({*algorithm.needs.metrics, "num_examples"}),
+        "metrics": sorted({*algorithm.needs.metrics, *extra_metrics, "num_examples"}),
         "id-key": id_key,
         "examples-key": examples_key,
     }

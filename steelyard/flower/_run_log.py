@@ -22,11 +22,13 @@ from flwr.common.logger import log
 
 from steelyard.core._errors import SteelyardError
 from steelyard.core._layout import Layout
+from steelyard.core._round_gram import RoundGram
 from steelyard.core._state import ClientId, sort_key
 from steelyard.flower._server import StateDict
 from steelyard.metrics import Table
 from steelyard.runs._checkpoint import Checkpoints, Snapshot
 from steelyard.runs._directory import COHORTS, RunDirectory, read_config, write_json
+from steelyard.runs._gram_log import Recording
 from steelyard.runs._monitor import Monitor
 from steelyard.runs._record import Record, finite_or_none
 
@@ -42,6 +44,7 @@ class _Round:
 
     record: Record
     cohort: list[ClientId]
+    seen: RoundGram | None = None
 
 
 class RunLog:
@@ -64,6 +67,7 @@ class RunLog:
         checkpoint_every: int,
         monitor: str = "accuracy",
         mode: str = "auto",
+        recording: Recording | None = None,
     ) -> None:
         """Check the options; `open` opens the directory.
 
@@ -75,6 +79,7 @@ class RunLog:
             checkpoint_every: number of rounds between checkpoints.
             monitor: the metric that decides which model is the best one.
             mode: `"max"`, `"min"` or `"auto"`.
+            recording: which inner products to record, if any.
         """
         if resume and out is None and checkpoint_dir is None:
             raise SteelyardError(
@@ -92,6 +97,7 @@ class RunLog:
         self._resume = resume
         self._checkpoint_every = checkpoint_every
         self._monitor = Monitor.from_options(monitor.replace("-", "_"), mode)
+        self._recording = recording
         self._directory: RunDirectory | None = None
         self._identity = ""
         self._rounds = 0
@@ -160,6 +166,10 @@ class RunLog:
         self._best_score = None
         for record in self._directory.open_log(finished_rounds, digest):
             self._update_best_score(record)
+        if self._recording is not None:
+            warning = self._directory.grams.open(finished_rounds)
+            if warning is not None:
+                log(WARNING, "%s", warning)
         return snapshot
 
     def _check_resumable(self, path: Path, fixed: Mapping[str, Any]) -> None:
@@ -220,19 +230,26 @@ class RunLog:
         self._round = None
         self._round_start = time.perf_counter()
 
-    def add_training(self, record: Record, cohort: list[ClientId], aggregate_start: float) -> None:
+    def add_training(
+        self,
+        record: Record,
+        cohort: list[ClientId],
+        aggregate_start: float,
+        seen: RoundGram | None = None,
+    ) -> None:
         """Start the record of a round, after the aggregation.
 
         Args:
             record: what is known of the round so far.
             cohort: the clients that got a message.
             aggregate_start: when the aggregation started, as `time.perf_counter`.
+            seen: the inner products of the round, if they were computed.
         """
         timings = {
             "train": round(aggregate_start - self._round_start, 6),
             "aggregate": round(time.perf_counter() - aggregate_start, 6),
         }
-        self._round = _Round({**record, "timings": timings}, cohort)
+        self._round = _Round({**record, "timings": timings}, cohort, seen)
 
     @property
     def record(self) -> Record | None:
@@ -301,6 +318,9 @@ class RunLog:
         record["timings"] |= {"evaluate": round(evaluate, 6), "total": round(total, 6)}
 
         # Write it.
+        seen = current.seen
+        if self._recording is not None and seen is not None and self._recording.includes(seen):
+            self._directory.grams.append(seen)
         self._directory.append(record)
         self.cohorts.append(current.cohort)
         write_json(self._directory.path / COHORTS, self.cohorts, compact=True)
@@ -317,7 +337,7 @@ class RunLog:
             checkpoints.save(Snapshot(number, model, None, self._identity))
         if is_due:
             snapshot = Snapshot(number, model, state, self._identity, self._directory.digest)
-            checkpoints.save(snapshot, self._directory.log)
+            checkpoints.save(snapshot, self._directory.logs)
 
     def _update_best_score(self, record: Record) -> bool:
         """Return whether the model of a round is the best so far, and remember its score.

@@ -18,6 +18,7 @@ from steelyard.core._errors import SteelyardError
 from steelyard.core._evidence import part_needing_proxy_data
 from steelyard.core._layout import Layout, Leaf
 from steelyard.core._rng import stream
+from steelyard.core._round_gram import RoundGram
 from steelyard.core._server_state import ServerState
 from steelyard.core._side_channel import Specs, find_classifier_by_shape
 from steelyard.core._state import ClientId, sort_key
@@ -70,6 +71,7 @@ class RoundResult:
         accepted: the clients whose model was used.
         metrics: what these clients reported.
         counted: those of them whose own vectors are valid from now on.
+        seen: the inner products of the round, if they were computed.
     """
 
     model: StateDict | None
@@ -78,6 +80,7 @@ class RoundResult:
     accepted: tuple[ClientId, ...] = ()
     metrics: Table | None = None
     counted: tuple[ClientId, ...] = ()
+    seen: RoundGram | None = None
 
 
 class ReportedVectors:
@@ -299,7 +302,9 @@ class FlowerServer:
             for name, column in metrics.items()
         }
         model_to_evaluate = self._model_to_evaluate(new_model, sink)
-        return RoundResult(new_model, model_to_evaluate, record, ids, reported, counted)
+        return RoundResult(
+            new_model, model_to_evaluate, record, ids, reported, counted, outcome.seen
+        )
 
     def _find_refused(self, metrics: Table, results: TrainingResults) -> dict[ClientId, str]:
         """Return the reason for each client that is not used; remove invalid values of metrics.

@@ -82,6 +82,7 @@ class Bulyan(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["bulyan"].make(
             f=f,
@@ -93,6 +94,7 @@ class Bulyan(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -117,6 +119,7 @@ class CReFF(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["creff"].make(
             features=features, match_steps=match_steps, match_lr=match_lr, epochs=epochs, lr=lr,
@@ -129,7 +132,7 @@ class CReFF(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -152,6 +155,7 @@ class Cap(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["cap"].make(
             max_weight=max_weight,
@@ -163,6 +167,7 @@ class Cap(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -186,6 +191,7 @@ class CenteredClipping(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["centered_clipping"].make(
             tau=tau, steps=steps,
@@ -197,6 +203,7 @@ class CenteredClipping(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -219,6 +226,7 @@ class Ema(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["ema"].make(
             decay=decay,
@@ -230,6 +238,7 @@ class Ema(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -254,6 +263,7 @@ class FPL(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["fpl"].make(
             weight=weight, temperature=temperature, regression=regression,
@@ -266,7 +276,7 @@ class FPL(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -292,6 +302,7 @@ class FedAWA(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedawa"].make(
             preset=preset, steps=steps, lr=lr, optimizer=optimizer, distance=distance, init=init,
@@ -305,6 +316,7 @@ class FedAWA(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -327,6 +339,7 @@ class FedAWACos(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedawa_cos"].make(
             normalize=normalize,
@@ -338,6 +351,7 @@ class FedAWACos(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -364,6 +378,7 @@ class FedAWAL(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedawa_l"].make(
             layers=layers, preset=preset, steps=steps, lr=lr, optimizer=optimizer,
@@ -377,6 +392,7 @@ class FedAWAL(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -400,6 +416,7 @@ class FedAdagrad(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = OPTIMIZERS["adagrad"].make(
             lr=lr, tau=tau,
@@ -411,7 +428,7 @@ class FedAdagrad(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -435,6 +452,7 @@ class FedAdam(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = OPTIMIZERS["adam"].make(
             lr=lr, betas=betas, tau=tau,
@@ -446,7 +464,7 @@ class FedAdam(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -470,6 +488,7 @@ class FedAdp(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedadp"].make(
             alpha=alpha, clock=clock, reference=reference,
@@ -481,6 +500,7 @@ class FedAdp(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -503,6 +523,7 @@ class FedAvg(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedavg"].make(
             by=by,
@@ -514,6 +535,7 @@ class FedAvg(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -537,6 +559,7 @@ class FedAvgM(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = OPTIMIZERS["momentum"].make(
             beta=beta, lr=lr, convention=convention,
@@ -548,7 +571,7 @@ class FedAvgM(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -574,7 +597,8 @@ class FedBE(Steelyard):
         out: str | os.PathLike[str] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
-        data_name: str = "flower", monitor: str = "accuracy",
+        data_name: str = "flower", monitor: str = "accuracy", record: str = "auto",
+        shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = REFINERS["fedbe"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, momentum=momentum,
@@ -589,7 +613,7 @@ class FedBE(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor,
+            data_name=data_name, monitor=monitor, record=record, shadow=shadow,
         )
 
 
@@ -613,6 +637,7 @@ class FedCos(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["fedcos"].make(
             mu=mu, form=form, eps=eps, direction=direction,
@@ -624,7 +649,7 @@ class FedCos(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -650,6 +675,7 @@ class FedDF(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = REFINERS["feddf"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, momentum=momentum,
@@ -663,7 +689,7 @@ class FedDF(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -687,6 +713,7 @@ class FedDisco(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["feddisco"].make(
             a=a, b=b, metric=metric,
@@ -698,6 +725,7 @@ class FedDisco(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -721,6 +749,7 @@ class FedDyn(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["feddyn"].make(
             alpha=alpha, form=form,
@@ -732,7 +761,7 @@ class FedDyn(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -759,6 +788,7 @@ class FedLAW(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedlaw"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, betas=betas,
@@ -772,6 +802,7 @@ class FedLAW(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -799,6 +830,7 @@ class FedLAWSWA(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fedlaw_swa"].make(
             preset=preset, epochs=epochs, lr=lr, swa_lr=swa_lr, optimizer=optimizer, betas=betas,
@@ -812,6 +844,7 @@ class FedLAWSWA(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -835,6 +868,7 @@ class FedMut(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = BROADCASTS["fedmut"].make(
             radius=radius, rate=rate, bound=bound,
@@ -846,7 +880,7 @@ class FedMut(Steelyard):
             guard=guard, proxy=proxy, id_key=id_key, population=population,
             mean_examples=mean_examples, seed=seed, out=out, checkpoint_dir=checkpoint_dir,
             resume=resume, checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -869,6 +903,7 @@ class FedNova(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["fednova"].make(
             tau_eff=tau_eff,
@@ -880,6 +915,7 @@ class FedNova(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -903,6 +939,7 @@ class FedProto(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["fedproto"].make(
             weight=weight, average=average, classifier=classifier,
@@ -914,7 +951,7 @@ class FedProto(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -938,6 +975,7 @@ class FedProx(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["fedprox"].make(
             mu=mu,
@@ -949,7 +987,7 @@ class FedProx(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -973,6 +1011,7 @@ class FedSGD(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = OPTIMIZERS["sgd"].make(
             lr=lr,
@@ -984,7 +1023,7 @@ class FedSGD(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -1008,6 +1047,7 @@ class FedYogi(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = OPTIMIZERS["yogi"].make(
             lr=lr, betas=betas, tau=tau,
@@ -1019,7 +1059,7 @@ class FedYogi(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -1045,6 +1085,7 @@ class GWS(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["gws"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, betas=betas,
@@ -1057,6 +1098,7 @@ class GWS(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1080,6 +1122,7 @@ class GeometricMedian(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["geometric_median"].make(
             steps=steps, nu=nu,
@@ -1091,6 +1134,7 @@ class GeometricMedian(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1114,6 +1158,7 @@ class Krum(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["krum"].make(
             f=f, neighbours=neighbours,
@@ -1125,6 +1170,7 @@ class Krum(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1150,6 +1196,7 @@ class LAW(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["law"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, betas=betas,
@@ -1163,6 +1210,7 @@ class LAW(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1186,6 +1234,7 @@ class LDAWA(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["ldawa"].make(
             warmup=warmup, layers=layers,
@@ -1197,6 +1246,7 @@ class LDAWA(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1219,6 +1269,7 @@ class Median(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["median"].make()
         super().__init__(
@@ -1228,6 +1279,7 @@ class Median(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1251,6 +1303,7 @@ class MultiKrum(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["multikrum"].make(
             f=f, neighbours=neighbours, keep=keep,
@@ -1262,6 +1315,7 @@ class MultiKrum(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1286,6 +1340,7 @@ class PA3Fed(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["pa3fed"].make(
             beta=beta, score=score, detector=detector, model=model, preset=preset, divide=divide,
@@ -1330,6 +1385,7 @@ class RecordCoherence(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1352,6 +1408,7 @@ class SCAFFOLD(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["scaffold"].make()
         super().__init__(
@@ -1361,7 +1418,7 @@ class SCAFFOLD(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -1386,6 +1443,7 @@ class ServerFT(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = REFINERS["server_ft"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, momentum=momentum,
@@ -1398,7 +1456,7 @@ class ServerFT(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )
 
 
@@ -1422,6 +1480,7 @@ class Shrink(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["shrink"].make(
             gamma=gamma, stats=stats, global_lr=global_lr,
@@ -1433,6 +1492,7 @@ class Shrink(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1455,6 +1515,7 @@ class TrimmedMean(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["trimmed_mean"].make(
             f=f,
@@ -1466,6 +1527,7 @@ class TrimmedMean(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1488,6 +1550,7 @@ class Uniform(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["uniform"].make()
         super().__init__(
@@ -1497,6 +1560,7 @@ class Uniform(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
         )
 
 
@@ -1520,6 +1584,7 @@ class VRLSGD(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = TERMS["vrlsgd"].make(
             scale=scale,
@@ -1531,5 +1596,5 @@ class VRLSGD(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, mode=mode,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
         )

@@ -48,7 +48,9 @@ from steelyard.flower._replies import (
 from steelyard.flower._run_log import RunLog, describe_run
 from steelyard.flower._server import FlowerServer, RoundResult, StateDict
 from steelyard.flower._streaming import ReplyStorage, StreamingGrid, parse_memory
+from steelyard.recorder._shadow import ShadowRules, parse_shadow
 from steelyard.rules._guard import Guard
+from steelyard.runs._gram_log import parse_recording
 from steelyard.server._probe import Probe
 from steelyard.sim._simulator import RunStopped
 from steelyard.stores._slices import layout_of
@@ -102,6 +104,10 @@ class Steelyard(FedAvg):
             else the median of the clients' metric.
         mode: `"max"`, `"min"`, or `"auto"`: smaller is better for losses and errors, larger for all
             other metrics.
+        record: inner products of the updates to write to the run directory, for `steelyard
+            replay`: `"auto"` (rounds of up to 100 clients), `"gram"`, `"gram:layers=tensor"`, or
+            `"none"`.
+        shadow: rules to compute beside the real one and to record; they do not change the run.
     """
 
     def __init__(
@@ -133,6 +139,8 @@ class Steelyard(FedAvg):
         data_name: str = "flower",
         monitor: str = "accuracy",
         mode: str = "auto",
+        record: str = "auto",
+        shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         super().__init__(
             fraction_train,
@@ -169,7 +177,13 @@ class Steelyard(FedAvg):
             sent_vectors=sum(len(term.server_slots) for term in terms),
             reported_vectors=sum(len(term.tags.reported_slots) for term in terms),
         )
-        self.run_log = RunLog(out, checkpoint_dir, resume, checkpoint_every, monitor, mode)
+        self.recording = parse_recording(record)
+        self.shadow = parse_shadow(shadow, record)
+        if self.shadow is not None:
+            self.shadow.check_metrics(algorithm.needs.metrics)
+        self.run_log = RunLog(
+            out, checkpoint_dir, resume, checkpoint_every, monitor, mode, self.recording
+        )
         self.rounds = 0
         self.timeout = _TIMEOUT
         self.is_started = False  # whether `start` of this class runs the rounds
@@ -179,6 +193,10 @@ class Steelyard(FedAvg):
         """Drop the state of an earlier run."""
         has_directory = self.run_log.path is not None
         self.server = FlowerServer(self.algorithm, self.probe, self.seed, diagnose=has_directory)
+        if self.recording is not None:
+            self.server.state.record_layers = self.recording.layers
+        if self.shadow is not None:
+            self.server.state.observer = ShadowRules(list(self.shadow.specs))
         self.client_ids = ClientIds(self.id_key)
         self.accepted_rounds = AcceptedRounds()
         self.requirements = ReplyRequirements.of(
@@ -330,6 +348,7 @@ class Steelyard(FedAvg):
             self.weighted_by_key,
             self.mean_examples,
             "" if self.server.state.classifier is None else self.server.state.classifier.name,
+            extra_metrics=() if self.shadow is None else self.shadow.needs.metrics,
         )
         return RecordDict(
             {
@@ -441,7 +460,7 @@ class Steelyard(FedAvg):
         record = {**result.record, **matched.record, **training.record}
         nodes = [message.metadata.dst_node_id for message in self.train_messages]
         cohort = [self.client_ids.of(node) for node in nodes]
-        self.run_log.add_training(record, cohort, start)
+        self.run_log.add_training(record, cohort, start, result.seen)
 
         # Keep the new model.
         arrays = self._keep_model(number, result, matched)

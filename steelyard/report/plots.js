@@ -164,9 +164,11 @@ function drawHeats(figure, styles, isNarrow) {
     const columnTicks = ticks(heat.columns, isNarrow ? 6 : 12);
     const rowTicks = ticks(heat.rows, heights[i] / 15);
     const isLast = i === figure.heats.length - 1;
+    const columnLabels = columnTicks.map((column) => plain(short(heat.columns[column], 12)));
+    const hasLongLabels = columnLabels.some((label) => label.length > (isNarrow ? 5 : 8));
     layout[`xaxis${number}`] = axis(isLast ? figure.x : "", {
       type: "category", anchor: `y${number}`, showgrid: false, tickmode: "array", tickvals: columnTicks,
-      ticktext: columnTicks.map((column) => plain(short(heat.columns[column], 12))), tickangle: 0,
+      ticktext: columnLabels, tickangle: hasLongLabels ? -40 : 0,
     });
     layout[`yaxis${number}`] = axis(figure.y, {
       type: "category", anchor: `x${number}`, domain, showgrid: false, autorange: "reversed", tickmode: "array", tickvals: rowTicks,

@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,12 +177,12 @@ class Checkpoints:
             self.handle.close()
             self.handle = None
 
-    def save(self, snapshot: Snapshot, log: int | None = None) -> None:
+    def save(self, snapshot: Snapshot, logs: Sequence[int] = ()) -> None:
         """Write a checkpoint, set the link to it and remove old ones.
 
         Args:
             snapshot: the checkpoint.
-            log: the handle of the log, which is synced first.
+            logs: the handles of the run's logs, which are synced first.
         """
         name = snapshot.name
         try:
@@ -191,10 +191,9 @@ class Checkpoints:
             try:
                 self.open()  # it may have been replaced by a link to another place just before
                 self._write_files(hidden, snapshot)
-                if log is not None:
-                    os.fsync(
-                        log
-                    )  # the rounds up to here are on record before the checkpoint that says so
+                # The rounds up to here are on record before the checkpoint that says so.
+                for log in logs:
+                    os.fsync(log)
                 self._publish(hidden, name)
             finally:
                 shutil.rmtree(hidden, ignore_errors=True)
@@ -436,8 +435,10 @@ class Writer:
     write that failed.
     """
 
-    def __init__(self, checkpoints: Checkpoints, log: int, pace: float) -> None:
-        self.checkpoints, self.log, self.pace = checkpoints, log, pace
+    def __init__(self, checkpoints: Checkpoints, logs: Sequence[int], pace: float) -> None:
+        self.checkpoints = checkpoints
+        self.logs = logs
+        self.pace = pace
         self.rest_until = 0.0
         self.pending: list[Snapshot] = []
         self.error: Exception | None = None
@@ -495,7 +496,7 @@ class Writer:
                 self.is_busy = True
             began = time.monotonic()
             try:
-                self.checkpoints.save(snapshot, self.log)
+                self.checkpoints.save(snapshot, self.logs)
             except Exception as error:
                 with self.condition:
                     self.error, self.is_busy, self.is_closed = error, False, True

@@ -26,6 +26,7 @@ from steelyard.runs._files import (
     CONFIG,
     ENVIRONMENT,
     FILES,
+    GRAMS,
     ROUNDS,
     is_file_of_run,
     parse_record,
@@ -36,6 +37,7 @@ from steelyard.runs._files import (
     read_log,
     read_subset,
 )
+from steelyard.runs._gram_log import GramLog
 from steelyard.runs._lock import (
     LOCK,
     DirectoryHandle,
@@ -78,6 +80,7 @@ class RunDirectory:
         self.has_begun = False
         self.log: int | None = None
         self.log_hash = hashlib.sha256()  # of the log
+        self.grams = GramLog(path / GRAMS)
 
     @property
     def has_run(self) -> bool:
@@ -238,6 +241,11 @@ class RunDirectory:
             ) from error
 
     @property
+    def logs(self) -> list[int]:
+        """The handles of the open files to which every round appends."""
+        return [handle for handle in (self.log, self.grams.file) if handle is not None]
+
+    @property
     def digest(self) -> str:
         """The SHA-256 of the lines in the log."""
         return self.log_hash.hexdigest()
@@ -247,6 +255,7 @@ class RunDirectory:
         if self.log is not None:
             close_private(self.log)
             self.log = None
+        self.grams.close()
         # Leave a directory in which no run began as it was before.
         if self.handle.is_unchanged() and not is_file_of_run(self.path, CONFIG):
             with contextlib.suppress(OSError):

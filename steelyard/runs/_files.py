@@ -24,11 +24,14 @@ CONFIG, ENVIRONMENT, COHORTS, ROUNDS = (
     "rounds.jsonl",
 )
 CLIENTS = "clients.json"
+GRAMS = "grams.bin"
+GRAM_MAGIC = b"SYG1"  # the first bytes of an entry
 FILES = (
     CONFIG,
     ROUNDS,
     COHORTS,
     CLIENTS,
+    GRAMS,
     ENVIRONMENT,
 )  # removed in this order: the last one tells whose they are
 _REQUIRED_KEYS = {
@@ -188,6 +191,9 @@ def is_file_of_run(directory: Path, name: str) -> bool:
     if name == ROUNDS:
         lines = path.read_bytes().splitlines()
         return not lines or any(_is_record(line) for line in lines)
+    if name == GRAMS:
+        with path.open("rb") as file:
+            return file.read(len(GRAM_MAGIC)) in (b"", GRAM_MAGIC)
     try:
         value = parse_json(path.read_bytes())
     except (ValueError, OSError):

@@ -255,6 +255,11 @@ class ProbeSession:
                 outputs.append(network.module(network.batch(self.inputs, batch)))
         return torch.cat(outputs)
 
+    def evaluate(self) -> float:
+        """Return the mean loss of all samples, in evaluation mode."""
+        with torch.no_grad():
+            return float(self.network.loss(self.outputs(), self.targets).item())
+
     def close(self) -> None:
         """Free the memory of parameters and gradients, unless the network belongs to a run."""
         if self.probe.network is None:

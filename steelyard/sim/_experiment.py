@@ -52,7 +52,9 @@ from steelyard.core.checks import LARGEST
 from steelyard.data import CORRUPTIONS, PARTITIONS, SOURCES
 from steelyard.data._proxy import Proxy
 from steelyard.models import MODELS
+from steelyard.recorder._shadow import parse_shadow
 from steelyard.rules._combinators import parse_rule
+from steelyard.runs._gram_log import parse_recording
 from steelyard.runs._monitor import MODES, Monitor
 from steelyard.sim._evaluation import TestMetric
 from steelyard.sim._participation import Participation
@@ -158,9 +160,16 @@ class Execution:
         is_stored=False,
     )
     keep: int = option(2, "checkpoints to keep, besides the best model", low=1)
+    record: str = option(
+        "auto",
+        "inner products of the updates to write to the run directory, for `steelyard replay`: auto "
+        "(rounds of up to 100 clients), gram, gram:layers=tensor, gram:layers=module, or none",
+        is_late=True,
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
+        parse_recording(self.record)
 
 
 @dataclass(frozen=True)
@@ -221,6 +230,12 @@ class Experiment:
     )
     seed: int = option(0, "random seed of everything", low=0)
     metrics: tuple[str, ...] = option((), "what clients report besides what the algorithm needs")
+    shadow: str | tuple[str, ...] = option(
+        (),
+        "rules to compute beside the real one and to record, e.g. ['fedadp', 'fedawa']; they do not "
+        "change the run",
+        is_late=True,
+    )
     test_metrics: TestMetric | Mapping[str, TestMetric] | None = option(
         None,
         "functions of all test outputs and targets to measure besides loss and accuracy",
@@ -243,6 +258,8 @@ class Experiment:
 
         # A bad name or value raises an error before anything starts.
         check_options(self)
+        object.__setattr__(self, "shadow", _to_texts("shadow", self.shadow))
+        parse_shadow(self.shadow, self.execution.record)
         object.__setattr__(self, "metrics", tuple(self.metrics))
         if isinstance(self.model, str):
             with locate_errors(f"model={self.model!r}"):
@@ -373,6 +390,14 @@ class Experiment:
                 raise SteelyardError(f"simulate: {_describe_option(name, known_names)}")
             arguments[name] = value
         return cls(**arguments)
+
+
+def _to_texts(name: str, value: Any) -> tuple[str, ...]:
+    """Return an option that is one text or several as a tuple."""
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise SteelyardError(f"{name}={shorten(value)}: use a list of texts")
+    return tuple(texts)
 
 
 def _describe_option(name: str, known_names: set[str]) -> str:

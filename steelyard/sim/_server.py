@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from steelyard.core import _round as rounds
-from steelyard.core._gram import Array
-from steelyard.core._round_report import Report
 from steelyard.core._server_state import ServerState
 from steelyard.core._state import ClientId
 from steelyard.core._term import ClientTerm, Vectors
@@ -99,18 +97,13 @@ class SimulationServer:
         """Return the parameters to evaluate: the global model, unless a term returns others."""
         return self.state.params_to_evaluate(self.buffers.theta, self.work.model.layout)
 
-    def aggregate(
-        self, number: int, members: Sequence[ClientSlot]
-    ) -> tuple[Report, dict[ClientId, float], Array]:
+    def aggregate(self, number: int, members: Sequence[ClientSlot]) -> rounds.Outcome:
         """Weigh and sum the updates in the buffers. A void round changes nothing.
 
         Args:
             number: number of the round.
             members: the clients that trained. Of those outside the cohort, only the vectors that
                 they keep are used.
-
-        Returns:
-            The report, the weight of each client, and the weights by layer.
         """
         # The updates and reports of the cohort, without clients that failed.
         cohort = [member for member in members if member.row >= 0]
@@ -128,7 +121,7 @@ class SimulationServer:
         if not outcome.void:
             self._finish_round(number, outcome, sink, fine)
             outcome.report.update(report_metrics(metrics, outcome.store.ids))
-        return outcome.report, outcome.client_weights, outcome.weights
+        return outcome
 
     def _build_store(self, cohort: Sequence[ClientSlot]) -> MemoryStore:
         """Return a store on the rows of the cohort, without clients whose training failed."""

@@ -14,9 +14,11 @@ from steelyard.algorithm import Algorithm
 from steelyard.client._flat import FlatModel
 from steelyard.client._losses import resolve_loss, try_network
 from steelyard.core._errors import SteelyardError
+from steelyard.core._needs import Needs
 from steelyard.core._weighting import Weighting
 from steelyard.data import Federation
 from steelyard.metrics import METRICS
+from steelyard.recorder._shadow import parse_shadow
 from steelyard.runs._directory import RunDirectory, read_config
 from steelyard.runs._history import History
 from steelyard.runs._monitor import Monitor
@@ -173,7 +175,13 @@ def _prepare(
         )
     requested = Monitor.from_options(experiment.monitor, experiment.mode, experiment.target)
     monitor = choose_monitor(requested, has_accuracy, test_metrics, bool(callbacks))
-    reported = _reported(algorithm, experiment.metrics, federation, has_accuracy)
+    shadow = parse_shadow(experiment.shadow, experiment.execution.record)
+    reported = _reported(algorithm.needs, experiment.metrics, federation, has_accuracy)
+    all_reported = reported
+    if shadow is not None:
+        shadow.check_metrics(reported)
+        needs = algorithm.needs | shadow.needs
+        all_reported = _reported(needs, experiment.metrics, federation, has_accuracy)
 
     # The work of the clients, who takes part in which round, and the run.
     probe = None if samples is None else Probe.within(flat, samples, experiment.proxy, seed)
@@ -185,12 +193,14 @@ def _prepare(
         local,
         experiment.rounds,
         seed,
-        reported,
+        all_reported,
         probe,
         output=output,
         has_groups=has_group_accuracy(federation.test, outputs is not None and has_accuracy),
     )
+    # Shadow rules are no part of a run's identity: a resumed run may have others.
     about = describe_run(work, experiment.participation, experiment.proxy)
+    about["metrics"] = list(reported)
     watching = list(callbacks)
     if experiment.target is not None:
         watching.append(Until(monitor))
@@ -205,6 +215,7 @@ def _prepare(
         monitor,
         test_metrics,
     )
+    simulation.server.state.observer = shadow
     return simulation, about, warning
 
 
@@ -268,8 +279,16 @@ def _describe_clients(simulation: Simulation) -> dict[str, Any]:
 
 
 def _reported(
-    algorithm: Algorithm, metrics: Sequence[str], federation: Federation, has_accuracy: bool
+    needs: Needs, metrics: Sequence[str], federation: Federation, has_accuracy: bool
 ) -> tuple[str, ...]:
+    """Return what clients report, sorted by name.
+
+    Args:
+        needs: what the algorithm needs.
+        metrics: further metrics that the user asks for.
+        federation: the clients' data.
+        has_accuracy: whether accuracy can be measured.
+    """
     known_metrics = set(METRICS)
     for name in metrics:
         if name not in known_metrics:
@@ -277,7 +296,7 @@ def _reported(
                 f"metrics: clients cannot report {name!r}; they can report "
                 f"{', '.join(sorted(known_metrics))}"
             )
-    needed_metrics = algorithm.needs.metrics | set(metrics)
+    needed_metrics = needs.metrics | set(metrics)
     unknown = sorted(needed_metrics - known_metrics)
     if unknown:
         raise SteelyardError(

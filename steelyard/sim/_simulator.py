@@ -26,9 +26,11 @@ from steelyard import threads
 from steelyard.client._fisher import fisher_trace
 from steelyard.core._errors import SteelyardError
 from steelyard.core._rng import stream
+from steelyard.core._round_gram import RoundGram
 from steelyard.core._state import ClientId, sort_key
 from steelyard.runs._checkpoint import Snapshot, Writer
 from steelyard.runs._directory import RunDirectory
+from steelyard.runs._gram_log import parse_recording
 from steelyard.runs._monitor import Monitor
 from steelyard.runs._record import Record, finite_or_none, make_record, to_json_record
 from steelyard.sim._buffers import SHARD, Buffers
@@ -102,6 +104,10 @@ class Simulation:
         self.best_model: Snapshot | None = None  # not on disk yet
         self.last_checkpoint = 0  # the round of it
         self.warned: set[str] = set()
+        self.recording = parse_recording(options.record)
+        self.seen: RoundGram | None = None  # the inner products of the present round
+        if self.recording is not None:
+            self.server.state.record_layers = self.recording.layers
 
     def resume(self) -> list[str]:
         """Restore the newest intact checkpoint.
@@ -162,9 +168,9 @@ class Simulation:
             if self.directory is not None:
                 if self.directory.log is None:
                     self.directory.open_log(0)
-                assert self.directory.log is not None
+                self._open_grams(self.directory)
                 writer = Writer(
-                    self.directory.checkpoints, self.directory.log, self.options.checkpoint_pace
+                    self.directory.checkpoints, self.directory.logs, self.options.checkpoint_pace
                 )
             for callback in self.callbacks:
                 callback.start(self)
@@ -195,6 +201,16 @@ class Simulation:
                 writer.close()
         for callback in self.callbacks:
             callback.end(self)
+
+    def _open_grams(self, directory: RunDirectory) -> None:
+        """Open the record of inner products, without rounds that the run will do again."""
+        if self.recording is None and not directory.grams.path.exists():
+            return
+        warning = directory.grams.open(len(self.records))
+        if self.recording is None:
+            directory.grams.close()
+        elif warning is not None:
+            warn(self.callbacks, warning)
 
     def _executor(self) -> Executor:
         options, device = self.options, self.work.model.device
@@ -321,14 +337,16 @@ class Simulation:
 
     def _aggregate(self, number: int, members: Sequence[ClientSlot]) -> Record:
         """Aggregate the updates; too many void rounds in a row end the run."""
+        self.seen = None
         cohort = [member for member in members if member.row >= 0]
         valid = [member for member in cohort if int(self.buffers.status[member.position]) == FINE]
         if len(valid) < self.participation.quorum:
             record = self._void(number, cohort, valid)
         else:
-            report, client_weights, by_layer = self.server.aggregate(number, members)
-            record = make_record(report, client_weights, by_layer)
-            self._add_heterogeneity(record, client_weights)
+            outcome = self.server.aggregate(number, members)
+            record = make_record(outcome.report, outcome.client_weights, outcome.weights)
+            self._add_heterogeneity(record, outcome.client_weights)
+            self.seen = outcome.seen
         self.voids = self.voids + 1 if record["void"] else 0
         if self.voids >= min(self.participation.patience, self.work.rounds):
             saved = (
@@ -464,11 +482,19 @@ class Simulation:
             self.best_round = record["round"]
         if self.directory is None or writer is None:
             return
+        self._write_gram(self.directory)
         self.directory.append(plain_record)
         if is_best:
             self.best_model = Snapshot(record["round"], self.server.model(), None, self.identity)
         if record["round"] % self.options.checkpoint_every == 0 and writer.is_due():
             self._checkpoint(writer)
+
+    def _write_gram(self, directory: RunDirectory) -> None:
+        """Write the inner products of the round, if they are recorded."""
+        if self.recording is None or self.seen is None:
+            return
+        if self.recording.includes(self.seen):
+            directory.grams.append(self.seen)
 
     def _checkpoint(self, writer: Writer) -> None:
         """Write the best model, then a checkpoint, which may only refer to a model that exists."""

@@ -88,10 +88,13 @@ def options(algorithm):
 
 
 def files(directory):
-    """What must not depend on interruptions: the log without timings, the final checkpoint, the best model."""
+    """What must not depend on interruptions: the log without timings, the inner products, the final
+    checkpoint and the best model."""
     log = [{k: v for k, v in r.items() if k != "timings"} for r in read_log(directory)]
     last, best = directory / "checkpoints" / "last", directory / "checkpoints" / "best"
     held = {name: (last / name).read_bytes() for name in ("model.safetensors", "state.safetensors")}
+    grams = directory / "grams.bin"
+    held["grams.bin"] = grams.read_bytes() if grams.exists() else b""
     return log, held, os.readlink(best), (best / "model.safetensors").read_bytes()
 
 

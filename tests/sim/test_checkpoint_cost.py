@@ -35,7 +35,7 @@ def test_writing_takes_no_more_than_its_share_of_the_time(pace, tmp_path, monkey
             now += 1.0
 
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
-    writer = Writer(Slow(tmp_path), 0, pace)
+    writer = Writer(Slow(tmp_path), [], pace)
     saved = 0
     try:
         for number in range(1, 501):

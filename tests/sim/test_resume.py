@@ -23,7 +23,9 @@ def test_the_log_is_on_disk_before_a_checkpoint_speaks_of_it(tmp_path, monkeypat
     monkeypatch.setattr(os, "fsync", lambda handle: (order.append(handle), sync(handle)))
     monkeypatch.setattr(os, "rename", lambda a, b: (order.append("rename"), rename(a, b)))
     with open(tmp_path / "log", "wb") as log:
-        Checkpoints(tmp_path / "c").save(Snapshot(1, {"w": torch.ones(2)}, {}, "id"), log.fileno())
+        Checkpoints(tmp_path / "c").save(
+            Snapshot(1, {"w": torch.ones(2)}, {}, "id"), [log.fileno()]
+        )
         assert order.index(log.fileno()) < order.index("rename")
 
 
@@ -168,6 +170,7 @@ def test_a_run_directory_holds_what_it_should(tmp_path):
     simulate("fedawa", out=tmp_path / "run", **OPTIONS)
     found = {path.name for path in (tmp_path / "run").iterdir()}
     named = {"config.json", "environment.json", "clients.json", "cohorts.json", "rounds.jsonl"}
+    named.add("grams.bin")
     assert found == named | {"checkpoints", "lock"}
     held = json.loads((tmp_path / "run" / "clients.json").read_text())
     assert held["ids"] == [f"client-{k}" for k in range(6)]
