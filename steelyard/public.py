@@ -50,6 +50,7 @@ fedavg = _rules.FedAvg
 fedawa = _rules.FedAWA
 fedawa_cos = _rules.FedAWACos
 feddisco = _rules.FedDisco
+fedexp = _rules.FedExP
 fedlaw = _rules.FedLAW
 fedlaw_swa = _rules.FedLAWSWA
 fednova = _rules.FedNova

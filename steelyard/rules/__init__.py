@@ -26,6 +26,7 @@ from steelyard.rules._fedavg import Uniform as Uniform
 from steelyard.rules._fedawa import FedAWA as FedAWA
 from steelyard.rules._fedawa import FedAWACos as FedAWACos
 from steelyard.rules._feddisco import FedDisco as FedDisco
+from steelyard.rules._fedexp import FedExP as FedExP
 from steelyard.rules._fedlaw import FedLAW as FedLAW
 from steelyard.rules._fedlaw_swa import FedLAWSWA as FedLAWSWA
 from steelyard.rules._fednova import FedNova as FedNova

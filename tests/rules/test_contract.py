@@ -14,7 +14,15 @@ from tests.rounds import cohort, equal, every_rule, model, reports
 
 RULES = every_rule()
 # Their papers do not normalise the coefficients.
-SCALED = ("fedlaw", "fedlaw_swa", "fednova", "gws", "ldawa", "shrink")
+SCALED = (
+    "fedexp",
+    "fedlaw",
+    "fedlaw_swa",
+    "fednova",
+    "gws",
+    "ldawa",
+    "shrink",
+)
 every = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 
 
