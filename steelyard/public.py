@@ -60,6 +60,7 @@ guard = _rules.Guard
 if_finite = _rules.IfFinite
 ldawa = _rules.LDAWA
 median = _rules.Median
+model_stock = _rules.ModelStock
 multikrum = _rules.MultiKrum
 nnm = _rules.NNM
 pa3fed = _rules.PA3Fed

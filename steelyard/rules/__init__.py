@@ -34,6 +34,7 @@ from steelyard.rules._geometric_median import GeometricMedian as GeometricMedian
 from steelyard.rules._guard import Guard as Guard
 from steelyard.rules._krum import MultiKrum as MultiKrum
 from steelyard.rules._ldawa import LDAWA as LDAWA
+from steelyard.rules._model_stock import ModelStock as ModelStock
 from steelyard.rules._modifiers import Cap as Cap
 from steelyard.rules._modifiers import Ema as Ema
 from steelyard.rules._modifiers import Shrink as Shrink

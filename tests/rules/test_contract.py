@@ -21,6 +21,7 @@ SCALED = (
     "fednova",
     "gws",
     "ldawa",
+    "model_stock",
     "shrink",
 )
 every = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
