@@ -53,6 +53,7 @@ feddisco = _rules.FedDisco
 fedexp = _rules.FedExP
 fedlaw = _rules.FedLAW
 fedlaw_swa = _rules.FedLAWSWA
+fedlws = _rules.FedLWS
 fednova = _rules.FedNova
 gate = _rules.Gate
 geometric_median = _rules.GeometricMedian

@@ -38,6 +38,7 @@ __all__ = [  # noqa: RUF022 - in alphabetical order
     "FedExP",
     "FedLAW",
     "FedLAWSWA",
+    "FedLWS",
     "FedMut",
     "FedNova",
     "FedProx",
@@ -762,6 +763,40 @@ class FedLAWSWA(Steelyard):
             preset=preset, epochs=epochs, lr=lr, swa_lr=swa_lr, optimizer=optimizer, betas=betas,
             function=function, init=init, learn=learn, order=order, halve=halve,
             snapshots=snapshots, average=average, floor=floor, trace=trace, global_lr=global_lr,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
+class FedLWS(Steelyard):
+    """Shrinks each layer by the disagreement of the clients (Shi et al., ICLR 2025), on Flower.
+
+    Options: `steelyard explain fedlws`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, beta: float = 0.03,
+        min_tau: float = 0.01, max_tau: float = 0.2, layers: Granularity = "module",
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["fedlws"].make(
+            beta=beta, min_tau=min_tau, max_tau=max_tau, layers=layers,
         )
         super().__init__(
             Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,

@@ -29,6 +29,7 @@ from steelyard.rules._feddisco import FedDisco as FedDisco
 from steelyard.rules._fedexp import FedExP as FedExP
 from steelyard.rules._fedlaw import FedLAW as FedLAW
 from steelyard.rules._fedlaw_swa import FedLAWSWA as FedLAWSWA
+from steelyard.rules._fedlws import FedLWS as FedLWS
 from steelyard.rules._fednova import FedNova as FedNova
 from steelyard.rules._geometric_median import GeometricMedian as GeometricMedian
 from steelyard.rules._guard import Guard as Guard

@@ -18,6 +18,7 @@ SCALED = (
     "fedexp",
     "fedlaw",
     "fedlaw_swa",
+    "fedlws",
     "fednova",
     "gws",
     "ldawa",
