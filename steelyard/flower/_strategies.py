@@ -39,6 +39,7 @@ __all__ = [  # noqa: RUF022 - in alphabetical order
     "FedLAW",
     "FedLAWSWA",
     "FedLWS",
+    "FedMGDA",
     "FedMut",
     "FedNova",
     "FedProx",
@@ -49,6 +50,7 @@ __all__ = [  # noqa: RUF022 - in alphabetical order
     "Krum",
     "LAW",
     "LDAWA",
+    "MGDA",
     "Median",
     "ModelStock",
     "MultiKrum",
@@ -808,6 +810,40 @@ class FedLWS(Steelyard):
         )
 
 
+class FedMGDA(Steelyard):
+    """The shortest combination of unit updates, near the prior (Hu et al., IEEE TNSE 2022), on Flower.
+
+    Options: `steelyard explain fedmgda`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, epsilon: float = 0.1,
+        normalize: bool = True, length: str = "unit", guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["fedmgda"].make(
+            epsilon=epsilon, normalize=normalize, length=length,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
 class FedMut(Steelyard):
     """Clients start from mutated copies of the global model (Hu et al., AAAI 2024), on Flower.
 
@@ -1158,6 +1194,37 @@ class LDAWA(Steelyard):
         )
 
 
+class MGDA(Steelyard):
+    """The shortest convex combination of the updates (Desideri 2012; Sener & Koltun 2018), on Flower.
+
+    Options: `steelyard explain mgda`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+    ) -> None:
+        part = RULES["mgda"].make()
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+        )
+
+
 class Median(Steelyard):
     """The median of each coordinate (Yin et al., ICML 2018), on Flower.
 
@@ -1190,7 +1257,7 @@ class Median(Steelyard):
 
 
 class ModelStock(Steelyard):
-    """Interpolates between the global model and the mean by the angle between updates (Jang et al., ECCV 2024), on Flower.
+    """Moves to the mean of the clients as far as their updates agree (Jang et al., ECCV 2024), on Flower.
 
     Options: `steelyard explain model_stock`.
     """

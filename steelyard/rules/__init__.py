@@ -30,11 +30,13 @@ from steelyard.rules._fedexp import FedExP as FedExP
 from steelyard.rules._fedlaw import FedLAW as FedLAW
 from steelyard.rules._fedlaw_swa import FedLAWSWA as FedLAWSWA
 from steelyard.rules._fedlws import FedLWS as FedLWS
+from steelyard.rules._fedmgda import FedMGDA as FedMGDA
 from steelyard.rules._fednova import FedNova as FedNova
 from steelyard.rules._geometric_median import GeometricMedian as GeometricMedian
 from steelyard.rules._guard import Guard as Guard
 from steelyard.rules._krum import MultiKrum as MultiKrum
 from steelyard.rules._ldawa import LDAWA as LDAWA
+from steelyard.rules._mgda import MGDA as MGDA
 from steelyard.rules._model_stock import ModelStock as ModelStock
 from steelyard.rules._modifiers import Cap as Cap
 from steelyard.rules._modifiers import Ema as Ema

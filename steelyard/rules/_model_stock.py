@@ -61,7 +61,7 @@ class ModelStock(Weighting):
     name = "model_stock"
     modifies = False
     info = Info(
-        "interpolates between the global model and the mean by the angle between updates",
+        "moves to the mean of the clients as far as their updates agree",
         "Jang et al., ECCV 2024",
         secagg="yes: two secure sums, of d_k and, for the mean cosine, of d_k / |d_k|",
     )

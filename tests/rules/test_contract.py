@@ -19,6 +19,7 @@ SCALED = (
     "fedlaw",
     "fedlaw_swa",
     "fedlws",
+    "fedmgda",
     "fednova",
     "gws",
     "ldawa",
