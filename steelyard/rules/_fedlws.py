@@ -121,4 +121,5 @@ class FedLWS(Weighting):
         # gamma; 1 for a layer of zeros.
         theta = np.sqrt(gram.theta_sq)
         length = theta + tau * step
-        return np.divide(theta, length, out=np.ones_like(theta), where=theta > 0)
+        gamma: Array = np.divide(theta, length, out=np.ones_like(theta), where=theta > 0)
+        return gamma

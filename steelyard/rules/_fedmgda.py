@@ -119,5 +119,6 @@ def move_shares(cosines: Array, lengths: Array, shares: Array, epsilon: float) -
     low = np.maximum(shares - epsilon, 0.0)
     high = np.minimum(shares + epsilon, 1.0)
     y = find_shortest(cosines, 1 / units, shares * units, low * units, high * units)
-    moved: Array = np.clip(y / units, low, high)
-    return moved / moved.sum()
+    moved = np.clip(y / units, low, high)
+    shares_moved: Array = moved / moved.sum()
+    return shares_moved

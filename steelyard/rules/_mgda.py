@@ -74,7 +74,9 @@ def weigh(cosines: Array, norms: Array) -> Array:
         norms: their norms, `[K]`; if some are zero, they share the whole weight.
     """
     if not norms.all():
-        return (norms == 0) / np.count_nonzero(norms == 0)
+        is_zero = np.where(norms == 0, 1.0, 0.0)
+        equal: Array = is_zero / is_zero.sum()
+        return equal
     # In units of the shortest update, weights and coordinates are of the same size.
     lengths = norms / norms.min()
     count = len(norms)
@@ -86,4 +88,4 @@ def weigh(cosines: Array, norms: Array) -> Array:
         high=np.full(count, np.inf),
     )
     weights: Array = y / lengths
-    return weights / weights.sum()
+    return weights
