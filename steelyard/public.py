@@ -56,6 +56,7 @@ fedlaw_swa = _rules.FedLAWSWA
 fedlws = _rules.FedLWS
 fedmgda = _rules.FedMGDA
 fednova = _rules.FedNova
+fltrust = _rules.FLTrust
 gate = _rules.Gate
 geometric_median = _rules.GeometricMedian
 guard = _rules.Guard

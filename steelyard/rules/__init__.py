@@ -32,6 +32,7 @@ from steelyard.rules._fedlaw_swa import FedLAWSWA as FedLAWSWA
 from steelyard.rules._fedlws import FedLWS as FedLWS
 from steelyard.rules._fedmgda import FedMGDA as FedMGDA
 from steelyard.rules._fednova import FedNova as FedNova
+from steelyard.rules._fltrust import FLTrust as FLTrust
 from steelyard.rules._geometric_median import GeometricMedian as GeometricMedian
 from steelyard.rules._guard import Guard as Guard
 from steelyard.rules._krum import MultiKrum as MultiKrum

@@ -21,6 +21,7 @@ SCALED = (
     "fedlws",
     "fedmgda",
     "fednova",
+    "fltrust",
     "gws",
     "ldawa",
     "model_stock",
