@@ -49,6 +49,7 @@ fedadp = _rules.FedAdp
 fedavg = _rules.FedAvg
 fedawa = _rules.FedAWA
 fedawa_cos = _rules.FedAWACos
+fedce = _rules.FedCE
 feddisco = _rules.FedDisco
 fedexp = _rules.FedExP
 fedlaw = _rules.FedLAW

@@ -32,6 +32,7 @@ __all__ = [  # noqa: RUF022 - in alphabetical order
     "FedAvg",
     "FedAvgM",
     "FedBE",
+    "FedCE",
     "FedCos",
     "FedDF",
     "FedDisco",
@@ -552,6 +553,40 @@ class FedBE(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor,
+        )
+
+
+class FedCE(Steelyard):
+    """Weighs clients by how much their updates differ from the others' (Jiang et al., CVPR 2023), on Flower.
+
+    Options: `steelyard explain fedce`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, score: str | None = None,
+        mode: str = "plus", eps: float = 1e-06, guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy",
+    ) -> None:
+        part = RULES["fedce"].make(
+            score=score, mode=mode, eps=eps,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor,
         )
 
 

@@ -25,6 +25,7 @@ from steelyard.rules._fedavg import FedAvg as FedAvg
 from steelyard.rules._fedavg import Uniform as Uniform
 from steelyard.rules._fedawa import FedAWA as FedAWA
 from steelyard.rules._fedawa import FedAWACos as FedAWACos
+from steelyard.rules._fedce import FedCE as FedCE
 from steelyard.rules._feddisco import FedDisco as FedDisco
 from steelyard.rules._fedexp import FedExP as FedExP
 from steelyard.rules._fedlaw import FedLAW as FedLAW
