@@ -10,8 +10,8 @@ p is the prior: weights by number of examples, unless another rule comes before.
 FedAvg of unit updates; `epsilon=1` leaves out the box. `normalize=False` with `epsilon=1` is `mgda`,
 which the paper calls FedMGDA.
 
-The authors' code is not public; we compared with the definition in the code of others (FLGo), which
-adds 1e-8 to the norms. Here a zero update counts as a vector of length 0, and nothing is added.
+We did not find code by the authors. The code of others (FLGo) has the same definition and adds 1e-8
+to the norms. Here a zero update counts as a vector of length 0, and nothing is added.
 
 The step of the paper has a length of at most 1, for clients with short and with long updates: the
 learning rate eta sets its size (`server="sgd:lr=..."`). `length="mean"` is our addition: the step is

@@ -14,9 +14,9 @@ by a false size or by agreeing with each other. They can by being numerous and c
 The step is never longer than the server's update, so the server should train as the clients do:
 the same learning rate, and about as many steps (`lr`, `epochs`; the batch size is the probe's).
 
-Differences from the code in circulation, which is that of the authors' archive: it adds 1e-9 to all
-norms and to the sum of the scores, so that nothing is divided by zero. Here a zero update has no
-trust, and if no client is trusted, the round is void: the model does not change, as in the paper.
+Differences from the public code (we read copies in several repositories, not the authors' archive):
+it adds 1e-9 to all norms and to the sum of the scores, so that nothing is divided by zero. Here a
+zero update has no trust, and if no client is trusted, the round is void: the model does not change.
 BatchNorm statistics follow the probe's option `bn`: by default they are those of the server's
 training and not of the clients.
 """
