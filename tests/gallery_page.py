@@ -21,9 +21,10 @@ PAPERS = {
 }
 HEAD = """# The papers' figures
 
-This page shows the figures of the five papers, drawn from small runs on the embedded digits. Each
-figure has a verdict, which is computed from these runs: whether they show what the paper says. If
-they do not, this is a result for our small set-up only. The page is generated.
+This page shows the figures of the five papers, drawn from small runs on the embedded digits
+(FedCos's Figures 4 and 13 are toys without data). Each figure has a verdict, which is computed from
+these runs: whether they show what the paper says. If they do not, this is a result for our small
+set-up only. The page is generated.
 
 ## Draw a figure
 
