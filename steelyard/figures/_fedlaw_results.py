@@ -131,7 +131,7 @@ def vary_participation(
 
 
 QUICK_VALUES: dict[str, Any] = {
-    "shares": (0.2, 0.5, 1.0),
+    "shares": (0.2, 1.0),
     "sizes": (1, 5, 20),
     "algorithms": ("FedAvg", "FedDF", "Server-FT", "FedLAW"),
 }
