@@ -21,9 +21,10 @@ PAPERS = {
 }
 HEAD = """# The papers' figures
 
-This page shows the figures of the five papers, drawn from small runs on the embedded digits. Each
-figure has a verdict, which is computed from these runs: whether they show what the paper says. If
-they do not, this is a result for our small set-up only. The page is generated.
+This page shows the figures of the five papers, drawn from small runs on the embedded digits
+(FedCos's Figures 4 and 13 are toys without data). Each figure has a verdict, which is computed from
+these runs: whether they show what the paper says. If they do not, this is a result for our small
+set-up only. The page is generated.
 
 ## Draw a figure
 
@@ -45,9 +46,17 @@ differences are computed seed by seed. "±" is half of the 95 % interval of the 
 other side. If the interval contains 0, the part cannot be told from these seeds. Lines are means
 over seeds, and shades and bars are 95 % intervals.
 
-Small runs differ from the papers in more than their size. In FedLAW's figures, digits are learned
-before the clients overfit, so the server often learns to enlarge the model (γ above 1), where the
-paper's server shrinks it.
+Read the verdicts with care:
+
+- The small settings of FedLAW's and FedAWA's figures were chosen after trials with some of the same
+  seeds. With a higher learning rate, FedLAW's Figures 1, 2 and 9 could not be told; with a lower
+  one, FedAWA's Figure 5 showed its claim in part. Some parts of claims (FedLAW's Figures 1 and 5)
+  were also worded after a first look.
+- A verdict has several parts, and the intervals are not corrected for their number. FedAWA's
+  Figures 5 and 6 count settings and seeds as samples, and FedLAW's Figure 12 has one seed and
+  counts rounds: these intervals are too narrow.
+- In FedLAW's figures on digits, the server often learns to enlarge the model (γ above 1), where the
+  paper's server shrinks it. We have not tested why.
 """
 TAIL = """## A figure of your own
 

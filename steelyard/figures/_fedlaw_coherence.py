@@ -32,6 +32,7 @@ from steelyard.figures._fedlaw_settings import (
     QUICK_LAW_SWA,
     QUICK_PROXY,
     QUICK_SEEDS,
+    TEN_CLIENTS,
 )
 from steelyard.figures._figure import (
     Check,
@@ -162,6 +163,7 @@ class Figure5(PaperFigure):
         QUICK_SEEDS,
         (
             ON_DIGITS,
+            TEN_CLIENTS,
             QUICK_PROXY,
             "Early stopping at a coherence of 0.002: the paper has no number.",
         ),
@@ -282,7 +284,12 @@ class Figure6(PaperFigure):
             rule=("fedavg", "gws"),
         ),
         (*QUICK_SEEDS, 24, 25),
-        (ON_DIGITS, QUICK_PROXY, "The clients are those of Figure 5: the caption names none."),
+        (
+            ON_DIGITS,
+            TEN_CLIENTS,
+            QUICK_PROXY,
+            "The clients are those of Figure 5: the caption names none.",
+        ),
     )
     paper = Scale(
         make_runs(

@@ -17,6 +17,7 @@ from steelyard.figures._fedlaw_settings import (
     PAPER_SEEDS,
     QUICK,
     QUICK_SEEDS,
+    TEN_CLIENTS,
     set_clients,
 )
 from steelyard.figures._figure import (
@@ -130,7 +131,7 @@ def vary_participation(
 
 
 QUICK_VALUES: dict[str, Any] = {
-    "shares": (0.2, 0.5, 1.0),
+    "shares": (0.2, 1.0),
     "sizes": (1, 5, 20),
     "algorithms": ("FedAvg", "FedDF", "Server-FT", "FedLAW"),
 }
@@ -155,7 +156,7 @@ class Figure8(PaperFigure):
     quick = Scale(
         vary_participation(QUICK, QUICK_ALGORITHMS, QUICK_VALUES),
         QUICK_SEEDS[:3],
-        (ON_DIGITS, QUICK_RIVALS, "FedBE is left out."),
+        (ON_DIGITS, TEN_CLIENTS, QUICK_RIVALS, "FedBE is left out."),
         QUICK_VALUES,
     )
     paper = Scale(
@@ -252,7 +253,7 @@ class Figure14(PaperFigure):
             )
         },
         (*QUICK_SEEDS, 24, 25),
-        (ON_DIGITS, "10 rounds; the caption does not name the round: the last one."),
+        (ON_DIGITS, TEN_CLIENTS, "10 rounds; the caption does not name the round: the last one."),
     )
     paper = Scale(
         {

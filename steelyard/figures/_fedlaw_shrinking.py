@@ -30,6 +30,7 @@ from steelyard.figures._fedlaw_settings import (
     QUICK_GWS,
     QUICK_PROXY,
     QUICK_SEEDS,
+    TEN_CLIENTS,
     set_clients,
 )
 from steelyard.figures._figure import (
@@ -116,7 +117,10 @@ class Figure1(PaperFigure):
             gamma=(1.0, 0.99, 0.97, 0.95, 0.9),
         ),
         QUICK_SEEDS,
-        (ON_DIGITS,),
+        (
+            ON_DIGITS,
+            TEN_CLIENTS,
+        ),
     )
     paper = Scale(
         make_runs(
@@ -235,7 +239,7 @@ class Figure2(PaperFigure):
             epochs=(1, 2, 4),
         ),
         QUICK_SEEDS,
-        (ON_DIGITS, QUICK_PROXY),
+        (ON_DIGITS, TEN_CLIENTS, QUICK_PROXY),
         {"epochs": (1, 2, 4), "alphas": (100.0, 1.0)},
     )
     paper = Scale(
@@ -322,7 +326,7 @@ class Figure3(PaperFigure):
     quick = Scale(
         {"gws": learn_gamma(merge_settings(QUICK, {"rounds": 40}), QUICK_GWS, "gws", 100, 2)},
         QUICK_SEEDS,
-        (ON_DIGITS, QUICK_PROXY),
+        (ON_DIGITS, TEN_CLIENTS, QUICK_PROXY),
     )
     paper = Scale(
         {"gws": learn_gamma(PAPER, PAPER_GWS, "gws", 100, 2)},
@@ -394,7 +398,7 @@ class Figure4(PaperFigure):
             partial(learn_gamma, QUICK, QUICK_GWS, alpha=100.0, epochs=2), rule=("fedavg", "gws")
         ),
         QUICK_SEEDS,
-        (ON_DIGITS, QUICK_PROXY, "The paper names neither the samples nor α and E."),
+        (ON_DIGITS, TEN_CLIENTS, QUICK_PROXY, "The paper names neither the samples nor α and E."),
         {"samples": 1000},
     )
     paper = Scale(
@@ -517,7 +521,7 @@ class Figure9(PaperFigure):
             alpha=(0.1, 0.5, 1.0, 10.0, 100.0),
         ),
         QUICK_SEEDS,
-        (ON_DIGITS, QUICK_PROXY, "The paper does not name E here: 2."),
+        (ON_DIGITS, TEN_CLIENTS, QUICK_PROXY, "The paper does not name E here: 2."),
         {"alphas": (0.1, 0.5, 1.0, 10.0, 100.0)},
     )
     paper = Scale(
@@ -600,7 +604,7 @@ class Figure10(PaperFigure):
             rule=("fedavg", "gws"),
         ),
         QUICK_SEEDS,
-        (ON_DIGITS, QUICK_PROXY, "Hessian of the loss on 300 training images."),
+        (ON_DIGITS, TEN_CLIENTS, QUICK_PROXY, "Hessian of the loss on 300 training images."),
         {"samples": 300},
     )
     paper = Scale(
@@ -721,7 +725,7 @@ class Figure11(PaperFigure):
     quick = Scale(
         {**collect_scale(Figure9.quick, True), **collect_scale(Figure2.quick, False)},
         QUICK_SEEDS,
-        (ON_DIGITS, QUICK_PROXY),
+        (ON_DIGITS, TEN_CLIENTS, QUICK_PROXY),
     )
     paper = Scale(
         {**collect_scale(Figure9.paper, True), **collect_scale(Figure2.paper, False)},
