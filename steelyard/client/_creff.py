@@ -109,7 +109,7 @@ class CReFF(FeatureTerm):
     ) -> Vectors:
         """Return the mean gradient of the second classifier for each class."""
         shape = (classifier.classes, classifier.classes, classifier.dim + 1)
-        gradients = torch.zeros(shape, device=features.device)
+        gradients = torch.zeros(shape, dtype=torch.float32, device=features.device)
         has_class = torch.zeros(classifier.classes, dtype=torch.int64, device=features.device)
         for number in torch.unique(targets).tolist():
             own = add_ones(features[targets == number].float(), classifier.has_bias)
