@@ -135,8 +135,8 @@ QUICK: dict[str, Any] = {
     "local": {"epochs": 1, "batch_size": 16, "lr": 0.1},
 }
 LONG = merge_settings(QUICK, {"rounds": 150})
-QUICK_SEEDS = (20, 21, 22, 23, 24)
-THREE_SEEDS = (20, 21, 22)
+QUICK_SEEDS = (50, 51, 52, 53, 54)
+THREE_SEEDS = (50, 51, 52)
 ON_DIGITS = (
     "Embedded digits and an MLP with 64 hidden units, one local epoch with batch size 16 and "
     "learning rate 0.1, fewer rounds."

@@ -114,8 +114,8 @@ DIGITS: dict[str, Settings] = {
     }
 }
 QUICK_PARTITION = "dirichlet"
-QUICK_SEEDS = (20, 21, 22, 23, 24)
-THREE_SEEDS = (20, 21, 22)
+QUICK_SEEDS = (50, 51, 52, 53, 54)
+THREE_SEEDS = (50, 51, 52)
 ON_DIGITS = (
     "Embedded digits and an MLP with 64 hidden units, batch size 16, learning rate 0.1 without "
     "decay, no momentum, 40 rounds."
