@@ -321,6 +321,7 @@ class RunLog:
         seen = current.seen
         if self._recording is not None and seen is not None and self._recording.includes(seen):
             self._directory.grams.append(seen)
+            self._directory.grams.flush()
         self._directory.append(record)
         self.cohorts.append(current.cohort)
         write_json(self._directory.path / COHORTS, self.cohorts, compact=True)

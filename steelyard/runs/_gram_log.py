@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ _HEADER = struct.Struct("<I")
 _LEVEL = 1
 _STRATEGY = zlib.Z_RLE
 _JSON = json.JSONEncoder(separators=(",", ":"))
+_DELAY = 1.0  # seconds that an entry may wait before it is written
 _MAX_ENTRY = 1 << 30  # bytes of an entry, before and after compression
 
 
@@ -82,11 +84,18 @@ def parse_recording(text: str) -> Recording | None:
 
 
 class GramLog:
-    """The file of a run, open for appending."""
+    """The file of a run, open for appending.
+
+    Entries are collected and written together, at most a second later: in runs of short rounds,
+    writing takes longer than making the entries. A run that resumes repeats the rounds after its
+    last checkpoint, so entries must be in the file only before a checkpoint is written (`flush`).
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file: int | None = None
+        self._entries: list[bytes] = []
+        self._last_write = 0.0
 
     def open(self, rounds: int) -> str | None:
         """Open the file, and remove entries after the round `rounds`.
@@ -118,25 +127,40 @@ class GramLog:
 
     def append(self, seen: RoundGram) -> None:
         """Append the entry of a round."""
+        data = encode(seen)
+        self._entries.append(_FRAME.pack(GRAM_MAGIC, len(data), zlib.crc32(data)) + data)
+        if time.monotonic() - self._last_write > _DELAY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all entries to the file."""
+        if not self._entries:
+            return
         assert self.file is not None
         if not is_same_file(self.path, self.file):
+            self._entries.clear()
             raise SteelyardError(
                 f"{self.path}: was removed or replaced during the run: the run stops. Restore the "
                 "file and resume, or start again (overwrite=True, --overwrite)"
             )
-        data = encode(seen)
-        entry = _FRAME.pack(GRAM_MAGIC, len(data), zlib.crc32(data)) + data
+        entries = b"".join(self._entries)
+        self._entries.clear()
+        self._last_write = time.monotonic()
         try:
-            while entry:  # the last bytes of a disk are taken without an error
-                entry = entry[os.write(self.file, entry) :]
+            while entries:  # the last bytes of a disk are taken without an error
+                entries = entries[os.write(self.file, entries) :]
         except OSError as error:
             raise SteelyardError(
                 f"{self.path}: {error.strerror}: make room, then resume"
             ) from error
 
     def close(self) -> None:
-        """Close the file."""
-        if self.file is not None:
+        """Write what is left, and close the file."""
+        if self.file is None:
+            return
+        try:
+            self.flush()
+        finally:
             close_private(self.file)
             self.file = None
 

@@ -499,6 +499,7 @@ class Simulation:
     def _checkpoint(self, writer: Writer) -> None:
         """Write the best model, then a checkpoint, which may only refer to a model that exists."""
         assert self.directory is not None
+        self.directory.grams.flush()
         progress: dict[str, Any] = {
             "voids": self.voids,
             "best": self.best,
