@@ -37,6 +37,8 @@ OTHER = {
     "proxy.bn": "frozen",
     "executor": "serial",
     "device": "cpu",
+    "record": "gram",
+    "shadow": ["fedadp"],
 }
 CANDIDATES = (True, False, 3, 0.25, 2.5)
 # Options that need another one, which is set too.
