@@ -419,6 +419,21 @@ _KEYS = (
         is_logged=True,
     ),
     RecordKey(
+        "coherence_across",
+        "coherence of the updates without their part along the global model",
+        sources=("rule",),
+        better="higher",
+        requires="the rule record_coherence, such as fedavg|record_coherence",
+    ),
+    RecordKey(
+        "coherence_of_groups",
+        "coherence within equal groups of clients, by the number of the group",
+        "numbers by name",
+        ("rule",),
+        better="higher",
+        requires="the rule record_coherence:groups=2",
+    ),
+    RecordKey(
         "heterogeneity_coherence",
         "cosine of the label distribution of the round's weighted cohort and of all clients",
         sources=("simulator",),

@@ -184,9 +184,9 @@ class Figure5(PaperFigure):
         # Coherence of the groups of clients, with the critical point of the first seed.
         law = results["law"]
         for name, label, colour, dash in (
-            ("coherence_1", "balanced clients", BLUE, SOLID),
+            ("coherence_of_groups.1", "balanced clients", BLUE, SOLID),
             ("coherence", "all", GREY, DASHED),
-            ("coherence_2", "imbalanced clients", RED, DOTTED),
+            ("coherence_of_groups.2", "imbalanced clients", RED, DOTTED),
         ):
             plot_series(coherence, law, name, color=colour, linestyle=dash, label=label)
         draw_zero(coherence)
@@ -234,8 +234,8 @@ class Figure5(PaperFigure):
             ),
             check_difference(
                 "coherence of balanced minus imbalanced clients before it",
-                average_rounds(law, "coherence_1", points, is_before=True),
-                average_rounds(law, "coherence_2", points, is_before=True),
+                average_rounds(law, "coherence_of_groups.1", points, is_before=True),
+                average_rounds(law, "coherence_of_groups.2", points, is_before=True),
                 "higher",
                 digits=4,
             ),

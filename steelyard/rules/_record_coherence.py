@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +25,9 @@ class RecordCoherence(Weighting):
 
     `coherence_across` is that of the updates without their part along the global model. A server
     that shrinks the model makes all clients enlarge it again: this part of the updates is
-    coherent, and of no use. `coherence_1`, `coherence_2`, ... are those of equal groups of
-    clients in the order of their ids. They are recorded only if there are several groups with at
-    least two clients each.
+    coherent, and of no use. `coherence_of_groups` has those of equal groups of clients, in the
+    order of their ids, by the numbers 1, 2, ... of the groups. They are recorded only if there are
+    several groups with at least two clients each.
 
     Attributes:
         groups: the number of groups.
@@ -51,18 +52,20 @@ class RecordCoherence(Weighting):
         gram = view.whole_gram
         shares = prior.shares.mean(axis=0)
         count = len(shares)
-        report = {"coherence_across": coherence(remove_model_part(gram), shares)}
+        report: dict[str, Any] = {"coherence_across": coherence(remove_model_part(gram), shares)}
 
         # Groups of clients, whose shares are divided by their sum.
         members = np.array_split(np.arange(count), self.groups)
         if self.groups > 1 and count >= 2 * self.groups:
+            by_group = {}
             for number, group in enumerate(members, 1):
                 part = gram.transform(np.eye(count)[group])
                 total = float(shares[group].sum())
                 group_shares = np.full(len(group), 1 / len(group))
                 if total > 0:
                     group_shares = shares[group] / total
-                report[f"coherence_{number}"] = coherence(part, group_shares)
+                by_group[str(number)] = coherence(part, group_shares)
+            report["coherence_of_groups"] = by_group
         return prior.add_report(**report), state
 
 

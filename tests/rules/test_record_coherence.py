@@ -35,9 +35,11 @@ def test_groups_are_equal_parts_of_the_clients():
     updates = make_round()[1]
     out = aggregate("fedavg|record_coherence:groups=2")
     groups = group_coherence(updates, ["a"] * 3 + ["b"] * 3, SIZES["num_examples"]).within
-    assert out.report["coherence_1"] == pytest.approx(groups["a"])
-    assert out.report["coherence_2"] == pytest.approx(groups["b"])
-    assert "coherence_1" not in aggregate("fedavg|record_coherence:groups=4").report  # too small
+    assert out.report["coherence_of_groups"]["1"] == pytest.approx(groups["a"])
+    assert out.report["coherence_of_groups"]["2"] == pytest.approx(groups["b"])
+    assert (
+        "coherence_of_groups" not in aggregate("fedavg|record_coherence:groups=4").report
+    )  # too small
 
 
 def test_the_weights_stay():
