@@ -167,7 +167,8 @@ class RunLog:
         for record in self._directory.open_log(finished_rounds, digest):
             self._update_best_score(record)
         if self._recording is not None:
-            warning = self._directory.grams.open(finished_rounds)
+            is_expected = not self._recording.is_default
+            warning = self._directory.grams.open(finished_rounds, is_expected)
             if warning is not None:
                 log(WARNING, "%s", warning)
         return snapshot

@@ -57,6 +57,11 @@ class Recording:
     layers: str | None = None
     max_clients: int | None = None
 
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody asked for the recording."""
+        return self.max_clients is not None
+
     def includes(self, seen: RoundGram) -> bool:
         """Return whether a round is recorded."""
         return self.max_clients is None or len(seen.ids) <= self.max_clients
@@ -97,8 +102,13 @@ class GramLog:
         self._entries: list[bytes] = []
         self._last_write = 0.0
 
-    def open(self, rounds: int) -> str | None:
+    def open(self, rounds: int, is_expected: bool = True) -> str | None:
         """Open the file, and remove entries after the round `rounds`.
+
+        Args:
+            rounds: the last round to keep.
+            is_expected: whether a missing file deserves a warning. Runs of earlier versions have
+                none.
 
         Returns:
             A warning if entries of earlier rounds cannot be read; None otherwise.
@@ -114,7 +124,7 @@ class GramLog:
                     end = start + FRAME_SIZE + len(data)
             except SteelyardError as error:
                 warning = f"{self.path}: {error}: later rounds up to {rounds} cannot be replayed"
-        elif rounds:
+        elif rounds and is_expected:
             warning = f"{self.path}: missing: rounds 1 to {rounds} cannot be replayed"
 
         # Cut off the rest.

@@ -206,7 +206,8 @@ class Simulation:
         """Open the record of inner products, without rounds that the run will do again."""
         if self.recording is None and not directory.grams.path.exists():
             return
-        warning = directory.grams.open(len(self.records))
+        is_expected = self.recording is not None and not self.recording.is_default
+        warning = directory.grams.open(len(self.records), is_expected)
         if self.recording is None:
             directory.grams.close()
         elif warning is not None:
