@@ -34,7 +34,13 @@ def run(tmp_path_factory):
 def test_every_name_with_a_meaning_is_read_from_a_directory_and_from_memory(run):
     memory = History.read(run)
     of_others = {
-        *("gamma_product", "tau_eff", "withstands", "shortened"),  # of other rules
+        *(
+            "gamma_product",
+            "tau_eff",
+            "withstands",
+            "shortened",
+            "coherence_across",
+        ),  # of other rules
         *("mean_direction_cosines", "simulated_duration"),  # of FedCos, and of slow clients
         "optimal_weights_loss",  # of a callback
     }
