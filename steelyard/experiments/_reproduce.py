@@ -69,21 +69,21 @@ class Result:
         return "control" if self.cell.is_control else self.difference
 
     @property
-    def reached(self) -> bool:
+    def has_all_values(self) -> bool:
         """Whether every seed has a value."""
         return bool(self.values) and None not in self.values.values()
 
     @property
     def mean(self) -> float | None:
         """The mean over seeds; None if a seed did not reach the target."""
-        if not self.reached:
+        if not self.has_all_values:
             return None
         return statistics.mean(value for value in self.values.values() if value is not None)
 
     @property
     def deviation(self) -> float | None:
         """The sample standard deviation over seeds; None for fewer than two."""
-        if not self.reached or len(self.values) < 2:
+        if not self.has_all_values or len(self.values) < 2:
             return None
         return statistics.stdev(value for value in self.values.values() if value is not None)
 

@@ -103,8 +103,9 @@ def build_replay_report(
         facts["accuracy of the run"] = f"{100 * accuracy:.2f} % after round {number}"
     rules = [rule for rule in replay.rounds if rule != RUN]
     options = [part for rule in rules for part in ("--rule", rule)]
+    count = "1 rule" if len(rules) == 1 else f"{len(rules)} rules"
     return Report(
-        title=f"Replay of {replay.name}: {len(rules)} rules on the updates of a run",
+        title=f"Replay of {replay.name}: {count} on the updates of a run",
         facts=tuple(facts.items()),
         notes=tuple(notes),
         summary=make_summary_table(replay, labels),

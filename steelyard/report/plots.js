@@ -137,7 +137,7 @@ function drawBars(figure, look, hidden, isNarrow) {
 
 function drawHeats(figure, styles, isNarrow) {
   const scale = styles.palettes[figure.palette];
-  const heights = figure.heats.map((heat) => Math.min(300, Math.max(64, 15 * heat.rows.length)));
+  const heights = figure.heats.map((heat) => Math.min(300, Math.max(110, 15 * heat.rows.length)));
   const gap = figure.heats.length > 1 ? 46 : 0;
   const head = figure.heats[0].name ? 26 : 10;
   const foot = 46;
