@@ -1,6 +1,6 @@
 """Rules under attack: the test accuracy of each rule, plain and guarded, under each attack.
 
-    python examples/attack_matrix.py                  # the whole matrix: about six minutes of one core
+    python examples/attack_matrix.py                  # the whole matrix: about ten minutes of one core
     python examples/attack_matrix.py --quick          # a few rules and attacks, one seed: some seconds
     python examples/attack_matrix.py --markdown       # prints the table of what is in --out, and runs nothing
 

@@ -219,7 +219,7 @@ def explain(rule: Weighting, meaning: dict[str, str]) -> Explanation:
     return Explanation(
         clients_disclose=disclosed,
         server_sees=_describe_visible(needs),
-        passes=_describe_passes(needs),
+        passes=_describe_passes(needs, parts),
         memory=memory,
         secure_aggregation=[f"{part.name}: {part.info.secagg}" for part in parts],
         differential_privacy=[f"{part.name}: {part.info.dp}" for part in parts],
@@ -248,14 +248,17 @@ def _describe_visible(needs: Needs) -> list[str]:
     if needs.coordinates:
         visible.append("every coordinate of every single update")
     if needs.probe:
-        visible.append("the loss of mixtures of single updates on proxy data of its own")
+        visible.append("how single updates, or mixtures of them, fit proxy data of its own")
     if needs.metrics:
         visible.append("each client's reported " + ", ".join(sorted(needs.metrics)))
     return visible or ["only the sum of the updates"]
 
 
-def _describe_passes(needs: Needs) -> str:
+def _describe_passes(needs: Needs, parts: Sequence[Weighting]) -> str:
     """Return how often the updates are read."""
+    own = [part.info.passes for part in parts if part.info.passes]
+    if own:
+        return own[0]
     if needs.probe:
         return (
             "two passes over the updates per step on the proxy data, "

@@ -20,6 +20,7 @@ class Info:
         paper: the citation.
         secagg: whether and how the rule works if the server sees only sums of updates.
         dp: what differential privacy requires.
+        passes: how often the updates are read, if that does not follow from the rule's needs.
     """
 
     title: str
@@ -28,6 +29,7 @@ class Info:
     dp: str = (
         "refuse: weights depend on every client's data, sensitivity is up to 2C instead of C/K"
     )
+    passes: str = ""
 
 
 class Weighting(ABC):

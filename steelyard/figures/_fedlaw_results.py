@@ -293,10 +293,10 @@ class Figure14(PaperFigure):
     def draw(self, results: Results) -> Drawing:
         """Draw gamma on the left and lambda on the right, for the first seed."""
         drawing, (gamma, weights) = make_panels(2, height=2.5)
-        for number, history in enumerate(results["fedlaw"]):
+        for seed, history in zip(results.seeds, results["fedlaw"], strict=True):
             epochs, factor, shares = self.read_weights(history)
-            gamma.plot(epochs, factor, color=GREY, linewidth=0.8, label=f"seed {number + 1}")
-            if number == 0:
+            gamma.plot(epochs, factor, color=GREY, linewidth=0.8, label=f"seed {seed}")
+            if seed == results.seeds[0]:
                 gamma.lines[-1].set(color=GREEN, linewidth=1.6)
                 for client, row in enumerate(shares.T):
                     colour = CYCLE[client % len(CYCLE)]

@@ -730,7 +730,10 @@ class Figure11(PaperFigure):
     paper = Scale(
         {**collect_scale(Figure9.paper, True), **collect_scale(Figure2.paper, False)},
         PAPER_SEEDS,
-        (AS_IN_CODE, "One r per run: the mean over the middle of the training, as in D.5."),
+        (
+            AS_IN_CODE,
+            "One r per run: the median over the middle of the training (D.5 takes the mean).",
+        ),
     )
 
     @staticmethod

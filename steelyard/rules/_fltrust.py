@@ -61,6 +61,8 @@ class FLTrust(Weighting):
         "trusts clients as far as they agree with the server's own update",
         "Cao et al., NDSS 2021",
         secagg="yes, in two passes: the server's update is sent to clients, each scales its own",
+        passes="three passes over the updates: inner products, products with the server's update, "
+        "then the sum; and the training of one network on the proxy data",
     )
 
     def __post_init__(self) -> None:
