@@ -42,12 +42,16 @@ FAST := \
 	tests/rules/test_guard_cost.py \
 	tests/client/test_terms.py tests/server/test_optimizers.py tests/server/test_probe.py \
 	tests/stores/test_memory.py tests/stores/test_safetensors.py \
+	tests/recorder/test_summary.py tests/recorder/test_following.py \
 	tests/datasets/test_dataset.py tests/datasets/test_partitions.py \
 	tests/models/test_models.py::test_options_are_those_a_user_gives tests/models/test_models.py::test_text_form \
 	tests/models/test_models.py::test_refused tests/models/test_models.py::test_the_mlp_is_a_plain_sequence \
 	tests/sim/test_told.py tests/sim/test_target.py tests/sim/test_parts.py tests/sim/test_foreign_files.py \
 	tests/experiments/test_statistics.py tests/experiments/test_scores.py tests/experiments/test_tables.py \
 	tests/diagnostics/test_weights.py tests/diagnostics/test_coherence.py tests/diagnostics/test_distances.py \
+	tests/figures/test_framework.py::test_a_verdict_follows_from_its_checks \
+	tests/figures/test_framework.py::test_differences_hold_only_beyond_noise \
+	tests/figures/test_framework.py::test_numbers_of_a_drawing_have_intervals_bars_and_images \
 	tests/report/test_gather.py tests/flower/test_records.py tests/cli/test_cli.py
 
 test-fast: setup       ## after every edit; `make test` before a pull request

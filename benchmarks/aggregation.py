@@ -155,11 +155,12 @@ def main() -> None:
         for rule, milliseconds in result["milliseconds"].items():
             ratio = result["ratios"].get(rule)
             bar = result["bars"].get(rule)
-            verdict = "" if bar is None else f"bar {bar:g}x  {'ok' if ratio <= bar else 'MISSED'}"
-            print(
-                f"  {rule:12s} {milliseconds:9.2f} ms  "
-                f"{'' if ratio is None else f'{ratio:6.2f}x FedAvg':14s} {verdict}"
-            )
+            ratio_text = "" if ratio is None else f"{ratio:6.2f}x FedAvg"
+            verdict = ""
+            if bar is not None:
+                answer = "ok" if ratio <= bar else "MISSED"
+                verdict = f"bar {bar:g}x  {answer}"
+            print(f"  {rule:12s} {milliseconds:9.2f} ms  {ratio_text:14s} {verdict}")
         speed = result["ratios"]["FedAvg / plain read (speed)"]
         print(f"  FedAvg runs at {speed:.0%} of the speed of a plain read (bar 70%)")
         if "Flower / FedAvg" in result["ratios"]:

@@ -1,6 +1,6 @@
 """Rules under attack: the test accuracy of each rule, plain and guarded, under each attack.
 
-    python examples/attack_matrix.py                  # the whole matrix: about six minutes of one core
+    python examples/attack_matrix.py                  # the whole matrix: about ten minutes of one core
     python examples/attack_matrix.py --quick          # a few rules and attacks, one seed: some seconds
     python examples/attack_matrix.py --markdown       # prints the table of what is in --out, and runs nothing
 
@@ -19,6 +19,9 @@ already are not made again.
                   the largest distance between two honest ones
     ipm 0.5, 2    minus 0.5 or 2 times the mean of the honest updates (inner-product manipulation)
     sybils        all attackers send one and the same random direction, of the honest updates' median length
+
+The server of `fltrust` has ten clean samples of each class, taken from the clients' training data,
+and trains on them as a client does: one epoch, the same batch size and learning rate.
 """
 
 import argparse
@@ -71,7 +74,13 @@ RULES = (
     "guard(nnm(fedavg):f=6)",
     "guard(nnm(fedadp):f=6)",
     "nnm(median):f=6",
+    "fltrust",
+    "mgda",
+    "fedmgda",
+    "model_stock:layers=[32,2048,10,320]",
+    "fedexp",
 )
+ROOT_SAMPLES = 10  # of each class, for rules that need proxy data
 QUICK = {"rules": ("fedavg", "guard(fedavg)"), "attacks": ("x100", "label flip"), "seeds": 1}
 LOSSES = frozenset({"loss", "loss_before", "grad_norm"})
 FIELDS = ("rule", "attack", "attackers", "seed", "accuracy")
@@ -196,6 +205,30 @@ class Clients:
         return losses.tolist(), squares.sqrt().tolist()
 
 
+class Network(torch.nn.Module):
+    """The network of one client, with its parameters in the order of the flat vectors."""
+
+    def __init__(self, shapes):
+        super().__init__()
+        self.values = torch.nn.ParameterList(torch.zeros(shape) for shape in shapes.values())
+
+    def forward(self, inputs):
+        """Logits `[n, 10]` of inputs `[n, width]`."""
+        bias, weight, last_bias, last_weight = self.values
+        hidden = torch.nn.functional.linear(inputs, weight, bias).relu()
+        return torch.nn.functional.linear(hidden, last_weight, last_bias)
+
+
+def make_probe(clients, seed):
+    """The server's clean samples, for rules that need proxy data: the same number of each class."""
+    order = torch.randperm(len(clients.targets), generator=torch.Generator().manual_seed(seed))
+    labels = clients.targets[order]
+    rows = torch.cat([order[labels == label][:ROOT_SAMPLES] for label in range(10)])
+    network = Network(clients.shapes)
+    inputs, targets = clients.inputs[rows], clients.targets[rows]
+    return steelyard.Probe(network, inputs, targets, BATCH, seed=seed)
+
+
 def _outputs(stacked, inputs):
     """Logits of stacked networks `[C, ...]` on inputs `[C, n, width]`."""
     hidden = torch.baddbmm(
@@ -267,10 +300,13 @@ def run_cell(cell, rounds=ROUNDS):
         *steelyard.data.load("digits"), "dirichlet:0.5", CLIENTS, cell.seed
     )
     attackers = choose_attackers(federation, cell.attackers, cell.seed)
+    needs = steelyard.parse_rule(cell.rule).needs
+    probe = None
+    if needs.probe:
+        probe = make_probe(Clients(federation, cell.seed), cell.seed)  # before labels are flipped
     if cell.attack == "label flip":
         federation = corrupt(federation, cell.attackers / CLIENTS, "flip", seed=cell.seed)
-    wanted = steelyard.parse_rule(cell.rule).needs.metrics
-    clients = Clients(federation, cell.seed, reports_losses=not wanted.isdisjoint(LOSSES))
+    clients = Clients(federation, cell.seed, reports_losses=not needs.metrics.isdisjoint(LOSSES))
     model = clients.first_model()
     state = None
     for number in range(1, rounds + 1):
@@ -278,7 +314,13 @@ def run_cell(cell, rounds=ROUNDS):
         updates = attack_updates(cell.attack, updates, attackers, metrics, cell.seed)
         try:
             result = steelyard.aggregate(
-                cell.rule, model, model + updates, metrics=metrics, state=state, round=number
+                cell.rule,
+                model,
+                model + updates,
+                metrics=metrics,
+                state=state,
+                round=number,
+                probe=probe,
             )
         except steelyard.SteelyardError:
             break  # the model overflowed: the run is lost, and its last model counts

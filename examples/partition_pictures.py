@@ -21,6 +21,7 @@ PICTURES = {  # by name: partition, clients
     "dirichlet_balanced": ("dirichlet_balanced:alpha=0.3", 10),
     "hybrid_dirichlet": ("hybrid_dirichlet:alpha1=10,alpha2=0.1", 10),
     "long_tail": ("long_tail:rho=10,alpha=1", 10),
+    "class_halves": ("class_halves", 12),
     "shards": ("shards:per_client=2", 10),
     "sorted": ("sorted:share_iid=0.1", 10),
     "x_class": ("x_class:classes=1,iid=5,samples=100", 10),

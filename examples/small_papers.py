@@ -1,7 +1,6 @@
 """FedAdp, FedCos and PA3Fed beside FedAvg on the embedded digits: the tables of docs/fedadp.md, fedcos.md, pa3fed.md.
 
-The settings of this file are also those of the tests of effect (tests/test_effects.py) and of the
-figures on digits in examples/gallery.py.
+The settings of this file are also those of the tests of effect (tests/test_effects.py).
 
     python examples/small_papers.py fedadp                     # or fedcos, pa3fed; ten seeds, a few minutes each
     python examples/small_papers.py pa3fed --seeds 3 --rounds 20
@@ -13,15 +12,12 @@ batches of 16, in the tables 1 epoch per round.
 
 import argparse
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 import steelyard
-from steelyard.core import Info, Needs, Weighting
-from steelyard.diagnostics import gradient_coherence
 from steelyard.experiments import difference, mean, scores
-from steelyard.rules import chain
 
 SEEDS = range(20, 30)
 LOCAL = {"lr": 0.1, "batch_size": 16, "epochs": 1}
@@ -115,35 +111,11 @@ FEW_OF_MANY = Setting(
 )
 
 
-@dataclass(frozen=True)
-class AcrossModel(Weighting):
-    """Notes the coherence of updates without their part along the global model; leaves the weights alone.
-
-    A server that shrinks the model makes all clients grow it back: a part that their updates have
-    in common, and that is of no use. `coherence_across` is FedLAW's coherence (Def. 5.1) of what is
-    left without it.
-    """
-
-    name = "across_model"
-    modifies = True
-    info = Info("notes coherence across the global model", "FedLAW, Fig. 6")
-
-    @property
-    def needs(self):
-        return Needs.of(gram=True)
-
-    def apply(self, prior, view, state):
-        gram = view.whole_gram
-        along = gram.theta_dots[:, :, None] * gram.theta_dots[:, None, :]
-        across = replace(gram, dots=gram.dots - along / gram.theta_sq[:, None, None])
-        return prior.add_report(coherence_across=gradient_coherence(across, prior.shares[0])), state
-
-
 # FedLAW's Fig. 6: shrinking with a fixed factor, near those of its Table 2, and with a learned one.
 SHRINKING = {
-    "FedAvg": chain("fedavg", AcrossModel()),
-    "fixed γ = 0.95": chain("fedavg", AcrossModel(), "shrink:gamma=0.95"),
-    "learned γ": chain("gws:epochs=20,lr=0.05", AcrossModel()),
+    "FedAvg": "fedavg|record_coherence",
+    "fixed γ = 0.95": "fedavg|record_coherence|shrink:gamma=0.95",
+    "learned γ": "gws:epochs=20,lr=0.05|record_coherence",
 }
 STUDIES = {
     "fedadp": Study(

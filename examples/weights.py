@@ -100,9 +100,14 @@ def main():
         weights = out.weights if out.weights.ndim == 1 else out.weights.mean(dim=0)
         share = 100 * weights / weights.sum()
         error = ((out.params - honest).norm() / (honest - base).norm()).item()
-        verdict, style = (
-            ("good", "green") if error < 0.5 else ("bad", "red") if error > 1 else ("", None)
-        )
+        verdict = ""
+        style = None
+        if error < 0.5:
+            verdict = "good"
+            style = "green"
+        elif error > 1:
+            verdict = "bad"
+            style = "red"
         table.add_row(
             text, f"{error:.2f}", verdict, *(f"{value:.1f}" for value in share), style=style
         )

@@ -123,7 +123,7 @@ def aggregate(
         diagnose: whether to compute the Gram even if the rule does not need it, so that the report
             has coherence, cosines and norms.
         probe: the server's proxy data (`steelyard.Probe`), for the rules `fedlaw`, `fedlaw_swa`,
-            `gws` and `law`, and for refiners.
+            `gws`, `law` and `fltrust`, and for refiners.
         refine: a refiner or its spec string: `server_ft`, `feddf`, `fedbe`.
         chunk: number of coordinates per read; the result has the same bits for any value.
         lora: what to return for LoRA adapters (leaves `lora_A` and `lora_B`), whose products are

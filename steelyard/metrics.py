@@ -253,6 +253,25 @@ def find_invalid_clients(
     return reasons
 
 
+def are_valid_values(name: str, values: NDArray[np.float64]) -> bool:
+    """Return whether all clients' values of a metric are valid, as `find_invalid_clients` checks.
+
+    Args:
+        name: name of the metric.
+        values: one number, or one histogram, per client: `[K]` or `[K, C]`.
+    """
+    metric = find_metric(name)
+    if metric.is_per_class != (values.ndim == 2) or not (abs(values) <= MOST).all():
+        return False
+    if metric.is_per_class:
+        return bool((values >= 0).all() and (values.sum(axis=1) > 0).all())
+    if metric.is_integer:
+        return bool((values >= 1).all() and (values == np.floor(values)).all())
+    if metric.is_positive:
+        return bool((values >= 1 / MOST).all())
+    return metric.may_be_negative or bool((values >= 0).all())
+
+
 def drop_invalid(
     table: Table, ids: Sequence[ClientId], but: Collection[str], needs_whole_examples: bool = True
 ) -> None:

@@ -1,9 +1,9 @@
 """Tests of effect: what the papers claim, in miniature, on the embedded digits. Run by `make test-slow`.
 
-Settings and seeds are those of examples/small_papers.py; the gallery draws the same runs. All
-comparisons are paired by seed. Docstrings say what was measured: a mean over ten seeds ± its
-standard error. Every bar is at least three standard errors away from what was measured. Where a
-claim does not come out, the test is of what does, and says "a finding".
+Settings and seeds are those of examples/small_papers.py. All comparisons are paired by seed.
+Docstrings say what was measured: a mean over ten seeds ± its standard error. Every bar is at least
+three standard errors away from what was measured. Where a claim does not come out, the test is of
+what does, and says "a finding".
 """
 
 import sys

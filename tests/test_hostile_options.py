@@ -11,7 +11,7 @@ from steelyard.algorithm import Algorithm
 from steelyard.core._errors import SteelyardError
 from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS
 from steelyard.core._spec import parse
-from steelyard.data import PARTITIONS, SOURCES, load
+from steelyard.data import CORRUPTIONS, PARTITIONS, SOURCES, load
 from steelyard.data._partitions import partition
 from steelyard.models import MODELS, build
 from steelyard.rules._detectors import DETECTORS, parse_detector
@@ -25,6 +25,7 @@ REGISTRIES = {
     "broadcast": BROADCASTS,
     "refine": REFINERS,
     "partition": PARTITIONS,
+    "corruption": CORRUPTIONS,
     "model": MODELS,
     "data": SOURCES,
 }
@@ -69,6 +70,8 @@ def make(kind, text):
         return str(parse_detector(text))
     if kind == "data":
         return parse(text, SOURCES)
+    if kind == "corruption":
+        return parse(text, CORRUPTIONS)
     if kind == "model":
         parse(text, MODELS)
         return [refuse_or_build(text, shape) for shape in ((1, 28, 28), (3, 32, 32), (80,))]

@@ -1,6 +1,7 @@
 """Checks that take minutes: `make test-slow`."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 
 import steelyard
 from benchmarks.merge import make_files, merge
+from steelyard.experiments import table_names
+from steelyard.figures import names as figure_names
 from tests.rounds import reports
 from tests.rules.test_guard import FACTORS, bound
 
@@ -128,3 +131,24 @@ def test_two_builds_of_the_wheel_are_the_same_bytes(tmp_path):
     first, second = wheels
     assert first.name == second.name
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_every_table_and_figure_runs_quickly(tmp_path):
+    """Each is run, or skipped because its data is not on this machine."""
+    command = [sys.executable, "-m", "steelyard", "reproduce", "--quick", "--all"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = re.findall(r"^(?:ran|skipped)  ([\w-]+),", done.stdout, flags=re.MULTILINE)
+    assert names == [*table_names(), *figure_names()]
+    skipped = re.findall(r"^skipped  .*", done.stdout, flags=re.MULTILINE)
+    assert all(
+        "there is no" in line or "is read from files" in line or "is missing" in line
+        for line in skipped
+    )
+    for name in table_names():
+        assert (tmp_path / name / "table.md").is_file() or f"skipped  {name}," in done.stdout
+    for name in figure_names():
+        path = tmp_path / "figures" / name / "figure.png"
+        assert path.is_file() or f"skipped  {name}," in done.stdout

@@ -5,11 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-
-import steelyard
-from steelyard.diagnostics import gradient_coherence
-from steelyard.rules._combinators import chain
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,19 +45,3 @@ def test_a_row_is_a_paired_difference_with_its_interval(script, capsys, monkeypa
     assert float(cells[3]) == 1.0
     assert float(cells[4]) > 1.0
     assert float(cells[5]) > 0.0
-
-
-def test_across_model_notes_coherence_of_what_is_at_right_angles_to_the_model(script):
-    generator = torch.Generator().manual_seed(0)
-    base = torch.randn(50, generator=generator, dtype=torch.float64)
-    noise = torch.randn(4, 50, generator=generator, dtype=torch.float64)
-    updates = 0.3 * base + noise  # all grow the model
-    sizes = {"num_examples": [1, 2, 3, 4]}
-    rule = chain("fedavg", script.AcrossModel())
-    out = steelyard.aggregate(rule, base, base + updates, metrics=sizes)
-    across = updates - torch.outer(updates @ base, base) / (base @ base)
-    expected = gradient_coherence(across, sizes["num_examples"])
-    assert out.report["coherence_across"] == pytest.approx(expected)
-    assert out.report["coherence"] > out.report["coherence_across"] + 0.01
-    plain = steelyard.aggregate("fedavg", base, base + updates, metrics=sizes)
-    assert torch.equal(out.params, plain.params)

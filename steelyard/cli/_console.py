@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, NoReturn, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from click import Context
@@ -18,8 +19,11 @@ from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from steelyard.core._errors import escape_lines, escape_text, shorten
+from steelyard.core._errors import SteelyardError, escape_lines, escape_text, shorten
 from steelyard.core._registry import Entry
+
+if TYPE_CHECKING:
+    from steelyard.report._figures import Table as NumberTable
 
 # Command classes that correct two defects of click and typer.
 
@@ -134,6 +138,27 @@ def show(table: Table, console: Console) -> None:
         table_width = Measurement.get(console, options, table).maximum
         console = Console(file=console.file, width=max(console.width, table_width))
     console.print(table)
+
+
+def to_rich_table(table: NumberTable, title: str) -> Table:
+    """Return a table of the report for the terminal."""
+    rich_table = Table(title=escape(title), title_justify="left")
+    for number, head in enumerate(table.heads):
+        is_text = any(isinstance(row[number], str) for row in table.rows)
+        rich_table.add_column(head, justify="left" if is_text else "right")
+    for row in table.texts():
+        rich_table.add_row(*map(escape, row))
+    return rich_table
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[str | float | None]]) -> None:
+    """Write rows to a CSV file."""
+    from steelyard.experiments._tables import csv_lines
+
+    try:
+        path.write_text(csv_lines(rows), "utf-8", "replace")
+    except OSError as error:
+        raise SteelyardError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 # Tables of the entries of a registry: models, partitions, rules.

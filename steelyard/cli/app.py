@@ -10,8 +10,10 @@ from steelyard import __version__
 from steelyard.cli._console import CommandGroup, DocumentedCommand, console
 from steelyard.cli.bench import bench
 from steelyard.cli.compare import compare
+from steelyard.cli.contributions import contributions
 from steelyard.cli.data import data_app, models_app, partitions_app
 from steelyard.cli.merge import merge
+from steelyard.cli.replay import replay
 from steelyard.cli.report import plot, report, watch
 from steelyard.cli.reproduce import reproduce
 from steelyard.cli.rules import explain, rules
@@ -34,6 +36,8 @@ for command in (
     report,
     plot,
     watch,
+    replay,
+    contributions,
     reproduce,
     bench,
     rules,

@@ -184,11 +184,11 @@ def _write_pages(
     benchmark: Benchmark, results: Sequence[Result], out: Path, quiet: bool, console: Console
 ) -> None:
     """Write the two pages, and show the table of the first."""
-    from steelyard.experiments._benchmark import SCORES
+    from steelyard.experiments._benchmark import SCORE_NAMES
     from steelyard.experiments._ranking import analyse
     from steelyard.report._benchmark import write_html, write_markdown
 
-    analysis = analyse(benchmark, results, SCORES)
+    analysis = analyse(benchmark, results, SCORE_NAMES)
     write_markdown(benchmark, analysis, out / "benchmark.md")
     write_html(benchmark, analysis, results, out / "benchmark.html")
     if not quiet:

@@ -16,7 +16,7 @@ from steelyard.core._errors import SteelyardError
 if TYPE_CHECKING:
     from steelyard.experiments._comparisons import Comparison
     from steelyard.experiments._run_groups import Run
-    from steelyard.experiments.scores import Metric
+    from steelyard.experiments.scores import Score
 
 
 def compare(
@@ -67,12 +67,12 @@ def compare(
     from steelyard.experiments._comparisons import compare as compare_runs
     from steelyard.experiments._run_groups import read_runs
     from steelyard.experiments._tables import pivot
-    from steelyard.experiments.scores import metric as find_metric
+    from steelyard.experiments.scores import find_score
 
     # Read the runs and compute the comparisons.
     try:
         runs, notes = read_runs(directories)
-        score = find_metric(metric, [run.history for run in runs])
+        score = find_score(metric, [run.history for run in runs])
         runs, warnings = _check_comparable(runs, anyway)
         comparisons = compare_runs(
             runs, score, target=target, confidence=confidence, against=against
@@ -143,7 +143,7 @@ def _check_comparable(runs: list[Run], anyway: bool) -> tuple[list[Run], list[st
     return runs, objections
 
 
-def _comparison_to_dict(comparison: Comparison, metric: Metric) -> dict[str, Any]:
+def _comparison_to_dict(comparison: Comparison, metric: Score) -> dict[str, Any]:
     difference = comparison.difference
     return {
         "setting": comparison.setting,

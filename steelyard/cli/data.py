@@ -29,7 +29,7 @@ from steelyard.cli._console import (
     print_rows,
     show,
 )
-from steelyard.core._errors import SteelyardError, shorten
+from steelyard.core._errors import SteelyardError, locate_errors, shorten
 from steelyard.core._registry import Entry
 from steelyard.core._spec import parse
 from steelyard.data import PARTITIONS, Federation, corrupt, load
@@ -257,7 +257,9 @@ def show_partition(
     corrupted: Annotated[
         str | None,
         typer.Option(
-            "--corrupt", help="Corrupt the labels of a share of the clients: 0.5:swap, 0.25:flip."
+            "--corrupt",
+            help="Corrupt the labels of a share of the clients, as data.corrupt of a run does: "
+            "swap:share=0.5, flip:share=0.25; or in short 0.5:swap.",
         ),
     ] = None,
     by: Annotated[
@@ -307,15 +309,14 @@ def show_partition(
 
 
 def _corrupt_clients(federation: Federation, text: str, seed: int) -> Federation:
-    """Corrupt clients as `--corrupt SHARE:KIND` says."""
-    share, _, kind = text.partition(":")
-    try:
-        number = float(share)
-    except ValueError:
-        raise SteelyardError(
-            f"--corrupt {text!r}: write a share and a kind, e.g. 0.5:swap"
-        ) from None
-    return corrupt(federation, number, kind or "swap", seed=seed)
+    """Corrupt clients as `--corrupt swap:share=0.5`, or in short `--corrupt 0.5:swap`, says."""
+    head, _, rest = text.partition(":")
+    with locate_errors(f"--corrupt {text!r}"):
+        try:
+            share = float(head)
+        except ValueError:
+            return corrupt(federation, kind=text, seed=seed)
+        return corrupt(federation, share, rest or "swap", seed=seed)
 
 
 def _print_counts(console: Console, title: str, counts: Counts, groups: Counts | None) -> None:

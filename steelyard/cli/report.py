@@ -133,23 +133,63 @@ def watch(
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1. 0 means any free port.")] = 0,
     target: Target = None,
     open_it: Open = False,
+    alert: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Print a line when a recorded number satisfies this condition: 'weight>0.3 for 5'. "
+            "Repeat for several."
+        ),
+    ] = None,
+    exit_on_alert: Annotated[
+        int | None,
+        typer.Option(
+            metavar="CODE", min=1, max=255, help="End with this exit code after the first alert."
+        ),
+    ] = None,
 ) -> None:
     """Serve a report that updates itself while runs are running. Ctrl-C stops the server.
 
     Only this machine can open the page. It remains when a run ends, and shows runs that start later
-    in the same directory.
+    in the same directory. The page also shows what each client contributes, if inner products are
+    recorded.
+
+    A condition is a key of the round record, <, <=, > or >=, a number, and how many rounds in a row
+    must satisfy it. [bold]weight[/] is the largest share of a client. With a number by client, such
+    as [bold]cosines[/], every client is checked, and the alert names it.
 
     steelyard watch runs --open
 
     steelyard watch runs/awa-1 --port 8008
+
+    steelyard watch runs/awa-1 --alert 'weight>0.3 for 5' --alert 'mean_cosine<0 for 3'
+
+    steelyard watch runs/awa-1 --alert 'accuracy<0.2 for 10' --exit-on-alert 3
     """
+    from steelyard.report._alerts import Alert, describe_unknown_key, parse_condition
     from steelyard.report._watch import Watch
 
+    # Parse the conditions. A key that Steelyard does not record may be a mistake.
+    if exit_on_alert is not None and not alert:
+        fail("--exit-on-alert needs a condition: --alert 'weight>0.3 for 5'")
+    console = Console()
+
+    def print_alert(raised: Alert) -> None:
+        console.print(f"[red]alert:[/] {escape(raised)}", highlight=False, soft_wrap=True)
+        if exit_on_alert is not None:
+            raise typer.Exit(exit_on_alert)
+
     try:
-        server = Watch(directories, port, target)
+        conditions = [parse_condition(text) for text in alert or ()]
+        report_alert = print_alert if conditions else None
+        server = Watch(directories, port, target, conditions, report_alert)
     except (SteelyardError, OSError) as error:
         fail(error)
-    console = Console()
+    for note in filter(None, map(describe_unknown_key, conditions)):
+        Console(stderr=True).print(
+            f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True
+        )
+
+    # Serve the page until Ctrl-C, or an alert.
     console.print(f"{server.address}  (Ctrl-C stops it)", highlight=False, soft_wrap=True)
     if open_it:
         webbrowser.open(server.address)

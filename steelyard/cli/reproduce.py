@@ -1,32 +1,31 @@
-"""The command `reproduce`: runs a table of a paper and prints the paper's numbers beside ours."""
+"""The command `reproduce`: runs a table or a figure of a paper, and compares it with the paper's."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table as RichTable
 
-from steelyard.cli._console import Console, escape, fail, show
+from steelyard.cli._console import Console, fail
+from steelyard.cli._paper_figures import print_figure, print_figures, print_runs, run_paper_figure
+from steelyard.cli._paper_tables import print_cells, print_table, print_tables, run_table
+from steelyard.cli._quick import run_all
 from steelyard.cli.run import Quiet
-from steelyard.cli.sweep import print_failures, read_seeds, run_with_board
-from steelyard.core._errors import SteelyardError
+from steelyard.cli.sweep import read_seeds
+from steelyard.core._errors import SteelyardError, describe_unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from steelyard.experiments._paper_table import Table
-    from steelyard.experiments._reproduce import Result
+    from steelyard.figures import Plan
 
 
 def reproduce(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="TABLE",
-            help="The name of a table, e.g. fedadp-table1; --list shows all names.",
+            metavar="NAME",
+            help="A table or a figure, e.g. fedadp-table1 or fedlaw-figure5; --list shows all names.",
             show_default=False,
         ),
     ] = None,
@@ -34,8 +33,18 @@ def reproduce(
         bool,
         typer.Option(
             "--list",
-            help="List the tables, or the cells of TABLE, with their estimated time, and exit.",
+            help="List the tables and figures, or the runs of NAME, with their estimated time, and exit.",
         ),
+    ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="Run the first cell of a table for two rounds, or the small version of a figure.",
+        ),
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="With --quick: run all tables and figures.")
     ] = False,
     cells: Annotated[
         list[str] | None,
@@ -63,14 +72,14 @@ def reproduce(
         typer.Option(
             "--set",
             "-s",
-            help="A setting for every cell, KEY=VALUE, e.g. model=resnet20. Repeat the option for more.",
+            help="A setting for every run, KEY=VALUE, e.g. model=resnet20. Repeat the option for more.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The directory of the runs and the table. Default: runs/TABLE.",
+            help="The directory of the runs and results. Default: runs/TABLE or runs/figures; runs/quick with --quick.",
             show_default=False,
         ),
     ] = None,
@@ -83,168 +92,146 @@ def reproduce(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a table of a paper, and print the paper's numbers beside ours.
+    """Run a table or a figure of a paper, and compare it with the paper's.
 
     steelyard reproduce --list
-
-    steelyard reproduce fedadp-table1 --list
 
     steelyard reproduce fedadp-table1 --cells 'mnist-1class-5iid/*' --seeds 1,2
 
     steelyard reproduce fedlaw-table1 --cells 'alpha-1/*' --rounds 20
 
+    steelyard reproduce fedlaw-figure5 --quick
+
+    steelyard reproduce --quick --all
+
     Data is read from $STEELYARD_DATA, or from DIR with --set data.dir=DIR. After Ctrl-C, start the
-    same command again: finished runs are kept and others are resumed. --out contains table.md,
-    table.csv, and one run directory per cell and seed.
+    same command again: finished runs are kept and others are resumed. The directory of a table
+    contains table.md, table.csv, and one run directory per cell and seed; that of a figure contains
+    figure.md, figure.png, figure.svg and figure.csv.
     """
     console = Console()
+    changes = list(settings or [])
+    if rounds is not None:
+        changes.append(f"rounds={rounds}")
     try:
-        from steelyard.experiments._paper_table import read_table
-
-        # Without a name, only the list of all tables can be printed.
-        if name is None:
-            if not listing:
-                fail("name a table, or list them: steelyard reproduce --list")
-            _print_tables(console)
+        # All of them, or the list of all.
+        if everything or name is None:
+            others = [name, cells, seeds, changes]
+            _handle_all(everything, quick, listing, any(others), out, parallel, overwrite, quiet)
             return
 
-        # Select cells and apply settings.
-        changes = list(settings or [])
-        if rounds is not None:
-            changes.append(f"rounds={rounds}")
-        table = read_table(name).select_cells(cells or []).apply_settings(changes)
-        seed_list = table.seeds if seeds is None else read_seeds(seeds)
+        # A table.
+        seed_list = None if seeds is None else read_seeds(seeds)
+        if _is_table(name):
+            table, table_seeds = _plan_table(name, quick, cells, changes, seed_list)
+            if listing:
+                print_cells(table, table_seeds, console)
+                return
+            directory = out or Path("runs", "quick" if quick else "", table.name)
+            results, outcomes = run_table(
+                table, table_seeds, directory, parallel, overwrite, quiet, console
+            )
+            print_table(table, results, outcomes, directory, quiet, console)
+            return
 
-        # List the cells or run them.
+        # A figure.
+        plan = _plan_figure(name, quick, cells, changes, seed_list)
         if listing:
-            _print_cells(table, seed_list, console)
+            print_runs(plan, console)
             return
-        directory = out or Path("runs") / table.name
-        _run_table(table, seed_list, directory, parallel, overwrite, quiet, console)
+        directory = out or Path("runs", "quick" if quick else "", "figures")
+        reproduction = run_paper_figure(plan, directory, parallel, overwrite, quiet, console)
+        print_figure(reproduction, quiet, console)
     except KeyboardInterrupt:
         fail("interrupted; finished runs are kept: start the same command again to resume", 130)
     except (SteelyardError, OSError) as error:
         fail(error)
 
 
-def _run_table(
-    table: Table,
-    seeds: Sequence[int],
-    out: Path,
+def _handle_all(
+    everything: bool,
+    quick: bool,
+    listing: bool,
+    has_others: bool,
+    out: Path | None,
     parallel: int | None,
     overwrite: bool,
     quiet: bool,
-    console: Console,
 ) -> None:
-    """Run the cells of a table with every seed, write and print the results.
+    """List all tables and figures, or run all of them with --quick.
 
     Args:
-        table: the table.
-        seeds: the random seeds.
-        out: the directory of the runs and of table.md and table.csv.
+        everything: whether --all is given.
+        quick: whether --quick is given.
+        listing: whether --list is given.
+        has_others: whether a name, cells, seeds or settings are given.
+        out: the directory of the results; None for the default.
         parallel: number of simultaneous runs; None for one per core.
         overwrite: replace runs of another configuration.
         quiet: print only errors.
-        console: where to print.
     """
-    from steelyard.experiments._reproduce import compute_results, make_jobs, to_csv, to_markdown
-    from steelyard.runs._directory import describe_environment, write_text
-
-    outcomes = run_with_board(
-        make_jobs(table, seeds), out, "reproduction", parallel, overwrite, quiet, console
-    )
-    cell_results = compute_results(table, outcomes)
-    command = ["steelyard", *sys.argv[1:]]
-    write_text(out / "table.md", to_markdown(table, cell_results, command, describe_environment()))
-    write_text(out / "table.csv", to_csv(cell_results))
-    if not quiet:
-        _print_results(table, cell_results, console)
-        path = escape(str(out / "table.md"))
-        console.print(f"table: {path}", highlight=False, soft_wrap=True)
-    print_failures([outcome for outcome in outcomes if outcome.error is not None], len(outcomes))
+    console = Console()
+    if listing:
+        print_tables(console)
+        print_figures(console)
+    elif not everything:
+        fail("name a table or a figure, or list them: steelyard reproduce --list")
+    elif not quick:
+        fail("--all: all tables take years: use --quick --all, or name one")
+    elif has_others:
+        fail("--all: runs everything as it is: leave NAME, --cells, --rounds, --seeds, --set out")
+    else:
+        run_all(out or Path("runs", "quick"), parallel, overwrite, quiet, console)
 
 
-def _print_tables(console: Console) -> None:
-    """Print the names of all tables with the estimated time of one seed."""
-    from steelyard.experiments._cost import estimate_seconds, format_duration
-    from steelyard.experiments._paper_table import METRICS, tables
+def _is_table(name: str) -> bool:
+    """Return whether a name is that of a table, not of a figure; refuse other names."""
+    from steelyard.experiments._paper_table import names as table_names
+    from steelyard.figures import names as figure_names
 
-    grid = RichTable(title="Tables of the papers", title_justify="left")
-    for column in ("name", "what it shows", "metric"):
-        grid.add_column(column, justify="left", overflow="fold")
-    for column in ("cells", "one seed here"):
-        grid.add_column(column, justify="right", overflow="fold")
-    for table in tables():
-        costs = [estimate_seconds(cell.config(table.seeds[0])) for cell in table.cells]
-        total = None if None in costs else sum(cost for cost in costs if cost is not None)
-        grid.add_row(
-            table.name,
-            escape(table.title),
-            METRICS[table.metric],
-            str(len(table.cells)),
-            format_duration(total),
-        )
-    console.print(grid)
-    console.print(
-        "Costs are rough: number of operations divided by the speed of a matrix product on all "
-        "cores, with complete data sets.",
-        highlight=False,
-    )
+    if name in table_names():
+        return True
+    if name not in figure_names():
+        all_names = [*table_names(), *figure_names()]
+        raise SteelyardError(describe_unknown_name("table or figure", name, all_names))
+    return False
 
 
-def _print_cells(table: Table, seeds: Sequence[int], console: Console) -> None:
-    """Print the cells of a table with the estimated time of all seeds."""
-    from steelyard.experiments._cost import estimate_seconds, format_duration
+def _plan_table(
+    name: str,
+    quick: bool,
+    cells: list[str] | None,
+    changes: list[str],
+    seeds: tuple[int, ...] | None,
+) -> tuple[Table, tuple[int, ...]]:
+    """Return a table with the chosen cells and settings, and the seeds of its runs.
 
-    # The first column is never folded: its names are copied to --cells.
-    grid = RichTable(title=escape(f"{table.name}: {table.title}"), title_justify="left")
-    longest_name = max(len(cell.name) for cell in table.cells)
-    grid.add_column("cell", no_wrap=True, min_width=longest_name)
-    for column in ("setting", "algorithm"):
-        grid.add_column(column, justify="left", overflow="fold")
-    for column in ("paper", f"{len(seeds)} seeds here"):
-        grid.add_column(column, justify="right", overflow="fold")
+    Args:
+        name: the name of the table.
+        quick: take only the first of the chosen cells, for two rounds, with the first seed.
+        cells: patterns of cells; none for all.
+        changes: settings of every run, as `key=value`.
+        seeds: the seeds; None for those of the table.
+    """
+    from steelyard.experiments._paper_table import read_table
 
-    # One row per cell.
-    total = 0.0
-    for cell in table.cells:
-        cost = estimate_seconds(cell.config(seeds[0]))
-        if cost is not None:
-            cost *= len(seeds)
-            total += cost
-        fields = [cell.name, cell.column, cell.row, cell.paper_text]
-        grid.add_row(*map(escape, fields), format_duration(cost))
-    show(grid, console)
-    console.print(
-        f"at most {format_duration(total)} in all: runs may stop early at a target, and the "
-        f"estimate "
-        "assumes complete data sets",
-        highlight=False,
-    )
+    table = read_table(name).select_cells(cells or [])
+    if quick:
+        table = table.make_quick()
+    chosen_seeds = seeds or (table.seeds[:1] if quick else table.seeds)
+    return table.apply_settings(changes), chosen_seeds
 
 
-def _print_results(table: Table, results: Sequence[Result], console: Console) -> None:
-    """Print the paper's numbers beside ours; gaps beyond noise are yellow."""
-    from steelyard.experiments._reproduce import format_gap, format_mean, has_large_gap
+def _plan_figure(
+    name: str,
+    quick: bool,
+    cells: list[str] | None,
+    changes: list[str],
+    seeds: tuple[int, ...] | None,
+) -> Plan:
+    """Return the runs of a figure; the arguments are those of `_plan_table`."""
+    from steelyard.figures import plan_figure, read_figure
 
-    grid = RichTable(title=escape(f"{table.name}: {table.title}"), title_justify="left")
-    for column in ("setting", "algorithm"):
-        grid.add_column(column, justify="left")
-    for column in ("paper", "ours", "gap"):
-        grid.add_column(column, justify="right")
-    for result in results:
-        cell = result.cell
-        gap_text = escape(result.remark or format_gap(result))
-        if has_large_gap(result) and result.rounds >= table.rounds:
-            gap_text = f"[yellow]{gap_text}[/]"
-        fields = [cell.column, cell.row, cell.paper_text, format_mean(result)]
-        grid.add_row(*map(escape, fields), gap_text)
-    show(grid, console)
-
-    # Say if a cell had fewer rounds than the paper.
-    fewest = min(result.rounds for result in results)
-    if fewest < table.rounds:
-        console.print(
-            f"[yellow]reduced:[/] {fewest} rounds, {table.rounds_source} has {table.rounds}",
-            highlight=False,
-        )
+    if cells:
+        raise SteelyardError(f"--cells: {name} is a figure and has no cells: leave --cells out")
+    return plan_figure(read_figure(name), quick, seeds=seeds, settings=changes)

@@ -161,7 +161,7 @@ def _explain_other(option: str, entry: Entry) -> None:
     console.print(escape(inspect.getdoc(entry.make) or ""), highlight=False)
     console.print("\n[bold]Options[/]")
     for name, value in facts["options"].items():
-        console.print(escape(f"  {name}={value}" if value else f"  {name}"), highlight=False)
+        console.print(escape(f"  {name}={value}"), highlight=False)
     if not facts["options"]:
         console.print("  none", highlight=False)
     usage = f"Use it with [bold]--set {option}={entry.name}[/], or Algorithm(..., {option}={entry.name!r})"

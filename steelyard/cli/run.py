@@ -12,7 +12,7 @@ from rich.table import Table
 from steelyard.cli._console import Console, escape, fail, show
 from steelyard.core._errors import SteelyardError
 from steelyard.core._options import list_keys
-from steelyard.runs._directory import CONFIG, read_config
+from steelyard.runs._directory import CONFIG, read_config, read_subset
 from steelyard.runs._history import History
 from steelyard.sim._callbacks import Callback
 from steelyard.sim._experiment import Experiment, read_experiment
@@ -192,7 +192,7 @@ def _simulate(
 
 
 def _print_result(history: History, console: Console) -> None:
-    """Print the last scores of a run, its quarantined clients and its directory."""
+    """Print the last scores of a run, its quarantined clients, its data and its directory."""
     # Collect the last values.
     metric = history.monitor.metric
     last = {name: next(reversed(history.column(name)), None) for name in (metric, "loss")}
@@ -208,13 +208,16 @@ def _print_result(history: History, console: Console) -> None:
     table.add_row(escape(history.name), str(len(history)), *scores, f"{seconds:.1f}")
     show(table, console)
 
-    # Name the quarantined clients and the run directory.
+    # Name the quarantined clients, a subset of the data and the run directory.
     quarantined: set[str] = set()
     for record in history.records:
         quarantined.update(record.get("quarantined", {}))
     if quarantined:
         names = ", ".join(map(escape, sorted(quarantined)))
         console.print(f"quarantined at least once: client {names}", highlight=False)
+    subset = None if history.path is None else read_subset(history.path)
+    if subset is not None:
+        console.print(escape(f"data: {subset}"), highlight=False, soft_wrap=True)
     console.print(escape(f"run: {history.path}"), highlight=False, soft_wrap=True)
 
 

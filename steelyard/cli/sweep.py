@@ -30,7 +30,8 @@ MetricName = Annotated[
     typer.Option(
         "--metric",
         help="The score of a run: last10 (as in FedLAW), best (as in FedAWA), final, rounds (to the "
-        "target), seconds, ...; or any recorded value, such as loss or a metric of your own.",
+        "target), seconds, ...; any recorded value, such as loss or a metric of your own; or a "
+        "function of one, such as mean(gamma,90-110).",
     ),
 ]
 _MAX_ROWS = 16  # with more jobs, the live table shows only those that are running
@@ -187,11 +188,11 @@ def sweep(
     console = Console()
     try:
         from steelyard.experiments._sweep import read_sweep, run_sweep
-        from steelyard.experiments.scores import metric as find_metric
+        from steelyard.experiments.scores import find_score
 
         # Read the file.
         plan = read_sweep(file)
-        score = find_metric(metric)
+        score = find_score(metric)
         directory = out or plan.out or Path("runs") / plan.name
         if dry_run:
             _print_plan(plan, directory, console)

@@ -18,7 +18,8 @@ evaluate is the average with psi as its classifier; clients continue from the av
 
 A client discloses which classes it has, but not how many samples of each.
 
-The method follows the authors' code (main.py). One thing differs: there, g_kc is the mean over ten
+The method follows the authors' code (main.py); of the paper, only the abstract was at hand, so where
+the two disagree is not known. One thing differs from the code: there, g_kc is the mean over ten
 random batches of at most 32 augmented samples; here it is the mean over all samples, without
 augmentation.
 """
@@ -68,6 +69,7 @@ class CReFF(FeatureTerm):
     summarized_model = "received"
 
     def __post_init__(self) -> None:
+        self.set_classifier_name()
         checks.integer("features", self.features, 1)
         checks.integer("match_steps", self.match_steps, 0)
         checks.number("match_lr", self.match_lr, 0.0, open_low=True)
@@ -107,7 +109,7 @@ class CReFF(FeatureTerm):
     ) -> Vectors:
         """Return the mean gradient of the second classifier for each class."""
         shape = (classifier.classes, classifier.classes, classifier.dim + 1)
-        gradients = torch.zeros(shape, device=features.device)
+        gradients = torch.zeros(shape, dtype=torch.float32, device=features.device)
         has_class = torch.zeros(classifier.classes, dtype=torch.int64, device=features.device)
         for number in torch.unique(targets).tolist():
             own = add_ones(features[targets == number].float(), classifier.has_bias)

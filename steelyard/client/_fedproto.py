@@ -13,7 +13,8 @@ A class that no client of the last round has gets no pull; neither does any clas
 
 In the paper, clients exchange only prototypes and keep their own models. Here the rule averages the
 models, too, as in the code with which FPL's authors compare the two, and as in Table 7 of the
-FedAWA paper. Where paper and code differ:
+FedAWA paper. Where paper and code differ (the code was read, lib/update.py and lib/utils.py; what is
+said of the paper is from memory and was not compared with its text):
 
 * The paper's loss is a distance between the local and the global prototype; the code's is the mean
   squared error of each sample's features, as above.
@@ -57,6 +58,7 @@ class FedProto(FeatureTerm):
     info = Info("pulls features to the prototype of their class", "Tan et al., AAAI 2022")
 
     def __post_init__(self) -> None:
+        self.set_classifier_name()
         checks.number("weight", self.weight, 0.0)
         checks.one_of("average", self.average, "counts", "clients")
 

@@ -259,6 +259,7 @@ class FlatModel:
         targets: torch.Tensor,
         index: torch.Tensor,
         outputs: torch.Tensor | None = None,
+        is_right: torch.Tensor | None = None,
     ) -> tuple[float, float, int]:
         """Evaluate the model on some samples.
 
@@ -267,6 +268,7 @@ class FlatModel:
             targets: targets of all inputs.
             index: positions of the samples.
             outputs: if set, receives the network's outputs, one row per sample.
+            is_right: if set, receives whether the predicted class of each sample is right.
 
         Returns:
             The sum of losses, the number of right answers (NaN if it is not defined) and the number
@@ -277,9 +279,11 @@ class FlatModel:
         for number, part in enumerate(torch.split(index, _EVALUATE)):
             part_targets = targets.index_select(0, part)
             output = self.module(self.batch(prepared, part))
+            start = number * _EVALUATE
             if outputs is not None:
-                start = number * _EVALUATE
                 outputs[start : start + len(part)] = output
+            if is_right is not None:
+                is_right[start : start + len(part)] = output.argmax(dim=1) == part_targets
             loss += self.loss(output, part_targets).item() * len(part)
             right += count_right(output, part_targets)
         return loss, right, len(index)

@@ -17,7 +17,8 @@ FINCH links each point with its first neighbour, the one with the largest cosine
 points are the clusters; then the same is done with their means, until one cluster is left. FPL uses
 the last partition with more than one cluster, if there is one.
 
-Where paper and code differ: the paper's regression is a sum over the features, the code's a mean
+The formulas are those of the authors' code (models/fpl.py); the texts of the two papers were not at
+hand. From memory, the paper's regression is a sum over the features where the code has a mean
 (`regression=sum` or `mean`). In the code, a client's prototypes are means over its last epoch,
 while the model still changes; here they are computed with the trained model, in evaluation mode.
 """
@@ -68,6 +69,7 @@ class FPL(FeatureTerm):
     info = Info("contrasts features with clusters of prototypes", "Huang et al., CVPR 2023")
 
     def __post_init__(self) -> None:
+        self.set_classifier_name()
         checks.number("weight", self.weight, 0.0)
         checks.number("temperature", self.temperature, 0.0, open_low=True)
         checks.one_of("regression", self.regression, "mean", "sum")

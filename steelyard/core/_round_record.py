@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 Form = Literal[
     "number",
@@ -36,6 +36,9 @@ Section = Literal[
     "Geometry of the updates",
     "What the rule learned",
     "Clients and data",
+    "Contributions of clients",
+    "Steps of the rules",
+    "Agreement between rules",
     "Cost",
 ]
 
@@ -112,7 +115,18 @@ def _compute_gradient_divergence(record: Mapping[str, Any]) -> float | None:
     """Return the divergence of the updates divided by the learning rate."""
     divergence = record.get("update_divergence")
     lr = record.get("lr")
-    return divergence / lr if divergence is not None and lr else None
+    if not _is_plain_number(divergence) or not _is_plain_number(lr) or lr == 0:
+        return None
+    return float(divergence / lr)
+
+
+def _compute_cosine_gain(record: Mapping[str, Any]) -> float | None:
+    """Return the sum of FedAdp's Theorem 1 for the rule, minus that for FedAvg."""
+    cosine = record.get("weighted_cosine")
+    fedavg_cosine = record.get("fedavg_weighted_cosine")
+    if not _is_plain_number(cosine) or not _is_plain_number(fedavg_cosine):
+        return None
+    return float(cosine - fedavg_cosine)
 
 
 def _compute_mean_over_clients(key: str) -> Callable[[Mapping[str, Any]], float | None]:
@@ -128,7 +142,7 @@ def _compute_mean_over_clients(key: str) -> Callable[[Mapping[str, Any]], float 
     return compute
 
 
-def _is_plain_number(value: Any) -> bool:
+def _is_plain_number(value: Any) -> TypeGuard[float]:
     """Return whether a value is a finite number, and not a truth value."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value)
@@ -167,6 +181,17 @@ _KEYS = (
         is_logged=True,
     ),
     RecordKey(
+        "group_accuracy",
+        "accuracy of the global model on the test samples of each group, such as a domain",
+        "numbers by name",
+        ("evaluation",),
+        unit="share",
+        better="higher",
+        paper="FedAWA, Table 7",
+        requires="a test set whose groups have names, such as digits-5, and evaluate_every > 0",
+        column="accuracy",
+    ),
+    RecordKey(
         "client_accuracy",
         "accuracy of the global model on the client's own data",
         "number by client",
@@ -188,12 +213,56 @@ _KEYS = (
         "number by client",
         ("evaluation",),
         better="lower",
-        requires="evaluate_clients > 0, and a task without an accuracy",
+        paper="PA3Fed, Fig. 1, Table 1",
+        requires="evaluate_clients > 0",
         figure=FigureText(
             "Loss by client",
             "loss",
             "The global model on each client's own data.",
             "Clients and data",
+        ),
+    ),
+    RecordKey(
+        "train_loss",
+        "loss of the global model on the training samples of all clients",
+        sources=("evaluation",),
+        better="lower",
+        paper="FedAdp, Fig. 5, 7",
+        requires="evaluate_train > 0",
+        figure=FigureText(
+            "Loss on the clients' training samples",
+            "loss",
+            "The loss that training minimises. It falls while the loss on the test set rises if the "
+            "model overfits.",
+            "Results",
+        ),
+    ),
+    RecordKey(
+        "train_accuracy",
+        "accuracy of the global model on the training samples of all clients",
+        sources=("evaluation",),
+        unit="share",
+        better="higher",
+        requires="evaluate_train > 0",
+        figure=FigureText(
+            "Accuracy on the clients' training samples",
+            "accuracy",
+            "Far above the accuracy on the test set, the model has learned samples by heart.",
+            "Results",
+        ),
+    ),
+    RecordKey(
+        "fisher_trace",
+        "trace of the Fisher information of the global model, over a fixed draw of the clients' "
+        "samples",
+        sources=("evaluation",),
+        paper="PA3Fed, Eq. (2), (3), Fig. 3",
+        requires="evaluate_fisher > 0",
+        figure=FigureText(
+            "Trace of the Fisher information",
+            "trace",
+            "It rises and falls in the critical period of training; the gradient norm is a cheap "
+            "replacement.",
         ),
     ),
     # Weights, and who took part.
@@ -350,6 +419,37 @@ _KEYS = (
         is_logged=True,
     ),
     RecordKey(
+        "coherence_across",
+        "coherence of the updates without their part along the global model",
+        sources=("rule",),
+        better="higher",
+        requires="the rule record_coherence, such as fedavg|record_coherence",
+    ),
+    RecordKey(
+        "coherence_of_groups",
+        "coherence within equal groups of clients, by the number of the group",
+        "numbers by name",
+        ("rule",),
+        better="higher",
+        requires="the rule record_coherence:groups=2",
+    ),
+    RecordKey(
+        "heterogeneity_coherence",
+        "cosine of the label distribution of the round's weighted cohort and of all clients",
+        sources=("simulator",),
+        unit="cosine",
+        better="higher",
+        paper="FedLAW, Def. 5.2, Fig. 7",
+        requires="labels",
+        figure=FigureText(
+            "Heterogeneity coherence",
+            "cosine",
+            "One if the clients of the round, with their weights, have the same classes as all "
+            "clients together (FedLAW, Def. 5.2).",
+            _GEOMETRY,
+        ),
+    ),
+    RecordKey(
         "mean_cosine",
         "mean cos(d_i, d_j) over pairs of clients",
         unit="cosine",
@@ -405,6 +505,30 @@ _KEYS = (
             _GEOMETRY,
         ),
         needs_gram=True,
+    ),
+    RecordKey(
+        "fedavg_weighted_cosine",
+        "the same sum with FedAvg's weights: sum_k p_k cos(d_k, d), p_k by size, or equal if the "
+        "rule does not know sizes",
+        better="higher",
+        paper="FedAdp, Theorem 2",
+        needs_gram=True,
+    ),
+    RecordKey(
+        "weighted_cosine_gain",
+        "weighted_cosine - fedavg_weighted_cosine: positive if the rule promises a faster decrease "
+        "of the loss than FedAvg",
+        sources=("computed when read",),
+        better="higher",
+        paper="FedAdp, Theorem 2",
+        figure=FigureText(
+            "Weighted cosine, minus FedAvg's",
+            "difference",
+            "FedAdp's Theorem 2: above zero, the bound on the loss falls faster than with "
+            "FedAvg's weights.",
+            _GEOMETRY,
+        ),
+        compute=_compute_cosine_gain,
     ),
     RecordKey(
         "update_divergence",
@@ -558,6 +682,30 @@ _KEYS = (
             "What the rule learned on its proxy data.",
             starts_at_zero=True,
         ),
+    ),
+    RecordKey(
+        "optimal_weights",
+        "weights on a grid with the smallest loss on the test set, for three clients",
+        "number by client",
+        ("evaluation",),
+        unit="share",
+        paper="FedLAW, Fig. 12",
+        requires="callbacks=[steelyard.diagnostics.OptimumPath()]",
+        figure=FigureText(
+            "Best weights on the test set",
+            "share",
+            "The weights that would have been best in this round.",
+            "Weights",
+            starts_at_zero=True,
+        ),
+    ),
+    RecordKey(
+        "optimal_weights_loss",
+        "loss on the test set at `optimal_weights`",
+        sources=("evaluation",),
+        better="lower",
+        paper="FedLAW, Fig. 12",
+        requires="callbacks=[steelyard.diagnostics.OptimumPath()]",
     ),
     RecordKey(
         "trace",
@@ -810,3 +958,17 @@ def get_value(record: Mapping[str, Any], key: str) -> Any:
     if entry is None or entry.compute is None:
         return None
     return entry.compute(record)
+
+
+def read_path(record: Any, path: str) -> Any:
+    """Return the value at a dotted path, such as `timings.train` or `weights.client-0`.
+
+    Keys may contain dots themselves, as client ids do. None if the record has no such value.
+    """
+    if not isinstance(record, Mapping):
+        return None
+    value = get_value(record, path)
+    if value is not None:
+        return value
+    head, _, rest = path.partition(".")
+    return read_path(record.get(head), rest) if rest else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steelyard.core._gram import Array, Gram
 from steelyard.core._layout import Layers
@@ -118,15 +120,18 @@ def _diversity(gram: Gram, sizes: Array | None, weights: Array) -> dict[str, Any
     inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)  # [1, K]
     cosines = (inverse * gram.apply(inverse)).sum() - np.count_nonzero(inverse)
 
+    # The cosines to the mean update, weighted by the rule and by FedAvg.
     total = np.abs(weights).sum()
     share = weights / total if total > 0 else weights
+    cosines_to_mean = gram.cosines_to(mean[None])[0]
     return {
         "mean_update_norm": float(norms.mean()),
         "mean_pairwise_distance": float(np.sqrt(gram.sq_distances()).sum() / pairs)
         if pairs
         else None,
         "mean_cosine": float(cosines / pairs) if pairs else None,
-        "weighted_cosine": float((share * gram.cosines_to(mean[None])[0]).sum()),
+        "weighted_cosine": float((share * cosines_to_mean).sum()),
+        "fedavg_weighted_cosine": float((mean * cosines_to_mean).sum()),
         "update_divergence": float(np.sqrt(gram.sq_distances_to(mean[None])).mean()),
     }
 
@@ -147,6 +152,30 @@ def coherence(gram: Gram, share: Array) -> float:
     cosines = gram.cosines()[0]
     pairs = np.outer(share, share) * cosines
     return float((pairs.sum() - np.trace(pairs)) / len(share))
+
+
+def heterogeneity_coherence(
+    counts: Array | NDArray[np.int64],
+    cohort: Sequence[int],
+    shares: Array,
+    similarity: str = "cosine",
+) -> float:
+    """Return the heterogeneity coherence of a cohort (FedLAW, Def. 5.2), measured on labels.
+
+    Args:
+        counts: samples of each class at each client, `[n, C]`.
+        cohort: the positions of the clients that take part.
+        shares: their aggregation weights, which sum to 1.
+        similarity: of the distribution of labels in the cohort and at all clients: their `cosine`,
+            or their `overlap`, `sum_c min(p_c, q_c)`.
+    """
+    rows = counts[cohort].astype(np.float64)
+    p = shares @ (rows / np.maximum(rows.sum(axis=1, keepdims=True), 1e-300))
+    q = counts.sum(axis=0) / counts.sum()
+    if similarity == "overlap":
+        return float(np.minimum(p, q).sum())
+    lengths = float(np.linalg.norm(p) * np.linalg.norm(q))
+    return float(p @ q) / lengths if lengths > 0 else 0.0
 
 
 # Explains a rule: what clients disclose, what the server sees, what it costs.
@@ -190,7 +219,7 @@ def explain(rule: Weighting, meaning: dict[str, str]) -> Explanation:
     return Explanation(
         clients_disclose=disclosed,
         server_sees=_describe_visible(needs),
-        passes=_describe_passes(needs),
+        passes=_describe_passes(needs, parts),
         memory=memory,
         secure_aggregation=[f"{part.name}: {part.info.secagg}" for part in parts],
         differential_privacy=[f"{part.name}: {part.info.dp}" for part in parts],
@@ -219,14 +248,17 @@ def _describe_visible(needs: Needs) -> list[str]:
     if needs.coordinates:
         visible.append("every coordinate of every single update")
     if needs.probe:
-        visible.append("the loss of mixtures of single updates on proxy data of its own")
+        visible.append("how single updates, or mixtures of them, fit proxy data of its own")
     if needs.metrics:
         visible.append("each client's reported " + ", ".join(sorted(needs.metrics)))
     return visible or ["only the sum of the updates"]
 
 
-def _describe_passes(needs: Needs) -> str:
+def _describe_passes(needs: Needs, parts: Sequence[Weighting]) -> str:
     """Return how often the updates are read."""
+    own = [part.info.passes for part in parts if part.info.passes]
+    if own:
+        return own[0]
     if needs.probe:
         return (
             "two passes over the updates per step on the proxy data, "

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from steelyard.core import _round as rounds
+from steelyard.core._errors import SteelyardError
 from steelyard.core._layout import Granularity, Layout, Leaf
 from steelyard.core._optimizer import ServerOptimizer
 from steelyard.core._probe import ProxyLoss
@@ -257,10 +258,16 @@ class ServerState:
             matrix = term.classifier_to_evaluate(tensors)
             if matrix is None:
                 continue
+            weight_name = self.classifier.weight_name
+            if any(leaf.tied and weight_name in (leaf.name, leaf.tied) for leaf in layout.leaves):
+                raise SteelyardError(
+                    f"client={term.name}: the layer {self.classifier.name!r} shares its weight with "
+                    "another layer, so it cannot be replaced: use a layer with its own weight"
+                )
             theta = theta.clone()
             for leaf in layout.params:
                 part = theta[leaf.start : leaf.stop]
-                if leaf.name == self.classifier.weight_name:
+                if leaf.name == weight_name:
                     part.copy_(matrix[:, :-1].reshape(-1))
                 elif leaf.name == self.classifier.bias_name:
                     part.copy_(matrix[:, -1])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -217,6 +218,21 @@ class FeatureTerm(ClientTerm):
 
     classifier: str = ""
     summarized_model: str = "trained"
+
+    def set_classifier_name(self) -> None:
+        """Check the option `classifier`; a number, as layers of a Sequential have, becomes text.
+
+        A subclass with this option calls it in `__post_init__`.
+        """
+        name: Any = self.classifier
+        if isinstance(name, int) and not isinstance(name, bool):
+            name = str(name)
+        if not isinstance(name, str):
+            raise SteelyardError(
+                f"classifier={name!r}: use the name of a layer, in quotes if it has the form of a "
+                f'number: classifier="0.1"'
+            )
+        object.__setattr__(self, "classifier", name)
 
     @property
     def has_loss(self) -> bool:

@@ -20,6 +20,7 @@ class Info:
         paper: the citation.
         secagg: whether and how the rule works if the server sees only sums of updates.
         dp: what differential privacy requires.
+        passes: how often the updates are read, if that does not follow from the rule's needs.
     """
 
     title: str
@@ -28,6 +29,7 @@ class Info:
     dp: str = (
         "refuse: weights depend on every client's data, sensitivity is up to 2C instead of C/K"
     )
+    passes: str = ""
 
 
 class Weighting(ABC):
@@ -64,6 +66,11 @@ class Weighting(ABC):
     def final(self) -> bool:
         """Whether no later rule may change the shares, because this rule or a part limits them."""
         return any(part.final for part in self.parts)
+
+    @property
+    def scales_by_reports(self) -> bool:
+        """Whether a client's report can change the length of the global model; see `guard`."""
+        return any(part.scales_by_reports for part in self.parts)
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 Importing this package registers every data set and partition under its name in spec strings.
 """
 
-from steelyard.data._corruption import corrupt, find_corrupted_clients
+from steelyard.data._corruption import CORRUPTIONS, Corruption, corrupt, find_corrupted_clients
 from steelyard.data._dataset import Dataset, Federation
 from steelyard.data._domains import MNISTM, SVHN, USPS, Digits5, Synth
 from steelyard.data._download import DOWNLOADS, fetch_dataset
@@ -18,6 +18,7 @@ from steelyard.data._tiny_imagenet import TinyImageNet
 __all__ = [
     "CIFAR10",
     "CIFAR100",
+    "CORRUPTIONS",
     "DOWNLOADS",
     "MNIST",
     "MNISTM",
@@ -26,6 +27,7 @@ __all__ = [
     "SVHN",
     "USPS",
     "AGNews",
+    "Corruption",
     "Dataset",
     "Digits",
     "Digits5",

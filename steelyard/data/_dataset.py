@@ -36,6 +36,9 @@ class Dataset:
         classes: the number of classes, if targets are labels.
         name: for reports.
         groups: int64 `[N]`, the origin of each sample (a role, a domain), for `by_group`.
+        subset: what part of a published data set it was read from; empty for the whole set.
+        group_names: the names of the groups, by number. With names, a run records the accuracy on
+            the test samples of each group.
     """
 
     inputs: torch.Tensor
@@ -43,6 +46,8 @@ class Dataset:
     classes: int | None = None
     name: str = ""
     groups: torch.Tensor | None = None
+    subset: str = ""
+    group_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.inputs.ndim == 0 or self.targets.ndim == 0 or len(self.inputs) != len(self.targets):
@@ -62,6 +67,7 @@ class Dataset:
                 f"{self._label}groups are {groups.dtype} {tuple(groups.shape)}: "
                 f"give one int64 number per sample, [{len(self)}]"
             )
+        self._check_group_names()
         if not _is_finite(self.inputs):
             raise SteelyardError(
                 f"{self._label}inputs contain NaN or infinity: remove these samples first"
@@ -74,6 +80,22 @@ class Dataset:
                     f"{self._label}targets lie in {low}..{high}: with classes={self.classes} use "
                     f"0..{self.classes - 1}"
                 )
+
+    def _check_group_names(self) -> None:
+        """Raise an error unless every group has a name of its own, or there are no names."""
+        names = self.group_names
+        if not names:
+            return
+        if self.groups is None:
+            raise SteelyardError(f"{self._label}group_names without groups: give groups, too")
+        if len(set(names)) < len(names) or not all(names):
+            raise SteelyardError(f"{self._label}group_names={names!r}: use distinct names")
+        numbers = self.groups
+        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(names):
+            raise SteelyardError(
+                f"{self._label}groups lie in {int(numbers.min())}..{int(numbers.max())}, but "
+                f"group_names has {len(names)} names: give one name per group"
+            )
 
     @property
     def _label(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,10 +27,12 @@ from steelyard.data._images import (
     split_pictures,
     tiles,
 )
-from steelyard.data._sources import SOURCES, find
+from steelyard.data._sources import SOURCES, Size, Split, find
 
 MAX_LINES = 1_000_000  # of a file of labels
 
+TRAIN_SIZES = {"mnist": 60_000, "mnist-m": 59_001, "svhn": 73_257, "synth": 479_400, "usps": 7_291}
+TEST_SIZES = {"mnist": 10_000, "mnist-m": 9_001, "svhn": 26_032, "synth": 9_553, "usps": 2_007}
 DOMAINS = ("mnist", "mnist-m", "svhn", "synth", "usps")
 
 _DIGITS = {str(digit).encode() for digit in range(10)}
@@ -205,6 +207,7 @@ class MNISTM(Images):
     name = "mnist-m"
     info = Info("32x32 coloured digits", "Ganin et al., JMLR 2016")
     default_model = "simple_cnn"
+    published_size = Size(59_001, 9_001, (3, 32, 32), 10)
     downloads = (
         File(  # pytorch-adapt's copy: the authors' own is behind a page of Google Drive
             "https://cornell.box.com/shared/static/jado7quprg6hzzdubvwzh9umr75damwi",
@@ -286,6 +289,15 @@ class Digits5(Images):
     default_model = "simple_cnn"
     downloads = (*MNIST.downloads, *MNISTM.downloads, *SVHN.downloads, *USPS.downloads)
 
+    @property
+    def published_size(self) -> Size:  # type: ignore[override]
+        """The images of the domains, of each at most `samples` to train on."""
+        train = [TRAIN_SIZES[domain] for domain in self.domains]
+        if self.samples is not None:
+            train = [min(count, self.samples) for count in train]
+        test = sum(TEST_SIZES[domain] for domain in self.domains)
+        return Size(sum(train), test, (3, self.size, self.size), 10)
+
     def __post_init__(self) -> None:
         checks.one_of("scale", self.scale, "default", "unit", "half")
         if (
@@ -311,6 +323,12 @@ class Digits5(Images):
                 hint = f", or leave it out: digits-5:domains=[{available}]" if available else ""
                 raise SteelyardError(f"digits-5: domain {domain!r} is missing: {reason}{hint}")
         return directory or Path()
+
+    def __call__(self, directory: Path | None) -> Split:
+        """Read the images and scale them; groups have the names of the domains."""
+        train, test = super().__call__(directory)
+        train = replace(train, group_names=self.domains)
+        return train, replace(test, group_names=self.domains)
 
     def read(self, directory: Path | None) -> Pictures:
         """Read all domains, one after another."""

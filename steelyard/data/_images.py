@@ -109,15 +109,17 @@ def check_images(
     labels: Bytes,
     shape: tuple[int, ...],
     label_path: Path | None = None,
+    classes: int = 10,
 ) -> Part:
-    """Return images and labels; raise an error if a shape is wrong or a label is not a digit.
+    """Return images and labels; raise an error if a shape or a label is wrong.
 
     Args:
         path: the file of the images.
         images: `[N, *shape]`.
-        labels: `[N]`, in 0..9.
+        labels: `[N]`, below `classes`.
         shape: of one image.
         label_path: the file of the labels, if it is another one.
+        classes: the number of classes.
     """
     if images.shape[1:] != shape or len(images) == 0:
         expected = ", ".join(map(str, shape))
@@ -130,8 +132,10 @@ def check_images(
             f"{label_file} contains {labels.size} labels for {len(images)} images: "
             f"fetch {'both' if label_path else 'it'} again"
         )
-    if labels.max() > 9:
-        raise SteelyardError(f"{label_file} has label {labels.max()}, not 0..9: fetch it again")
+    if labels.max() >= classes:
+        raise SteelyardError(
+            f"{label_file} has label {labels.max()}, not 0..{classes - 1}: fetch it again"
+        )
     return images, labels
 
 
@@ -257,8 +261,8 @@ class FashionMNIST(MNIST):
 class CIFAR10(Images):
     """Photographs of ten classes: the Python version, the binary version, or lossless montages.
 
-    The montages are `data_batch_1.webp` to `data_batch_5.webp` and `test_batch.webp`, with the
-    labels in `index.npz`.
+    The Python version may be a folder or its archive. The montages are `data_batch_1.webp` to
+    `data_batch_5.webp` and `test_batch.webp`, with the labels in `index.npz`.
     """
 
     mean = (0.4914, 0.4822, 0.4465)
@@ -278,17 +282,15 @@ class CIFAR10(Images):
     )
 
     form: ClassVar[cifar.Form] = cifar.TEN
+    montage_labels: ClassVar[str] = "cifar10/index.npz"
 
     def locate(self, directory: Path | None) -> Path:
-        """Return the folder of the batches, or the file of labels of the montages."""
-        folders = [self.form.python, f"{self.name}/{self.form.python}", self.form.binary]
-        return find(
-            self.name,
-            directory,
-            *folders,
-            f"{self.name}/{self.form.binary}",
-            f"{self.name}/index.npz",
-        )
+        """Return the folder of the batches, its archive, or the file of labels of the montages."""
+        sources = (self.form.python, self.form.binary, self.form.archive)
+        paths = []
+        for source in sources:
+            paths += [source, f"{self.name}/{source}"]
+        return find(self.name, directory, *paths, self.montage_labels)
 
     def read(self, directory: Path | None) -> Pictures:
         """Read the version that is there."""
@@ -296,15 +298,20 @@ class CIFAR10(Images):
         if path.suffix != ".npz":
             return Pictures(*self.form.read(path), self.form.classes)
         train_labels, test_labels = read_npz(path, "train_labels", "test_labels")
-        train = tiles(path, self.form.train, train_labels)
-        test = tiles(path, (self.form.test,), test_labels)
-        return Pictures(train, test, self.form.classes)
+        classes = self.form.classes
+        train = tiles(path, self.form.montages, train_labels, classes)
+        test = tiles(path, (self.form.test,), test_labels, classes)
+        return Pictures(train, test, classes)
 
 
 @SOURCES.register
 @dataclass(frozen=True)
 class CIFAR100(CIFAR10):
-    """Photographs of a hundred classes, with fine labels: the Python or the binary version."""
+    """Photographs of a hundred classes, with fine labels: the Python or the binary version.
+
+    Or a subset as lossless montages: `cifar100_subset/train_1.webp`, `train_2.webp` and
+    `test.webp`, with the fine labels in `index.npz`.
+    """
 
     mean = (0.5071, 0.4865, 0.4409)
     deviation = (0.2673, 0.2564, 0.2762)
@@ -322,9 +329,10 @@ class CIFAR100(CIFAR10):
     )
 
     form = cifar.HUNDRED
+    montage_labels = "cifar100_subset/index.npz"
 
 
-def tiles(index: Path, files: tuple[str, ...], labels: Bytes) -> Part:
+def tiles(index: Path, files: tuple[str, ...], labels: Bytes, classes: int = 10) -> Part:
     """Return the images of 32x32 in montages beside the file of their labels, and the labels."""
     montages = []
     for file in files:
@@ -334,4 +342,4 @@ def tiles(index: Path, files: tuple[str, ...], labels: Bytes) -> Part:
                 f"{index} has labels of {path.name}, which is not beside it: fetch both again"
             )
         montages.append(pictures.montage(path, 32))
-    return check_images(index, np.concatenate(montages), labels, (3, 32, 32))
+    return check_images(index, np.concatenate(montages), labels, (3, 32, 32), classes=classes)

@@ -18,7 +18,7 @@ from steelyard.data._cache import load_cached
 from steelyard.data._dataset import Dataset
 from steelyard.data._download import File
 from steelyard.data._formats import LINE, lines
-from steelyard.data._sources import SOURCES, Source, Split, find_file
+from steelyard.data._sources import SOURCES, Size, Source, Split, find_file
 from steelyard.data._text import Vocabulary, encode
 
 Row = tuple[int, str]
@@ -115,6 +115,7 @@ class AGNews(ZhangNews):
     name = "ag-news"
     info = Info("news in English, 4 topics", "Zhang, Zhao & LeCun, NeurIPS 2015")
     classes = 4
+    published_size = Size(120_000, 7_600, (64,), 4)
     downloads = (
         File(
             "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/train.csv",
@@ -143,6 +144,7 @@ class SogouNews(ZhangNews):
     name = "sogou-news"
     info = Info("news in pinyin, 5 topics", "Zhang, Zhao & LeCun, NeurIPS 2015")
     classes = 5
+    published_size = Size(450_000, 60_000, (128,), 5)
     downloads = (
         File(
             "https://s3.amazonaws.com/fast-ai-nlp/sogou_news_csv.tgz",

@@ -526,6 +526,46 @@ class Shards(Partition):
 
 @PARTITIONS.register
 @dataclass(frozen=True)
+class ClassHalves(Partition):
+    """Clients of three kinds and one size: FedAWA's Figs. 2, 3 and 7 (appendix A.1).
+
+    A third of the clients has only the first half of the classes, a third only the second half, and
+    the others have all classes. The paper has 12 clients, four of each kind. Samples that remain
+    are not used.
+    """
+
+    name = "class_halves"
+    info = Info(
+        "the first half of the classes, the second half, or all of them",
+        "Shi et al. (FedAWA), CVPR 2025",
+    )
+    covers_all_samples = False
+
+    def __call__(self, targets: Index, clients: int, rng: np.random.Generator) -> list[Index]:
+        """Shuffle both halves, deal the clients of one half, and mix what remains for the others."""
+        if clients < 3:
+            raise SteelyardError(f"class_halves: {clients} clients: use at least 3, one of a kind")
+        classes = np.unique(targets)
+        is_low = np.isin(targets, classes[: len(classes) // 2])
+        low = rng.permutation(np.flatnonzero(is_low))
+        high = rng.permutation(np.flatnonzero(~is_low))
+
+        # The size of all clients: as large as the smaller half allows.
+        third = clients // 3
+        size = min(len(targets) // clients, len(low) // third, len(high) // third)
+        if size == 0:
+            raise SteelyardError(
+                f"class_halves: {len(low)} and {len(high)} samples of the two halves for "
+                f"{clients} clients: use fewer clients"
+            )
+        used = third * size
+        mixed = rng.permutation(np.concatenate([low[used:], high[used:]]))
+        pools = [low[:used], high[:used], mixed[: (clients - 2 * third) * size]]
+        return [part for pool in pools for part in np.split(pool, len(pool) // size)]
+
+
+@PARTITIONS.register
+@dataclass(frozen=True)
 class Sorted(Partition):
     """FedCos's splits from totally non-IID to IID.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -43,7 +44,7 @@ class Source(ABC):
         info: title and paper, for the command line.
         downloads: the files that `steelyard data fetch` fetches; none for data that is not public.
         default_model: the spec string of the network for runs that name none.
-        published_size: for estimates of a run's cost; None if it is not known.
+        published_size: for estimates of a run's cost, and to mark subsets; None if it is not known.
     """
 
     name: str
@@ -86,12 +87,26 @@ def load(source: str | Source, directory: str | os.PathLike[str] | None = None) 
     """
     reader: Source = parse(source, SOURCES) if isinstance(source, str) else source
     try:
-        return reader(data_directory(directory))
+        train, test = reader(data_directory(directory))
+        subset = _describe_subset(reader, train, test)
+        return (replace(train, subset=subset), test) if subset else (train, test)
     except MemoryError:
         raise SteelyardError(
             f"{shorten(str(reader), 200)}: the data does not fit into memory: use fewer samples, "
             f"or shorter ones"
         ) from None
+
+
+def _describe_subset(source: Source, train: Dataset, test: Dataset) -> str:
+    """Return what part of the published data set the files contain; empty if it is the whole."""
+    size = getattr(source, "published_size", None)
+    if size is None or (len(train) >= size.train and len(test) >= size.test):
+        return ""
+    parts = [f"{len(train):,} of {size.train:,} training samples"]
+    parts.append(f"{len(test):,} of {size.test:,} test samples")
+    if train.classes is not None and train.classes < size.classes:
+        parts.append(f"{train.classes} of {size.classes} classes")
+    return f"subset: {', '.join(parts)}"
 
 
 def data_directory(directory: str | os.PathLike[str] | None) -> Path | None:

@@ -4,6 +4,7 @@ from steelyard.diagnostics import gradient_coherence
 gradient_coherence(updates, weights=[3, 1, 1])  # updates: [K, d]
 """
 
+from steelyard.diagnostics._checkpoints import Spectra, hessian_spectra, read_models
 from steelyard.diagnostics._coherence import (
     Coherence,
     cohort_alignment,
@@ -21,12 +22,14 @@ from steelyard.diagnostics._datasets import (
 )
 from steelyard.diagnostics._distances import (
     Distances,
+    WeightedCosines,
     gradient_divergence,
     mean_cosine,
     moving_distances,
     smoothed_angles,
     update_angles,
     update_cosines,
+    weighted_cosines,
 )
 from steelyard.diagnostics._fisher import (
     empirical_fisher_trace,
@@ -35,6 +38,7 @@ from steelyard.diagnostics._fisher import (
 )
 from steelyard.diagnostics._landscape import (
     Landscape,
+    OptimumPath,
     Point,
     Spectrum,
     Surface,
@@ -74,15 +78,17 @@ from steelyard.diagnostics._shrinking import (
 )
 from steelyard.diagnostics._toy import THREE_CLIENTS, TWO_CLIENTS, Toy, Trajectory, trajectory
 from steelyard.diagnostics._weights import (
-    Correlations,
     IdealDistances,
     effective_clients,
-    heterogeneity,
     ideal_distances,
     ideal_model,
     run_correlations,
     run_similarity,
     similarity,
+)
+from steelyard.experiments._correlations import (
+    Correlations,
+    heterogeneity,
     weight_correlations,
 )
 
@@ -98,14 +104,17 @@ __all__ = [
     "Histogram",
     "IdealDistances",
     "Landscape",
+    "OptimumPath",
     "Periods",
     "Point",
     "Series",
     "Shrinking",
+    "Spectra",
     "Spectrum",
     "Surface",
     "Toy",
     "Trajectory",
+    "WeightedCosines",
     "by_client",
     "client_distances",
     "client_names",
@@ -123,6 +132,7 @@ __all__ = [
     "gradient_coherence",
     "gradient_divergence",
     "group_coherence",
+    "hessian_spectra",
     "hessian_spectrum",
     "heterogeneity",
     "heterogeneity_coherence",
@@ -135,6 +145,7 @@ __all__ = [
     "moving_distances",
     "parameter_histogram",
     "parameter_norm",
+    "read_models",
     "rescaled_losses",
     "run_correlations",
     "run_similarity",
@@ -152,4 +163,5 @@ __all__ = [
     "update_cosines",
     "weight_correlations",
     "weight_landscape",
+    "weighted_cosines",
 ]

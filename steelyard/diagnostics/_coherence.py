@@ -23,6 +23,7 @@ import numpy as np
 from steelyard.core import checks
 from steelyard.core._errors import SteelyardError
 from steelyard.core._round_report import coherence
+from steelyard.core._round_report import heterogeneity_coherence as compute_heterogeneity
 from steelyard.diagnostics._distances import Updates, Weights, gram_of, shares_of
 from steelyard.diagnostics._recorded import Series
 
@@ -150,12 +151,7 @@ def heterogeneity_coherence(
         raise SteelyardError(
             "weights: a client without samples has no distribution: give it weight 0"
         )
-    rows = table[positions] / np.maximum(sizes[positions], 1e-300)[:, None]
-    p = shares @ rows
-    q = table.sum(axis=0) / table.sum()
-    if similarity == "overlap":
-        return float(np.minimum(p, q).sum())
-    return float(p @ q / np.linalg.norm(p) / np.linalg.norm(q))
+    return compute_heterogeneity(table, positions, shares, similarity)
 
 
 def cohort_alignment(

@@ -35,7 +35,8 @@ from steelyard.core._layout import Params
 from steelyard.core._state import ClientId
 from steelyard.data import Federation
 from steelyard.data._partitions import Index
-from steelyard.diagnostics._weights import Models, gram_of_models, pearson
+from steelyard.diagnostics._weights import Models, gram_of_models
+from steelyard.experiments._correlations import pearson
 
 Data = Federation | Mapping[Any, Any]
 Features = Callable[[torch.Tensor], torch.Tensor]

@@ -9,7 +9,8 @@ If updates are nearly orthogonal, the global model moves by 1 / sqrt(N) of the d
 ones.
 
 FedAdp (Wu and Wang, IEEE TCCN, 2021), Equations (8) and (9) and Section V-C: angles of the updates
-to their mean, and the divergence `(1/|S|) sum_i |grad F - grad F_i|`.
+to their mean, and the divergence `(1/|S|) sum_i |grad F - grad F_i|`. Theorems 1 and 2: the sum of
+weight times cosine, of a rule and of FedAvg.
 """
 
 from __future__ import annotations
@@ -144,6 +145,44 @@ def update_angles(updates: Updates, weights: Weights | None = None) -> Array:
     gram, shares = _gram_and_shares(updates, weights)
     angles: Array = angles_to_mean(gram, shares[None])[0]
     return angles
+
+
+@dataclass(frozen=True)
+class WeightedCosines:
+    """The sum of FedAdp's Theorem 1, for a rule and for FedAvg.
+
+    Attributes:
+        rule: `sum_i psi_i cos theta_i` with the rule's weights: the larger, the faster the bound on
+            the loss falls.
+        fedavg: the same sum with weights by size.
+    """
+
+    rule: float
+    fedavg: float
+
+    @property
+    def gain(self) -> float:
+        """The difference; Theorem 2 says that it is positive for FedAdp."""
+        return self.rule - self.fedavg
+
+
+def weighted_cosines(
+    updates: Updates, weights: Weights, sizes: Weights | None = None
+) -> WeightedCosines:
+    """Return `sum_i psi_i cos(grad F, grad F_i)`, FedAdp's Theorem 1, and FedAvg's sum beside it.
+
+    The paper's proof of Theorem 2 is for weights of the current angles. With smoothed angles (Eq.
+    9), a round may have a negative gain.
+
+    Args:
+        updates: `[K, d]`, a store or a Gram.
+        weights: the rule's weights psi.
+        sizes: of the clients' data, for `grad F = sum_i p_i grad F_i`; equal by default.
+    """
+    gram, psi = _gram_and_shares(updates, weights)
+    shares = shares_of(sizes, len(psi))
+    cosines = gram.cosines_to(shares[None])[0]
+    return WeightedCosines(float(psi @ cosines), float(shares @ cosines))
 
 
 def smoothed_angles(series: Sequence[Array] | Array) -> Array:

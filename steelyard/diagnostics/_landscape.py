@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ from steelyard.core._state import State
 from steelyard.core._view import View
 from steelyard.core._weighting import Info, Weighting
 from steelyard.diagnostics._distances import Weights, shares_of
+from steelyard.sim._callbacks import Callback
+from steelyard.sim._simulator import Simulation
 from steelyard.stores._memory import MemorySink, MemoryStore
 
 # The loss of a network on fixed samples as a function of its parameters, and its Hessian.
@@ -440,3 +442,64 @@ class _Fixed(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         return prior.reweight(np.array([self.weights])), state
+
+
+class OptimumPath(Callback):
+    """Finds the best weights of three clients in each round of a run (FedLAW, Figure 12, right).
+
+    A callback of `simulate`. It adds `optimal_weights` to the record, by client, and
+    `optimal_weights_loss`: the point of the grid with the smallest loss on the test set. The run
+    itself goes on with the weights of its own rule. `by_client(run, "optimal_weights")` reads the
+    path.
+
+    Args:
+        points: on each side of the triangle.
+        every: rounds between measurements.
+        samples: the number of test samples that the loss is measured on, the first ones; all by
+            default.
+    """
+
+    def __init__(self, points: int = 11, every: int = 1, samples: int | None = None) -> None:
+        checks.integer("points", points, 2)
+        checks.integer("every", every, 1)
+        if samples is not None:
+            checks.integer("samples", samples, 1)
+        self.points = points
+        self.every = every
+        self.samples = samples
+        self.last: Landscape | None = None
+
+    def start(self, simulation: Simulation) -> None:
+        """Prepare the loss on the test set."""
+        work = simulation.work
+        test = work.federation.test
+        if test is None:
+            raise SteelyardError("OptimumPath: the run has no test set: give test=")
+        part = test if self.samples is None else test.take(slice(self.samples))
+        self.surface = Surface(work.model.module, part.inputs, part.targets, work.model.loss)
+
+    def round(self, simulation: Simulation, record: dict[str, Any]) -> None:
+        """Evaluate the grid of weights, and record the best ones."""
+        if record["void"] or record["round"] % self.every:
+            return
+        clients = list(record["weights"])
+        if len(clients) != 3 or record["quarantined"]:
+            raise SteelyardError(
+                f"OptimumPath: round {record['round']} has {len(clients)} clients: a plane of "
+                f"weights needs 3"
+            )
+        # The updates are in the first rows, the model before the round in the row after them.
+        buffers = simulation.buffers
+        models = []
+        for row in range(3):
+            params = buffers.matrix[3] + buffers.matrix[row]
+            model = simulation.work.model
+            models.append(model.state_dict(params, buffers.row_stats[row], buffers.row_counts[row]))
+
+        # The landscape of the round.
+        ids = [str(client) for client in simulation.work.federation.ids]
+        sizes = [simulation.work.sizes[ids.index(client)] for client in clients]
+        landscape = weight_landscape(self.surface, models, sizes=sizes, points=self.points)
+        record["optimal_weights"] = dict(zip(clients, landscape.optimum.tolist(), strict=True))
+        record["optimal_weights_loss"] = landscape.optimum_loss
+        self.last = landscape

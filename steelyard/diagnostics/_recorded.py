@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from steelyard.core._errors import SteelyardError
 from steelyard.core._gram import Array
-from steelyard.core._round_record import ROUND_RECORD, get_value
+from steelyard.core._round_record import ROUND_RECORD, read_path
 from steelyard.runs._history import History
 
 Run = str | Path | History
@@ -180,25 +180,14 @@ def client_names(run: Run) -> list[str]:
 
 def _read_number(record: Mapping[str, Any], name: str) -> float | None:
     """Return a number of a record; None if it has none."""
-    value = _read_path(record, name)
+    value = read_path(record, name)
     return float(value) if _is_number(value) else None
 
 
 def _read_table(record: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     """Return a table by client of a record; None if it has none."""
-    value = _read_path(record, name)
+    value = read_path(record, name)
     return value if _is_table(value) else None
-
-
-def _read_path(record: Any, path: str) -> Any:
-    """Return the value at a dotted path; keys may contain dots themselves, as client ids do."""
-    if not isinstance(record, Mapping):
-        return None
-    value = get_value(record, path)
-    if value is not None:
-        return value
-    head, _, rest = path.partition(".")
-    return _read_path(record.get(head), rest) if rest else None
 
 
 def _is_number(value: Any) -> bool:

@@ -27,6 +27,7 @@ from steelyard.core._layout import Params
 from steelyard.core._state import ClientId
 from steelyard.data import Federation
 from steelyard.diagnostics._recorded import Run, Series, by_client, history_of
+from steelyard.experiments._correlations import Correlations, weight_correlations
 from steelyard.runs._directory import read_clients
 from steelyard.sim._simulate import simulate
 from steelyard.stores._memory import MemoryStore
@@ -82,58 +83,6 @@ def run_similarity(run: Run, vector: Mapping[Any, float] | None = None) -> Serie
     return Series(table.rounds, similarity(table.values, table.columns(vector)))
 
 
-def heterogeneity(counts: ArrayLike, floor: float = 0.0) -> Array:
-    """Return FedLAW's heterogeneity degree, `1 / variance of the class distribution`, `[K]`.
-
-    `counts` are samples per client and class, `[K, C]`.
-
-    Despite its name it is large for a client whose classes are balanced. Literally it would be
-    infinite for perfectly balanced classes, which is an error here: variances below `floor` count
-    as `floor`. The paper does not say whether the distribution is in counts or in shares; here it
-    is in shares, so that the degree does not depend on the size.
-    """
-    samples = np.asarray(counts, dtype=np.float64)
-    sizes = samples.sum(axis=1)
-    if not sizes.all():
-        raise SteelyardError(f"counts: client {int(np.argmin(sizes))} has no samples: leave it out")
-    variance = np.maximum((samples / sizes[:, None]).var(axis=1), floor)
-    if not variance.all():
-        balanced = int(np.argmin(variance))
-        raise SteelyardError(
-            f"counts: the classes of client {balanced} are balanced, 1 / variance is infinite: "
-            f"give e.g. floor=1e-6"
-        )
-    degree: Array = 1 / variance
-    return degree
-
-
-@dataclass(frozen=True)
-class Correlations:
-    """Pearson's correlations of the weights (FedLAW, Table 11).
-
-    With the size, with the heterogeneity degree, and with their product.
-
-    None if it is undefined, for example if all sizes are the same.
-    """
-
-    size: float | None
-    heterogeneity: float | None
-    product: float | None
-
-
-def weight_correlations(
-    weights: ArrayLike, sizes: ArrayLike, counts: ArrayLike, floor: float = 0.0
-) -> Correlations:
-    """Return the correlations of weights `[T, K]` or `[K]`, summed over rounds.
-
-    `floor` is that of `heterogeneity`.
-    """
-    total = np.nansum(np.atleast_2d(np.asarray(weights, dtype=np.float64)), axis=0)
-    size = np.asarray(sizes, dtype=np.float64)
-    degree = heterogeneity(counts, floor)
-    return Correlations(pearson(total, size), pearson(total, degree), pearson(total, size * degree))
-
-
 def run_correlations(run: Run, floor: float = 0.0) -> Correlations:
     """Return the correlations of the accumulated weights of a run (FedLAW, Table 11).
 
@@ -146,24 +95,6 @@ def run_correlations(run: Run, floor: float = 0.0) -> Correlations:
     return weight_correlations(
         table.values, table.columns(dict(zip(ids, sizes, strict=True))), counts, floor
     )
-
-
-def pearson(a: ArrayLike, b: ArrayLike) -> float | None:
-    """Return Pearson's correlation coefficient; None if either side is constant."""
-    x = np.asarray(a, dtype=np.float64).ravel()
-    y = np.asarray(b, dtype=np.float64).ravel()
-    if x.shape != y.shape:
-        raise SteelyardError(f"{len(x)} and {len(y)} numbers: give equally many to correlate")
-    if _is_constant(x) or _is_constant(y):
-        return None
-    x = x - x.mean()
-    y = y - y.mean()
-    return float(x @ y) / float(np.linalg.norm(x) * np.linalg.norm(y))
-
-
-def _is_constant(values: Array) -> bool:
-    """Return whether numbers differ only by rounding, or cannot be compared."""
-    return not values.size or not np.ptp(values) > 1e-12 * np.abs(values).max()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from steelyard.experiments._run_groups import read_runs
 from steelyard.experiments._statistics import Difference, deviation, difference, mean
 from steelyard.experiments._sweep import Summary, Sweep, plan, read_sweep, run_sweep
 from steelyard.experiments._tables import Table, pivot
-from steelyard.experiments.scores import last, metric, stability
+from steelyard.experiments.scores import Score, find_score, last, stability
 
 __all__ = [
     "Benchmark",
@@ -18,15 +18,16 @@ __all__ = [
     "Job",
     "Outcome",
     "Rule",
+    "Score",
     "Summary",
     "Sweep",
     "Table",
     "compare",
     "deviation",
     "difference",
+    "find_score",
     "last",
     "mean",
-    "metric",
     "pivot",
     "plan",
     "read_benchmark",

@@ -25,14 +25,24 @@ from steelyard._version import __version__
 from steelyard.core._errors import SteelyardError, describe_unknown_name
 from steelyard.experiments._jobs import Job, Outcome
 from steelyard.experiments._tables import csv_lines
-from steelyard.experiments.scores import METRICS
+from steelyard.experiments.scores import SCORES
 from steelyard.sim._experiment import Experiment, check_values, merge_sections, read_toml, set_key
 
 DEFINITION = Path(__file__).with_name("benchmark.toml")
 PUBLISHED = Path(__file__).with_name("benchmark.csv")
-SCORES = ("last10", "worst_client", "client_q10", "rounds", "server_seconds", "void_rounds")
+SCORE_NAMES = ("last10", "worst_client", "client_q10", "rounds", "server_seconds", "void_rounds")
 
-_COLUMNS = ("rule", "label", "algorithm", "note", "setting", "seed", *SCORES, "error", "version")
+_COLUMNS = (
+    "rule",
+    "label",
+    "algorithm",
+    "note",
+    "setting",
+    "seed",
+    *SCORE_NAMES,
+    "error",
+    "version",
+)
 
 
 @dataclass(frozen=True)
@@ -280,10 +290,10 @@ def make_results(benchmark: Benchmark, outcomes: Iterable[Outcome]) -> list[Resu
     results = []
     for outcome in outcomes:
         labels = outcome.job.labels
-        scores: dict[str, float | None] = dict.fromkeys(SCORES)
+        scores: dict[str, float | None] = dict.fromkeys(SCORE_NAMES)
         if outcome.history is not None:
-            for name in SCORES:
-                scores[name] = METRICS[name].of(outcome.history, targets[labels["setting"]])
+            for name in SCORE_NAMES:
+                scores[name] = SCORES[name].of(outcome.history, targets[labels["setting"]])
         error = outcome.error or ""
         results.append(
             Result(rules[labels["rule"]], labels["setting"], int(labels["seed"]), scores, error)
@@ -299,7 +309,7 @@ def format_results(results: Iterable[Result]) -> str:
         # A share of 10,000 images has four digits: six are more than there is to know.
         scores = [
             None if value is None else round(value, 6)
-            for value in (result.scores[name] for name in SCORES)
+            for value in (result.scores[name] for name in SCORE_NAMES)
         ]
         note = "control" if rule.is_control else rule.note
         head = [rule.name, rule.label, rule.algorithm, note, result.setting]
@@ -317,7 +327,7 @@ def read_results(path: Path) -> list[Result]:
     results = []
     for number, line in enumerate(lines, 2):
         try:
-            scores = {name: float(line[name]) if line[name] else None for name in SCORES}
+            scores = {name: float(line[name]) if line[name] else None for name in SCORE_NAMES}
             rule = Rule(
                 line["rule"],
                 line["label"],

@@ -14,7 +14,7 @@ from steelyard.experiments._run_groups import (
     list_algorithms,
 )
 from steelyard.experiments._statistics import Difference, correct_for_many, difference
-from steelyard.experiments.scores import Metric, speedup
+from steelyard.experiments.scores import Score, speedup
 from steelyard.runs._monitor import check_target
 
 
@@ -40,7 +40,7 @@ class Comparison:
     p_corrected: float | None = None
     companions: int = 1
 
-    def sentence(self, metric: Metric) -> str:
+    def sentence(self, metric: Score) -> str:
         """Return a sentence about the difference."""
         sentence = self.difference.sentence(metric)
         if self.companions > 1 and self.p_corrected is not None:
@@ -71,7 +71,7 @@ class Comparison:
 
 def compare(
     runs: Iterable[Run],
-    metric: Metric,
+    metric: Score,
     *,
     target: float | None = None,
     confidence: float = 0.95,

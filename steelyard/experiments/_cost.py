@@ -1,7 +1,8 @@
 """Estimates how long a run will take on this machine.
 
 torch counts the multiplications and additions of one sample; a backward pass counts as two forward
-passes. The count is divided by the measured speed of a matrix product. Small networks are slower
+passes. What torch does not count is added: recurrent layers, and the gradients of whole tables of
+embeddings. The sum is divided by the measured speed of a matrix product. Small networks are slower
 than that, so the estimate is only right within a factor of two or three.
 """
 
@@ -11,10 +12,12 @@ import time
 from functools import cache
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from steelyard import threads
 from steelyard.algorithm import parse_refiner
+from steelyard.core._errors import SteelyardError
 from steelyard.core._spec import parse
 from steelyard.core._weighting import Weighting
 from steelyard.data._partitions import PARTITIONS
@@ -27,14 +30,15 @@ from steelyard.sim._experiment import Experiment
 SIZES: dict[str, Size] = {
     entry.name: size
     for entry in SOURCES
-    if (size := getattr(entry.make, "published_size", None)) is not None
+    if isinstance(size := getattr(entry.make, "published_size", None), Size)
 }
+TABLE_COST = 500.0  # of a number in a table of embeddings, per step: operations that take as long
 EFFICIENCY = 0.6  # speed of convolutions and small products, relative to one large product
 
 
 def estimate_seconds(config: Experiment) -> float | None:
     """Return the estimated seconds of a run on all cores; None for a data set of unknown size."""
-    sizes = SIZES.get(config.data.name.partition(":")[0])
+    sizes = find_size(config.data.name)
     if sizes is None:
         return None
     train, test, shape, classes = sizes
@@ -57,14 +61,32 @@ def estimate_seconds(config: Experiment) -> float | None:
 
     # Samples per round: training, evaluation, and the server's proxy data (on one core only).
     trained = clients * client_samples
-    evaluated = test / config.execution.evaluate_every if config.execution.evaluate_every else 0.0
+    execution = config.execution
+    evaluated = test / execution.evaluate_every if execution.evaluate_every else 0.0
+    if execution.evaluate_clients:
+        evaluated += train / execution.evaluate_clients
     cores = threads.cores()
     proxy = cores * _proxy_epochs(config) * (config.proxy.per_class or 0) * classes
 
     # Operations divided by speed.
-    forward = _count_operations(config.model or "mlp", shape, classes)
-    operations = config.rounds * forward * (3 * (trained + proxy) + evaluated)
+    model = config.model or "mlp"
+    forward = _count_operations(model, shape, classes)
+    step = _count_table_operations(model, shape, classes)
+    samples = 3 * (trained + proxy) + evaluated
+    operations = config.rounds * (forward * samples + step * trained / local.batch_size)
     return operations / (measure_speed() * EFFICIENCY * cores)
+
+
+def find_size(data: str) -> Size | None:
+    """Return the published size of a data set, with its options; None if it is not known."""
+    name = data.partition(":")[0]
+    if name in SIZES:
+        return SIZES[name]
+    try:
+        size: Size | None = parse(data, SOURCES).published_size
+    except SteelyardError:  # an unknown name: the run will raise an error
+        return None
+    return size
 
 
 def _proxy_epochs(config: Experiment) -> int:
@@ -102,9 +124,33 @@ def measure_speed() -> float:
 def _count_operations(model: str, shape: Shape, classes: int) -> float:
     """Return the floating-point operations of a forward pass of one sample."""
     network = build(model, shape, classes, seed=0).eval()
+    sample = torch.zeros(1, *shape, dtype=torch.int64 if _is_text(shape) else torch.float32)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        network(torch.zeros(1, *shape))
-    return float(counter.get_total_flops())
+        network(sample)
+
+    # A recurrent layer multiplies all its weights at every time step.
+    recurrent = 0
+    for layer in network.modules():
+        if isinstance(layer, nn.RNNBase):
+            recurrent += 2 * shape[0] * sum(weights.numel() for weights in layer.parameters())
+    return float(counter.get_total_flops() + recurrent)
+
+
+@cache
+def _count_table_operations(model: str, shape: Shape, classes: int) -> float:
+    """Return what an optimizer step on the tables of embeddings costs, in operations.
+
+    Gradient, weight decay, momentum and the step each pass over the whole table in memory.
+    """
+    network = build(model, shape, classes, seed=0)
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    tables = [layer for layer in network.modules() if isinstance(layer, kinds)]
+    return TABLE_COST * sum(table.weight.numel() for table in tables)
+
+
+def _is_text(shape: Shape) -> bool:
+    """Return whether samples are sequences of tokens, not images."""
+    return len(shape) == 1
 
 
 def format_duration(value: float | None) -> str:

@@ -32,20 +32,14 @@ from steelyard.sim._experiment import Experiment
 # Starts and stops the processes of jobs.
 
 PATIENCE = 5.0  # seconds between asking a process to stop and killing it
+SHORT = 60.0  # seconds: after a shorter run, its process does another one
 
 
-class Child:
-    """A process of `steelyard.experiments._worker`.
+class WorkerProcess:
+    """A process of `steelyard.experiments._worker`, which does one run after another."""
 
-    Args:
-        order: what to run, as `worker.perform` expects it.
-    """
-
-    def __init__(self, order: Mapping[str, Any]) -> None:
-        self.name = str(order["name"])
-        self.workers = int(order["workers"])
-        self.error: str | None = None
-        # A file, because a pipe that is not read would fill up. It is closed by wait().
+    def __init__(self) -> None:
+        # A file, because a pipe that is not read would fill up.
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             # -P: a file in the current directory must not be imported instead of a module
@@ -58,29 +52,85 @@ class Child:
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has failed: wait() says why
-            self.process.stdin.write(json.dumps(order).encode() + b"\n")
-            self.process.stdin.flush()
+        self.input = self.process.stdin
         self.output = self.process.stdout.fileno()
+
+    def give_order(self, order: Mapping[str, Any]) -> None:
+        """Tell the process what to run next."""
+        self.errors.seek(0)
+        self.errors.truncate()
+        with contextlib.suppress(BrokenPipeError):  # the process has failed: its end says why
+            self.input.write(json.dumps(order).encode() + b"\n")
+            self.input.flush()
+
+    def read_errors(self) -> list[str]:
+        """Return the lines that the last run wrote to standard error."""
+        self.errors.seek(0)
+        return self.errors.read().decode(errors="replace").strip().splitlines()
+
+    def close(self) -> None:
+        """Close the pipes, and wait for the process: it exits when its input is closed."""
+        for pipe in (self.process.stdin, self.process.stdout, self.errors):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Child:
+    """A job in a process of its own.
+
+    Args:
+        order: what to run, as `worker.perform` expects it.
+        worker: an idle process to use; by default a new one.
+    """
+
+    def __init__(self, order: Mapping[str, Any], worker: WorkerProcess | None = None) -> None:
+        self.name = str(order["name"])
+        self.workers = int(order["workers"])
+        self.error: str | None = None
+        self.code: int | None = None  # the exit code of the run, once it has ended
+        self.start = time.monotonic()
+        self.worker = worker or WorkerProcess()
+        self.process = self.worker.process
+        self.output = self.worker.output
         self.unfinished_line = b""
+        self.worker.give_order(order)
 
     def read_records(self) -> list[dict[str, Any]] | None:
         """Return the new records of rounds, without waiting for more; None at the end."""
+        if self.code is not None:
+            return None
         data = os.read(self.output, 1 << 16)
         if not data:
             return None
         *lines, self.unfinished_line = (self.unfinished_line + data).split(b"\n")
-        records = [json.loads(line) for line in lines]
-        for record in records:
-            self.error = record.get("error", self.error)
-        return [record for record in records if "error" not in record]
+        records = []
+        for line in lines:
+            record = json.loads(line)
+            if "end" in record:
+                self.code = record["end"]
+            elif "error" in record:
+                self.error = record["error"]
+            else:
+                records.append(record)
+        return None if self.code is not None and not records else records
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has ended, so that no more records will come."""
+        return self.code is not None
 
     def wait(self) -> str | None:
-        """Wait for the end of the process. Return why it failed; None if it did not."""
-        code = self.process.wait()
-        self.errors.seek(0)
-        error_lines = self.errors.read().decode(errors="replace").strip().splitlines()
-        self._close()
+        """Wait for the end of the run. Return why it failed; None if it did not."""
+        code = self.code
+        if code is None:
+            code = self.process.wait()
+        error_lines = self.worker.read_errors()
         if code == 0:
             return None
         if self.error is not None:
@@ -91,11 +141,17 @@ class Child:
         message = f"its process was ended {cause}"
         return f"{message}: {error_lines[-1]}" if error_lines else message
 
-    def _close(self) -> None:
-        for pipe in (self.process.stdin, self.process.stdout, self.errors):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+    def release(self) -> WorkerProcess | None:
+        """Return the process for another job, after `wait`; None if it is closed instead.
+
+        A process is used again after a short run that did not fail: loading torch would take longer
+        than the next run.
+        """
+        is_short = time.monotonic() - self.start < SHORT
+        if self.code == 0 and is_short:
+            return self.worker
+        self.worker.close()
+        return None
 
 
 def stop_children(children: Iterable[Child]) -> None:
@@ -112,6 +168,7 @@ def stop_children(children: Iterable[Child]) -> None:
         for child in running:
             child.process.kill()
             child.wait()
+            child.release()
 
 
 def _environment() -> dict[str, str]:
@@ -196,7 +253,8 @@ def run_jobs(
 
     A finished run of the same configuration is reused; an unfinished one is resumed from its last
     checkpoint. If a job fails, its outcome has the reason, and the other jobs continue. Ctrl-C
-    stops all processes; calling this function again resumes the runs. Rules, models and data sets
+    stops all processes; calling this function again resumes the runs. A process does several short
+    runs, one after another. Rules, models and data sets
     must be registered in a new process, too: a registration in this process only is not enough.
 
     Args:
@@ -231,6 +289,7 @@ def run_jobs(
             waiting.append(job)
 
     # Run the others.
+    idle: list[WorkerProcess] = []
     with selectors.DefaultSelector() as selector:
         running: dict[str, tuple[Job, Child]] = {}
         try:
@@ -240,7 +299,8 @@ def run_jobs(
                     free_cores = cores - sum(child.workers for _, child in running.values())
                     workers = max(1, free_cores // min(slots - len(running), len(waiting)))
                     job = waiting.popleft()
-                    child = Child(_make_order(job, out, workers, job.name in to_overwrite))
+                    order = _make_order(job, out, workers, job.name in to_overwrite)
+                    child = Child(order, idle.pop() if idle else None)
                     running[job.name] = (job, child)
                     selector.register(child.output, selectors.EVENT_READ, job.name)
                     watch.on_start(job)
@@ -251,13 +311,18 @@ def run_jobs(
                     records = child.read_records()
                     for record in records or ():
                         watch.on_progress(job, record)
-                    if records is None:
+                    if records is None or child.has_ended:
                         selector.unregister(child.output)
                         outcomes[job.name] = _read_outcome(job, out, child.wait())
                         del running[job.name]
+                        worker = child.release()
+                        if worker is not None:
+                            idle.append(worker)
                         watch.on_finish(outcomes[job.name])
         finally:
             stop_children(child for _, child in running.values())
+            for worker in idle:
+                worker.close()
     return [outcomes[job.name] for job in jobs]
 
 

@@ -27,11 +27,11 @@ from steelyard.experiments._statistics import (
     import_scipy_stats,
     mean,
 )
-from steelyard.experiments.scores import METRICS, Metric
+from steelyard.experiments.scores import SCORES, Score
 
 
 @dataclass(frozen=True)
-class Score:
+class RuleScore:
     """A score of a rule in a setting.
 
     Attributes:
@@ -89,7 +89,7 @@ class Analysis:
 
     rules: tuple[Rule, ...]
     seeds: tuple[int, ...]
-    scores: Mapping[str, Mapping[str, Mapping[str, Score]]]
+    scores: Mapping[str, Mapping[str, Mapping[str, RuleScore]]]
     failures: Mapping[tuple[str, str], int]
     ranks: Ranks
 
@@ -106,12 +106,12 @@ def analyse(
         confidence: of intervals and ranks.
     """
     rules = _order_rules(benchmark, results)
-    by_setting: dict[str, dict[str, dict[str, Score]]] = {}
+    by_setting: dict[str, dict[str, dict[str, RuleScore]]] = {}
     for setting in benchmark.settings:
         here = [result for result in results if result.setting == setting.name]
         if here:
             by_setting[setting.name] = {
-                name: _compare(benchmark.reference, rules, here, METRICS[name], confidence)
+                name: _compare(benchmark.reference, rules, here, SCORES[name], confidence)
                 for name in scores
             }
     failures = {
@@ -136,7 +136,7 @@ def analyse(
         for rule in rules
         if all(rule.name in by_setting[s][scores[0]] for s in by_setting)
     ]
-    ranks = rank_rules(names, columns, METRICS[scores[0]].higher, confidence)
+    ranks = rank_rules(names, columns, SCORES[scores[0]].higher, confidence)
     seeds = tuple(sorted({result.seed for result in results}))
     return Analysis(rules, seeds, by_setting, failures, ranks)
 
@@ -205,9 +205,9 @@ def _compare(
     reference: str,
     rules: Sequence[Rule],
     results: Sequence[Result],
-    metric: Metric,
+    metric: Score,
     confidence: float,
-) -> dict[str, Score]:
+) -> dict[str, RuleScore]:
     """Return a score of every rule in one setting, with its difference from the reference."""
     values: dict[str, dict[str, float | None]] = {}
     for result in results:
@@ -223,7 +223,7 @@ def _compare(
             own, others = values[rule.name], values[reference]
             paired = difference(rule.label, labels[reference], own, others, confidence)
         known = [value for value in values[rule.name].values() if value is not None]
-        scores[rule.name] = Score(
+        scores[rule.name] = RuleScore(
             mean(known) if known else None, deviation(known), len(known), paired
         )
 
@@ -231,5 +231,7 @@ def _compare(
     p_values = [scores[name].difference.p_value for name in compared]  # type: ignore[union-attr]
     for name, corrected in zip(compared, correct_for_many(p_values), strict=True):
         score = scores[name]
-        scores[name] = Score(score.mean, score.deviation, score.count, score.difference, corrected)
+        scores[name] = RuleScore(
+            score.mean, score.deviation, score.count, score.difference, corrected
+        )
     return scores

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from steelyard.core._errors import SteelyardError
 from steelyard.core._spec import parse
 from steelyard.data._partitions import PARTITIONS
+from steelyard.data._sources import SOURCES, Source, data_directory
 from steelyard.experiments._cost import SIZES, format_duration
 from steelyard.experiments._jobs import Job, Outcome
-from steelyard.experiments._paper_table import METRICS, Cell, Number, Table
+from steelyard.experiments._paper_table import Cell, Number, Table
+from steelyard.experiments._table_scores import POINTS, SHARE, TableScore, find_table_score
 from steelyard.experiments._tables import csv_lines, markdown_text
-from steelyard.experiments.scores import Metric, metric
-from steelyard.runs._directory import read_clients
+from steelyard.runs._directory import read_clients, read_subset
 from steelyard.sim._experiment import Experiment
-
-# Gaps larger than these need an explanation: points of accuracy, share of rounds.
-POINTS = 2.0
-SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,10 @@ class Result:
 
     Attributes:
         cell: the cell.
-        metric: the score.
-        rounds: the planned number of rounds.
-        values: by seed, rounds to the target or accuracy in percent; None if the target was not
-            reached.
+        score: what the numbers are.
+        rounds: the planned number of rounds; 0 if nothing was run.
+        values: by seed, our number, in the unit of the paper's; None if the run has none, because
+            the target was not reached or the rounds that count were not run.
         best: by seed, the highest accuracy in percent.
         seconds: the recorded time of all rounds of all seeds.
         errors: by seed, why a run failed.
@@ -42,7 +45,7 @@ class Result:
     """
 
     cell: Cell
-    metric: Metric
+    score: TableScore
     rounds: int
     values: Mapping[int, float | None]
     best: Mapping[int, float]
@@ -61,24 +64,26 @@ class Result:
     @property
     def remark(self) -> str | None:
         """What a reader must know about the cell; None for nothing."""
+        if self.cell.impossible is not None:
+            return self.cell.impossible
         return "control" if self.cell.is_control else self.difference
 
     @property
-    def reached(self) -> bool:
+    def has_all_values(self) -> bool:
         """Whether every seed has a value."""
         return bool(self.values) and None not in self.values.values()
 
     @property
     def mean(self) -> float | None:
         """The mean over seeds; None if a seed did not reach the target."""
-        if not self.reached:
+        if not self.has_all_values:
             return None
         return statistics.mean(value for value in self.values.values() if value is not None)
 
     @property
     def deviation(self) -> float | None:
         """The sample standard deviation over seeds; None for fewer than two."""
-        if not self.reached or len(self.values) < 2:
+        if not self.has_all_values or len(self.values) < 2:
             return None
         return statistics.stdev(value for value in self.values.values() if value is not None)
 
@@ -87,49 +92,86 @@ def make_jobs(table: Table, seeds: Sequence[int]) -> list[Job]:
     """Return all runs of a table, seed by seed, so that an interrupted table has complete seeds."""
     table_jobs = []
     for seed in seeds:
-        for cell in table.cells:
-            labels = {"cell": cell.name, "seed": str(seed)}
-            table_jobs.append(Job(f"{cell.name}/seed-{seed}", cell.config(seed), labels))
+        for run in table.runs:
+            labels = {"run": run.name, "seed": str(seed)}
+            table_jobs.append(Job(f"{run.name}/seed-{seed}", run.config(seed), labels))
     return table_jobs
 
 
 def compute_results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
     """Return the result of each cell."""
-    score = metric(table.metric)
-    cell_results = []
-    for cell in table.cells:
-        # The outcomes of the cell, one per seed.
-        cell_outcomes = [item for item in outcomes if item.job.labels["cell"] == cell.name]
-        rounds = cell_outcomes[0].job.config.rounds if cell_outcomes else 0
-        values: dict[int, float | None] = {}
-        best = {}
-        errors = {}
-        times: list[float] = []
-        part = None
+    outcomes_by_seed: dict[int, dict[str, Outcome]] = {}
+    for outcome in outcomes:
+        seed = outcome.job.config.seed
+        outcomes_by_seed.setdefault(seed, {})[outcome.job.labels["run"]] = outcome
+    return [_compute_result(cell, outcomes_by_seed) for cell in table.cells]
+
+
+def _compute_result(cell: Cell, outcomes_by_seed: Mapping[int, Mapping[str, Outcome]]) -> Result:
+    """Return the result of a cell.
+
+    Args:
+        cell: the cell.
+        outcomes_by_seed: the outcomes of all runs, by seed and the name of the run.
+    """
+    score = find_table_score(cell.metric)
+    rounds = 0
+    values: dict[int, float | None] = {}
+    best = {}
+    errors = {}
+    seconds = 0.0
+    part = None
+    if cell.impossible is not None:
+        outcomes_by_seed = {}
+    for seed, outcomes in outcomes_by_seed.items():
+        # The runs of this seed: one, or several that are pooled.
+        cell_outcomes = [outcomes[run.name] for run in cell.runs]
+        config = cell_outcomes[0].job.config
+        rounds = config.rounds
+        failures = [outcome.error for outcome in cell_outcomes if outcome.error is not None]
+        if failures:
+            errors[seed] = failures[0]
+        histories = [item.history for item in cell_outcomes if item.history is not None]
+        if len(histories) < len(cell_outcomes):
+            continue
+
+        # Their score.
+        values[seed] = score.compute(histories, config.target)
+        best[seed] = 100 * (histories[0].best or 0.0)
+        for history in histories:
+            seconds += sum(record["timings"]["total"] for record in history.records)
         for outcome in cell_outcomes:
-            config = outcome.job.config
-            if outcome.error is not None:
-                errors[config.seed] = outcome.error
-            if outcome.history is None:
-                continue
-            value = score.of(outcome.history, config.target)
-            values[config.seed] = None if value is None else score.to_display(value)
-            best[config.seed] = 100 * (outcome.history.best or 0.0)
-            times += [record["timings"]["total"] for record in outcome.history.records]
-            part = part or describe_subset(config, outcome.path)
-        cell_results.append(Result(cell, score, rounds, values, best, sum(times), errors, part))
-    return cell_results
+            part = part or describe_subset(outcome.job.config, outcome.path)
+    return Result(cell, score, rounds, values, best, seconds, errors, part)
+
+
+def find_missing_data(configs: Iterable[Experiment]) -> str | None:
+    """Return which data set of these runs is not on this machine, and how to get it.
+
+    None if all are there.
+    """
+    for config in configs:
+        try:
+            source: Source = parse(config.data.name, SOURCES)
+            source.locate(data_directory(config.data.dir))
+        except SteelyardError as error:
+            return str(error)
+    return None
 
 
 def describe_subset(config: Experiment, path: Path) -> str | None:
     """Return what part of a data set a run used; None if it used all, or if it is not known.
 
-    The number of samples is checked only if the partition uses all samples.
+    Old runs do not say so themselves. Their number of samples is checked only if the partition uses
+    all samples.
 
     Args:
         config: the settings of the run.
         path: the run directory.
     """
+    subset = read_subset(path)
+    if subset is not None:
+        return subset
     sizes = SIZES.get(config.data.name.partition(":")[0])
     clients = read_clients(path)
     if sizes is None or clients is None or "counts" not in clients:
@@ -151,8 +193,10 @@ def format_mean(result: Result) -> str:
     """
     if not result.values:
         return "failed" if result.errors else "-"
-    digits = _digits(result)
+    digits = result.score.digits
     if result.mean is None:
+        if result.score.name != "rounds":
+            return "-"
         missed = sum(value is None for value in result.values.values())
         best = statistics.mean(result.best.values())
         return f"N/A in {missed} of {len(result.values)} ({best:.2f} %)"
@@ -164,42 +208,35 @@ def format_mean(result: Result) -> str:
 
 def format_values(result: Result) -> str:
     """Return the values of all seeds as text."""
-    digits = _digits(result)
+    digits = result.score.digits
     texts = ["N/A" if value is None else f"{value:.{digits}f}" for value in result.values.values()]
     return ", ".join(texts)
-
-
-def _digits(result: Result) -> int:
-    return 2 if result.metric.percent else 0
 
 
 def format_gap(result: Result) -> str:
     """Return our number minus the paper's as text; empty if they cannot be compared.
 
-    It is in points of accuracy, or in percent of the paper's rounds.
+    It is a difference, such as points of accuracy, or a share of the paper's rounds or seconds.
     """
     paper = result.cell.number.value
     if result.remark is not None or _is_missing(result.cell.number):
         return ""
-    if result.mean is None and paper is None:
+    if result.mean is None and paper is None and result.values:
         return "both N/A"
     if result.mean is None or paper is None:
         return ""
-    if not result.metric.percent:
-        return f"{result.mean / paper - 1:+.0%}"
-    return f"{result.mean - paper:+.2f}"
+    return result.score.format_gap(result.score.compute_gap(result.mean, paper))
 
 
 def has_large_gap(result: Result) -> bool:
     """Return whether the gap is so large that it needs an explanation."""
     paper = result.cell.number.value
-    if result.remark is not None or _is_missing(result.cell.number):
+    limit = result.score.limit
+    if result.remark is not None or _is_missing(result.cell.number) or limit is None:
         return False
     if result.mean is None or paper is None:
         return (result.mean is None) != (paper is None)
-    if not result.metric.percent:
-        return abs(result.mean / paper - 1) > SHARE
-    return abs(result.mean - paper) > POINTS
+    return abs(result.score.compute_gap(result.mean, paper)) > limit
 
 
 def _is_missing(number: Number) -> bool:
@@ -225,24 +262,29 @@ def to_markdown(
     seconds = sum(result.seconds for result in cell_results)
     packages = ("steelyard", "python", "torch", "numpy")
     versions = ", ".join(f"{name} {environment[name]}" for name in packages)
+    manner = "one run after the other" if table.measures_time else "runs side by side"
     lines = [
         f"# {table.name}: {table.title}",
         "",
         f"{table.paper}.",
         "",
-        f"Metric: {METRICS[table.metric]}. Ours is the mean over seeds ± the sample deviation.",
+        f"{describe_metrics(table)}. Ours is the mean over seeds ± the sample deviation.",
         "",
         "```console",
         f"$ {shlex.join(_drop_out_option(command))}",
         "```",
         "",
         f"{versions}; {environment['cores']} cores; {format_duration(seconds)} of rounds in all, "
-        f"runs side by side.",
+        f"{manner}.",
         "",
     ]
 
+    # The machine, if times are compared.
+    if table.measures_time:
+        lines += [f"The machine: {describe_processor()}.", ""]
+
     # Warnings.
-    reduced = {result.rounds for result in cell_results if result.rounds < table.rounds}
+    reduced = {result.rounds for result in cell_results if is_reduced(result, table)}
     if reduced:
         rounds = " or ".join(map(str, sorted(reduced)))
         paper_rounds = f"{table.rounds_source}'s {table.rounds}"
@@ -276,8 +318,11 @@ def to_markdown(
         lines.append(f"| {' | '.join(map(markdown_text, fields))} |")
 
     # What the flags mean.
-    limit = f"{SHARE:.0%} of rounds" if table.metric == "rounds" else f"{POINTS:g} points"
-    lines += ["", f"*beyond*: further than {limit} from the paper.", ""]
+    lines.append("")
+    limits = [_describe_limit(find_table_score(metric)) for metric in table.metrics]
+    limit_texts = [text for text in dict.fromkeys(limits) if text is not None]
+    if limit_texts:
+        lines += [f"*beyond*: further than {' or '.join(limit_texts)} from the paper.", ""]
     if any(result.cell.is_control for result in cell_results):
         lines += ["*control*: a row of ours, which the paper does not have.", ""]
 
@@ -297,14 +342,44 @@ def to_markdown(
     return "\n".join(lines)
 
 
+def describe_metrics(table: Table) -> str:
+    """Return what the numbers of a table are, as a sentence without its full stop."""
+    titles = [find_table_score(metric).title for metric in table.metrics]
+    return f"Metric{'s' if len(titles) > 1 else ''}: {'; '.join(titles)}"
+
+
+def describe_processor() -> str:
+    """Return the name of the processor, its number of cores, and the GPU if there is one."""
+    name = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.is_file():  # on Linux
+        names = re.findall(r"^model name\s*: (.*)$", information.read_text(), flags=re.MULTILINE)
+        name = names[0] if names else name
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{name}, {os.cpu_count()} cores, {gpu}"
+
+
+def is_reduced(result: Result, table: Table) -> bool:
+    """Return whether a cell was run with fewer rounds than the paper's."""
+    return 0 < result.rounds < table.rounds
+
+
+def _describe_limit(score: TableScore) -> str | None:
+    """Return beyond which gap a number needs an explanation; None if there is no limit."""
+    if score.limit is None:
+        return None
+    return f"{SHARE:.0%} of rounds" if score.is_share else f"{POINTS:g} points"
+
+
 def _describe_flag(result: Result, table: Table) -> str:
     """Return the last column of a row: what a reader must know before the gap."""
-    is_reduced = result.rounds < table.rounds
+    if result.cell.impossible is not None:
+        return result.cell.impossible
     if result.cell.is_control:
-        return "control, reduced" if is_reduced else "control"
+        return "control, reduced" if is_reduced(result, table) else "control"
     if result.difference is not None:
         return result.difference
-    if is_reduced:
+    if is_reduced(result, table):
         return "reduced"
     return "beyond" if has_large_gap(result) else ""
 

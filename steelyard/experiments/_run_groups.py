@@ -12,7 +12,15 @@ from typing import Any
 from steelyard.algorithm import Algorithm
 from steelyard.core._errors import SteelyardError
 from steelyard.experiments._jobs import Outcome, flatten_keys
-from steelyard.runs._directory import COHORTS, CONFIG, ROUNDS, read_cohorts, read_config, read_log
+from steelyard.runs._directory import (
+    COHORTS,
+    CONFIG,
+    ROUNDS,
+    read_cohorts,
+    read_config,
+    read_log,
+    read_subset,
+)
 from steelyard.runs._history import History
 from steelyard.runs._monitor import Monitor
 
@@ -170,7 +178,18 @@ def read_runs(
                     f"clients "
                     "as those of other runs is not checked"
                 )
-    return runs, notes
+    return runs, [*notes, *describe_subsets(run.path for run in runs)]
+
+
+def describe_subsets(paths: Iterable[Path]) -> list[str]:
+    """Return a sentence for each data set of which runs had only a part."""
+    sentences: dict[str, None] = {}
+    for path in paths:
+        subset = read_subset(path)
+        if subset is not None:
+            name = read_config(path)["resolved"]["data"].get("name")
+            sentences[f"{name}, {subset}: not comparable with results on the whole set"] = None
+    return list(sentences)
 
 
 def _resume_hint(path: Path) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steelyard.core._errors import SteelyardError
-from steelyard.experiments.scores import Metric
+from steelyard.experiments.scores import Score
 
 
 def mean(values: Sequence[float]) -> float:
@@ -106,7 +106,7 @@ class Difference:
         interval = self.interval
         return interval is not None and not interval[0] <= 0 <= interval[1]
 
-    def sentence(self, metric: Metric) -> str:
+    def sentence(self, metric: Score) -> str:
         """Return a sentence about the difference, and which seeds are left out."""
         sentence = self._describe(metric)
         if self.left_out:
@@ -114,7 +114,7 @@ class Difference:
             sentence += f" Left out: {', '.join(reasons)}."
         return sentence
 
-    def _describe(self, metric: Metric) -> str:
+    def _describe(self, metric: Score) -> str:
         # The mean difference.
         average = self.mean
         interval = self.interval

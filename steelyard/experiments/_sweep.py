@@ -24,6 +24,7 @@ from steelyard.experiments._comparisons import Comparison, compare
 from steelyard.experiments._jobs import Job, Outcome, Silent, Watch, flatten_keys, run_jobs
 from steelyard.experiments._run_groups import (
     Run,
+    describe_subsets,
     find_differences,
     format_setting,
     is_bare,
@@ -38,8 +39,7 @@ from steelyard.experiments._tables import (
     overview,
     pivot,
 )
-from steelyard.experiments.scores import METRICS, Metric, of_monitored
-from steelyard.experiments.scores import metric as find_metric
+from steelyard.experiments.scores import SCORES, Score, find_score, of_monitored
 from steelyard.runs._directory import write_text
 from steelyard.runs._lock import lock_directory
 from steelyard.runs._monitor import check_target
@@ -300,7 +300,7 @@ class Summary:
 
 
 def summarise(
-    sweep: Sweep, outcomes: Sequence[Outcome], metric: Metric, confidence: float = 0.95
+    sweep: Sweep, outcomes: Sequence[Outcome], metric: Score, confidence: float = 0.95
 ) -> Summary:
     """Return the tables and comparisons of the finished runs.
 
@@ -317,11 +317,11 @@ def summarise(
         tuple(compare(runs, metric, target=sweep.target, confidence=confidence)),
         tuple(outcome for outcome in outcomes if outcome.error is not None),
         tuple(find_differences(runs)),
-        sweep.notes,
+        (*sweep.notes, *describe_subsets(run.path for run in runs)),
     )
 
 
-def to_markdown(sweep: Sweep, summary: Summary, metric: Metric) -> str:
+def to_markdown(sweep: Sweep, summary: Summary, metric: Score) -> str:
     """Return the page `results.md`."""
     table = summary.table
     parts = [f"# {markdown_text(sweep.name)}\n", f"{table.title}.\n", table.markdown()]
@@ -353,7 +353,7 @@ def _format_list(texts: Iterable[str]) -> str:
 
 
 def write(
-    sweep: Sweep, outcomes: Sequence[Outcome], summary: Summary, metric: Metric, out: Path
+    sweep: Sweep, outcomes: Sequence[Outcome], summary: Summary, metric: Score, out: Path
 ) -> list[Path]:
     """Write the files of a finished sweep, each atomically, and return their paths.
 
@@ -409,7 +409,7 @@ def run_sweep(
     sweep: Sweep,
     out: str | Path,
     *,
-    metric: str | Metric = "last10",
+    metric: str | Score = "last10",
     parallel: int | None = None,
     watch: Watch | None = None,
     overwrite: bool = False,
@@ -424,7 +424,7 @@ def run_sweep(
         watch: callbacks.
         overwrite: replace runs of another configuration instead of raising an error.
     """
-    score = find_metric(metric) if isinstance(metric, str) else metric
+    score = find_score(metric) if isinstance(metric, str) else metric
     if score.name == "rounds" and sweep.target is None:
         raise SteelyardError("metric 'rounds': no target is given: use target = 0.9 in the file")
     out = Path(out)
@@ -432,7 +432,7 @@ def run_sweep(
     with lock_directory(out, "sweep"):
         outcomes = run_jobs(sweep.jobs, out, parallel=parallel, watch=writer, overwrite=overwrite)
         histories = [outcome.history for outcome in outcomes if outcome.history is not None]
-        if score.name in METRICS:
+        if score.name in SCORES:
             score = of_monitored(score, histories, strict=False)
         summary = summarise(sweep, outcomes, score)
         write(sweep, outcomes, summary, score, out)

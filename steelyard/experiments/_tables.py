@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from steelyard.experiments._comparisons import find_reference
 from steelyard.experiments._run_groups import Run, format_labels, group_runs, list_algorithms
 from steelyard.experiments._statistics import deviation, mean
-from steelyard.experiments.scores import METRICS, Metric, of_monitored, saved
+from steelyard.experiments.scores import SCORES, Score, of_monitored, saved
 
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -110,7 +110,7 @@ class Table:
 
 
 def pivot(
-    runs: Iterable[Run], metric: Metric, target: float | None = None, count: int | None = None
+    runs: Iterable[Run], metric: Score, target: float | None = None, count: int | None = None
 ) -> Table:
     """Return a table of algorithms x settings with mean ± deviation over seeds.
 
@@ -166,8 +166,8 @@ def overview(runs: Iterable[Run], target: float | None = None, against: str | No
     settings = group_runs(runs)
     base = find_reference(list_algorithms(settings), against)
     histories = [run.history for run in runs]
-    metrics = [of_monitored(metric, histories, strict=False) for metric in _list_metrics(target)]
-    share = Metric("saved", f"communication saved against {format_labels(base)}", lambda *_: None)
+    metrics = [of_monitored(metric, histories, strict=False) for metric in _list_scores(target)]
+    share = Score("saved", f"communication saved against {format_labels(base)}", lambda *_: None)
 
     # One row per algorithm and setting.
     rows = []
@@ -196,7 +196,7 @@ def overview(runs: Iterable[Run], target: float | None = None, against: str | No
 
 def long_head(axes: Sequence[str], target: float | None) -> list[str]:
     """Return the head of a table with one row per finished run."""
-    return ["name", *axes, *(metric.name for metric in _list_metrics(target)), "rounds_run"]
+    return ["name", *axes, *(metric.name for metric in _list_scores(target)), "rounds_run"]
 
 
 def long_row(
@@ -211,13 +211,13 @@ def long_row(
         target: the accuracy to reach, or None.
     """
     labels = {**dict(run.algorithm), **dict(run.setting), "seed": run.seed}
-    scores = [metric.of(run.history, target) for metric in _list_metrics(target)]
+    scores = [metric.of(run.history, target) for metric in _list_scores(target)]
     return [name, *(labels.get(axis, "") for axis in axes), *scores, len(run.history)]
 
 
-def _list_metrics(target: float | None) -> list[Metric]:
+def _list_scores(target: float | None) -> list[Score]:
     """Return all scores; without a target, all except `rounds`."""
-    return [metric for metric in METRICS.values() if metric.name != "rounds" or target is not None]
+    return [score for score in SCORES.values() if score.name != "rounds" or target is not None]
 
 
 def csv_lines(rows: Iterable[Sequence[str | float | None]]) -> str:
@@ -264,7 +264,7 @@ def _format_row(
     return texts
 
 
-def _make_cell(values: Sequence[float | None], count: int, metric: Metric) -> Cell:
+def _make_cell(values: Sequence[float | None], count: int, metric: Score) -> Cell:
     """Return the cell of the values of runs; None is a run without a value."""
     numbers = [metric.to_display(value) for value in values if value is not None]
     average = mean(numbers) if numbers else None

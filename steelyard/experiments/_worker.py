@@ -1,8 +1,9 @@
-"""Does one run in a process of its own: `python -m steelyard.experiments._worker`.
+"""Does runs, one after another, in a process of its own: `python -m steelyard.experiments._worker`.
 
-`run_jobs` starts it. The process reads its order as a line of JSON from standard input, which stays
-open: if it closes, the parent has ended. The process writes one line of JSON per round to standard
-output, and one with an error message if the run fails.
+`run_jobs` starts it. The process reads its orders from standard input, one line of JSON each. If
+the input closes, it exits: the parent has ended, or has no more orders. The process writes one line
+of JSON per round to standard output, one with an error message if a run fails, and one with the
+exit code at the end of a run.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import sys
 import threading
 from collections.abc import Mapping
@@ -44,7 +46,7 @@ class _Reporter(Callback):
 def send(channel: IO[str], message: Mapping[str, Any]) -> None:
     """Write a message as one line.
 
-    If the parent has ended, nothing is written; `_exit_with_parent` ends the process.
+    If the parent has ended, nothing is written; the thread of `_Orders` ends the process.
     """
     with contextlib.suppress(BrokenPipeError):
         channel.write(json.dumps(message) + "\n")
@@ -52,17 +54,56 @@ def send(channel: IO[str], message: Mapping[str, Any]) -> None:
 
 
 def main() -> int:
-    """Read the order, perform it, and return the exit code."""
-    order = json.loads(sys.stdin.buffer.readline())
+    """Perform all orders; return the exit code of the last."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # Texts that models and libraries print go to standard error: our lines are for the parent only.
     os.dup2(2, 1)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+    orders = _Orders()
+    code = 0
     try:
-        return perform(order, channel)
+        while (order := orders.wait()) is not None:
+            code = perform(order, channel)
+            orders.is_busy = False
+            send(channel, {"end": code})
     except KeyboardInterrupt:
         return 130
+    return code
+
+
+class _Orders:
+    """The orders of the parent, read in a thread that notices if the parent ends.
+
+    Attributes:
+        is_busy: whether an order is being performed. If the input closes meanwhile, the process
+            exits at once.
+    """
+
+    def __init__(self) -> None:
+        self.is_busy = False
+        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def wait(self) -> dict[str, Any] | None:
+        """Return the next order; None if there are no more."""
+        order = self._queue.get()
+        self.is_busy = order is not None
+        return order
+
+    def _read(self) -> None:
+        """Read orders until standard input closes.
+
+        The input is read without a buffer: Python would wait for the lock of a buffer when it
+        exits.
+        """
+        text = b""
+        while data := os.read(0, 1 << 16):
+            *lines, text = (text + data).split(b"\n")
+            for line in lines:
+                self._queue.put(json.loads(line))
+        if self.is_busy or not self._queue.empty():
+            os._exit(1)
+        self._queue.put(None)
 
 
 def perform(order: Mapping[str, Any], channel: IO[str]) -> int:
@@ -103,16 +144,6 @@ def _choose_executor(execution: Execution) -> str:
     if execution.executor == "auto" and on_cpu and can_fork():
         return "process"
     return execution.executor
-
-
-def _exit_with_parent() -> None:
-    """Wait until standard input closes, then exit.
-
-    The input is read without a buffer: Python would wait for the lock of a buffer when it exits.
-    """
-    while os.read(0, 1):
-        pass
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -4,19 +4,24 @@ x_1, ..., x_T are the accuracies on the test set in the order of the evaluations
 another metric that the run monitors (`monitor=`). If lower values of that metric are better, the
 best value is the lowest. A score is None if the run has no value: nothing was evaluated, or the
 target was not reached.
+
+Scores of any other recorded number are written as a function of its key: `mean(gamma,90-110)` is
+the mean of gamma over rounds 90 to 110, `deviation(client_loss)` how much the loss varies on a
+client's data.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from steelyard.core._errors import SteelyardError
-from steelyard.core._round_record import OLD_NAMES
+from steelyard.core._round_record import OLD_NAMES, ROUND_RECORD, read_path
 from steelyard.runs._history import History
 from steelyard.runs._monitor import as_finite_number, is_lower_better
 
@@ -28,7 +33,7 @@ def last(history: History, count: int = 10) -> float | None:
 
     With `count` 10 it is (x_{T-9} + ... + x_T) / 10.
     """
-    return _mean(history.monitored[-count:])
+    return _mean_or_none(history.monitored[-count:])
 
 
 def best(history: History) -> float | None:
@@ -44,7 +49,7 @@ def best_mean(history: History, count: int = 10) -> float | None:
 
     A lucky round has less effect than on the best accuracy alone.
     """
-    return _mean(sorted(history.monitored, key=history.monitor.score)[-count:])
+    return _mean_or_none(sorted(history.monitored, key=history.monitor.score)[-count:])
 
 
 def final(history: History) -> float | None:
@@ -117,7 +122,7 @@ def client_accuracy(history: History, quantile: float, window: int = 10) -> floa
         accuracies = [value for value in record["client_accuracy"].values() if value is not None]
         if accuracies:
             values.append(float(np.quantile(accuracies, quantile)))
-    return _mean(values)
+    return _mean_or_none(values)
 
 
 def server_seconds(history: History) -> float | None:
@@ -168,29 +173,86 @@ def stability(history: History, column: str = "accuracy", window: int = WINDOW) 
 
     Args:
         history: the run.
-        column: the curve: `accuracy`, `loss`, ... (the paper does not say which).
+        column: the curve: `accuracy`, `loss`, `client_loss.3` (the loss on the data of client 3),
+            ... (the paper does not say which). For a number by client, such as `client_loss`, the
+            measures are means over clients.
         window: the length of a window; a shorter curve is one window.
     """
     if window < 2:
         raise SteelyardError(f"window={window}: use at least 2")
-    curve: list[float] = history.column(column)
-    if len(curve) < 2:
+    curves = [curve for curve in read_curves(history, column) if len(curve) > 1]
+    if not curves:
         return None
+    measures = {
+        name: _mean([of(curve, window) for curve in curves]) for name, of in _VARIATIONS.items()
+    }
+    return Stability(**measures)
+
+
+def _deviation(curve: Sequence[float], _: int = WINDOW) -> float:
     mean = sum(curve) / len(curve)
+    return math.sqrt(sum((x - mean) ** 2 for x in curve) / len(curve))
+
+
+def _moving_deviation(curve: Sequence[float], window: int) -> float:
     width = min(window, len(curve))
     starts = range(len(curve) - width + 1)
-    deviations = [_deviation(curve[start : start + width]) for start in starts]
-    return Stability(
-        deviation=_deviation(curve),
-        moving=sum(deviations) / len(deviations),
-        absolute=sum(abs(x - mean) for x in curve) / len(curve),
-        range=max(curve) - min(curve),
-        change=max(abs(b - a) for a, b in pairwise(curve)),
-    )
+    return _mean([_deviation(curve[start : start + width]) for start in starts])
+
+
+def _absolute_deviation(curve: Sequence[float], _: int) -> float:
+    mean = _mean(curve)
+    return _mean([abs(x - mean) for x in curve])
+
+
+def _range(curve: Sequence[float], _: int) -> float:
+    return max(curve) - min(curve)
+
+
+def _largest_change(curve: Sequence[float], _: int) -> float:
+    return max(abs(b - a) for a, b in pairwise(curve))
+
+
+_VARIATIONS: dict[str, Callable[[Sequence[float], int], float]] = {
+    "deviation": _deviation,
+    "moving": _moving_deviation,
+    "absolute": _absolute_deviation,
+    "range": _range,
+    "change": _largest_change,
+}
+"""The measures of `Stability`, as functions of a curve of two points or more and a window."""
+
+
+def read_curves(
+    history: History, key: str, first: int = 1, last: int | None = None
+) -> list[list[float]]:
+    """Return the values of a recorded number, in the order of rounds.
+
+    Args:
+        history: the run.
+        key: a number (`gamma`), a dotted path (`timings.aggregate`, `client_loss.3`), or a number
+            by client (`client_loss`).
+        first: the first round that counts.
+        last: the last round that counts; all rounds from the first on by default.
+
+    Returns:
+        One curve; for a number by client, one curve per client; none if nothing is on record.
+    """
+    path = history.find_key(key)
+    curves: dict[str, list[float]] = {}
+    for record in history:
+        if record["round"] < first or (last is not None and record["round"] > last):
+            continue
+        value = read_path(record, path)
+        by_client = value if isinstance(value, Mapping) else {"": value}
+        for client, number in by_client.items():
+            if isinstance(number, (int, float)):
+                curves.setdefault(client, []).append(float(number))
+    return list(curves.values())
 
 
 @dataclass(frozen=True)
-class Metric:
+class Score:
     """A score of a run, and how it is shown.
 
     Attributes:
@@ -251,9 +313,9 @@ _STABILITY_TITLES = {
 }
 
 
-def _time_metric(name: str, title: str, measure: Callable[[History], float | None]) -> Metric:
+def _time_score(name: str, title: str, measure: Callable[[History], float | None]) -> Score:
     """Return a score in seconds, of which lower values are better."""
-    return Metric(
+    return Score(
         name,
         title,
         lambda history, _: measure(history),
@@ -265,18 +327,18 @@ def _time_metric(name: str, title: str, measure: Callable[[History], float | Non
     )
 
 
-METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric(
+SCORES = {
+    score.name: score
+    for score in (
+        Score(
             "last10", "accuracy, mean of the last 10 evaluations", lambda history, _: last(history)
         ),
-        Metric("best", "accuracy of the best round", lambda history, _: best(history)),
-        Metric(
+        Score("best", "accuracy of the best round", lambda history, _: best(history)),
+        Score(
             "best10", "accuracy, mean of the 10 best rounds", lambda history, _: best_mean(history)
         ),
-        Metric("final", "accuracy of the last evaluation", lambda history, _: final(history)),
-        Metric(
+        Score("final", "accuracy of the last evaluation", lambda history, _: final(history)),
+        Score(
             "rounds",
             "rounds to the target accuracy",
             _rounds_to_target,
@@ -285,21 +347,21 @@ METRICS = {
             unit="rounds",
             words=_TAKES,
         ),
-        Metric(
+        Score(
             "worst_client",
             "accuracy on the worst client's own data, mean of the last 10 rounds",
             lambda history, _: client_accuracy(history, 0.0),
             is_of_curve=False,
         ),
-        Metric(
+        Score(
             "client_q10",
             "accuracy on clients' own data that 90 % of them exceed, mean of the last 10 rounds",
             lambda history, _: client_accuracy(history, 0.1),
             is_of_curve=False,
         ),
-        _time_metric("seconds", "wall time of all rounds", seconds),
-        _time_metric("server_seconds", "wall time of aggregation, all rounds", server_seconds),
-        Metric(
+        _time_score("seconds", "wall time of all rounds", seconds),
+        _time_score("server_seconds", "wall time of aggregation, all rounds", server_seconds),
+        Score(
             "void_rounds",
             "rounds that changed nothing",
             lambda history, _: void_rounds(history),
@@ -310,31 +372,43 @@ METRICS = {
             is_of_curve=False,
         ),
         *(
-            Metric(name, title, _stability_of(name), higher=False)
+            Score(name, title, _stability_of(name), higher=False)
             for name, title in _STABILITY_TITLES.items()
         ),
     )
 }
 
 
-def metric(name: str, histories: Sequence[History] = ()) -> Metric:
+def find_score(name: str, histories: Sequence[History] = ()) -> Score:
     """Return a score by name.
 
     Args:
-        name: one of `METRICS`, which is applied to the metric that the runs monitor; or a recorded
-            number, such as `loss` or a metric of the user, of which the last value is the score.
+        name: one of `SCORES`, which is applied to the metric that the runs monitor; a recorded
+            number, such as `loss` or a metric of the user, of which the last value is the score; or
+            a function of a recorded number: `mean(gamma)`, `mean(gamma,90-110)` over these rounds
+            only, `deviation(client_loss)` and the other measures of `Stability`. Of a number by
+            client, it is the mean over clients.
         histories: the runs to score.
+
+    Examples:
+        >>> history = History("h", [{"round": 1, "gamma": 0.5}, {"round": 2, "gamma": 1.0}])
+        >>> find_score("mean(gamma,1-2)").of(history, None)
+        0.75
     """
     # A score with a name of its own.
-    if name in METRICS:
-        return of_monitored(METRICS[name], histories)
+    if name in SCORES:
+        return of_monitored(SCORES[name], histories)
+
+    # A function of a recorded number.
+    if name.endswith(")"):
+        return _parse_curve_score(name, histories)
 
     # The last value of a recorded number.
     recorded = _find_recorded_numbers(histories)
     if name not in recorded:
         name = OLD_NAMES.get(name, name)
     if name not in (*recorded, "loss"):
-        names = ", ".join(METRICS)
+        names = ", ".join(SCORES)
         if recorded:
             names += f"; or a number on record: {', '.join(recorded)}"
         raise SteelyardError(f"metric {name!r}: unknown: use one of {names}")
@@ -345,7 +419,7 @@ def metric(name: str, histories: Sequence[History] = ()) -> Metric:
     def of(history: History, _: float | None) -> float | None:
         return next(reversed(history.column(name)), None)
 
-    return Metric(
+    return Score(
         name,
         f"{name} of the last evaluation",
         of,
@@ -356,7 +430,68 @@ def metric(name: str, histories: Sequence[History] = ()) -> Metric:
     )
 
 
-def of_monitored(measure: Metric, histories: Sequence[History], strict: bool = True) -> Metric:
+_CURVE_SCORE = re.compile(r"(?P<function>\w+)\((?P<key>.+?)(,\s*(?P<first>\d+)-(?P<last>\d+))?\)")
+_CURVE_TITLES = {
+    "mean": "mean",
+    "deviation": "standard deviation",
+    "moving": "moving standard deviation",
+    "absolute": "mean absolute deviation",
+    "range": "range",
+    "change": "largest change",
+}
+
+
+def _parse_curve_score(text: str, histories: Sequence[History]) -> Score:
+    """Return the score of a text such as `mean(gamma,90-110)`.
+
+    Args:
+        text: a function, a key and possibly the first and last round that count.
+        histories: the runs to score; if there are some, one of them must have the key.
+    """
+    # Read the text.
+    match = _CURVE_SCORE.fullmatch(text)
+    if match is None or match["function"] not in _CURVE_TITLES:
+        functions = ", ".join(_CURVE_TITLES)
+        raise SteelyardError(
+            f"metric {text!r}: write FUNCTION(KEY) or FUNCTION(KEY,FIRST-LAST), such as "
+            f"mean(gamma,90-110): the functions are {functions}"
+        )
+    function = match["function"]
+    key = match["key"].strip()
+    first = int(match["first"] or 1)
+    last = None if match["last"] is None else int(match["last"])
+    if last is not None and last < first:
+        raise SteelyardError(f"metric {text!r}: the last round, {last}, is before the first")
+    if histories and not any(read_curves(history, key) for history in histories):
+        recorded = ", ".join(_find_recorded_numbers(histories))
+        raise SteelyardError(f"metric {text!r}: {key!r} is not on record; the runs have {recorded}")
+
+    # Define the score.
+    def of(history: History, _: float | None) -> float | None:
+        curves = read_curves(history, key, first, last)
+        if function == "mean":
+            return _mean_or_none([_mean(curve) for curve in curves])
+        measure = _VARIATIONS[function]
+        return _mean_or_none([measure(curve, WINDOW) for curve in curves if len(curve) > 1])
+
+    # Say how it is shown.
+    title = f"{_CURVE_TITLES[function]} of {key}"
+    if last is not None:
+        title += f", rounds {first} to {last}"
+    higher = function == "mean" and not is_lower_better(key)
+    percent = _is_shown_in_percent(key)
+    unit = "points" if percent else key
+    digits = 2 if percent else 4
+    return Score(text, title, of, higher, percent, unit, digits=digits, is_of_curve=False)
+
+
+def _is_shown_in_percent(key: str) -> bool:
+    """Return whether a recorded number is an accuracy."""
+    entry = ROUND_RECORD.get(key.partition(".")[0])
+    return entry is not None and (entry.unit, entry.better) == ("share", "higher")
+
+
+def of_monitored(measure: Score, histories: Sequence[History], strict: bool = True) -> Score:
     """Return a score of accuracy as a score of the metric that the runs monitor.
 
     Args:
@@ -399,10 +534,9 @@ def _find_recorded_numbers(histories: Sequence[History]) -> list[str]:
     return sorted(names - {"round"})
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
-def _deviation(values: Sequence[float]) -> float:
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((x - mean) ** 2 for x in values) / len(values))
+def _mean_or_none(values: Sequence[float]) -> float | None:
+    return _mean(values) if values else None

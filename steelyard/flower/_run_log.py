@@ -167,7 +167,8 @@ class RunLog:
         for record in self._directory.open_log(finished_rounds, digest):
             self._update_best_score(record)
         if self._recording is not None:
-            warning = self._directory.grams.open(finished_rounds)
+            is_expected = not self._recording.is_default
+            warning = self._directory.grams.open(finished_rounds, is_expected)
             if warning is not None:
                 log(WARNING, "%s", warning)
         return snapshot
@@ -321,6 +322,7 @@ class RunLog:
         seen = current.seen
         if self._recording is not None and seen is not None and self._recording.includes(seen):
             self._directory.grams.append(seen)
+            self._directory.grams.flush()
         self._directory.append(record)
         self.cohorts.append(current.cohort)
         write_json(self._directory.path / COHORTS, self.cohorts, compact=True)

@@ -121,7 +121,10 @@ class ReportedVectors:
 
     def write(self, term: ClientTerm, part: slice, vectors: Vectors) -> None:
         """Raise an error: on Flower, clients store their vectors themselves."""
-        raise NotImplementedError(f"{term.name} changes the clients' vectors")
+        raise SteelyardError(
+            f"client term {term.name!r} changes the clients' vectors, which is impossible on Flower: "
+            "use the simulator"
+        )
 
     def read_tensors(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Return a tensor that clients sent, by `term.key(name)`, for some rows."""

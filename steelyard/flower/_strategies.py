@@ -23,6 +23,7 @@ __all__ = [  # noqa: RUF022 - in alphabetical order
     "Cap",
     "CenteredClipping",
     "Ema",
+    "FLTrust",
     "FPL",
     "FedAWA",
     "FedAWACos",
@@ -33,12 +34,16 @@ __all__ = [  # noqa: RUF022 - in alphabetical order
     "FedAvg",
     "FedAvgM",
     "FedBE",
+    "FedCE",
     "FedCos",
     "FedDF",
     "FedDisco",
     "FedDyn",
+    "FedExP",
     "FedLAW",
     "FedLAWSWA",
+    "FedLWS",
+    "FedMGDA",
     "FedMut",
     "FedNova",
     "FedProto",
@@ -50,9 +55,12 @@ __all__ = [  # noqa: RUF022 - in alphabetical order
     "Krum",
     "LAW",
     "LDAWA",
+    "MGDA",
     "Median",
+    "ModelStock",
     "MultiKrum",
     "PA3Fed",
+    "RecordCoherence",
     "SCAFFOLD",
     "ServerFT",
     "Shrink",
@@ -229,6 +237,42 @@ class Ema(Steelyard):
     ) -> None:
         part = RULES["ema"].make(
             decay=decay,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
+        )
+
+
+class FLTrust(Steelyard):
+    """Trusts clients as far as they agree with the server's own update (Cao et al., NDSS 2021), on Flower.
+
+    Options: `steelyard explain fltrust`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, epochs: int = 1,
+        lr: float = 0.1, guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+    ) -> None:
+        part = RULES["fltrust"].make(
+            epochs=epochs, lr=lr,
         )
         super().__init__(
             Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
@@ -616,6 +660,42 @@ class FedBE(Steelyard):
         )
 
 
+class FedCE(Steelyard):
+    """Weighs clients by how much their updates differ from the others' (Jiang et al., CVPR 2023), on Flower.
+
+    Options: `steelyard explain fedce`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, score: str | None = None,
+        mode: str = "plus", eps: float = 1e-06, guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", record: str = "auto",
+        shadow: tuple[str, ...] | list[str] = (),
+    ) -> None:
+        part = RULES["fedce"].make(
+            score=score, mode=mode, eps=eps,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, record=record,
+            shadow=shadow,
+        )
+
+
 class FedCos(Steelyard):
     """A cosine penalty along the last global step (Zhang et al., IoT-J 2023), on Flower.
 
@@ -764,6 +844,42 @@ class FedDyn(Steelyard):
         )
 
 
+class FedExP(Steelyard):
+    """Multiplies the step by the extrapolation of the updates (Jhunjhunwala et al., ICLR 2023), on Flower.
+
+    Options: `steelyard explain fedexp`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, eps: float = 0.001,
+        preset: str = "paper", guard: bool = True, proxy: Probe | None = None,
+        id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+    ) -> None:
+        part = RULES["fedexp"].make(
+            eps=eps, preset=preset,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
+        )
+
+
 class FedLAW(Steelyard):
     """Learns weights and a shrinking factor on proxy data (Li et al., ICML 2023), on Flower.
 
@@ -835,6 +951,78 @@ class FedLAWSWA(Steelyard):
             preset=preset, epochs=epochs, lr=lr, swa_lr=swa_lr, optimizer=optimizer, betas=betas,
             function=function, init=init, learn=learn, order=order, halve=halve,
             snapshots=snapshots, average=average, floor=floor, trace=trace, global_lr=global_lr,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
+        )
+
+
+class FedLWS(Steelyard):
+    """Shrinks each layer by the disagreement of the clients (Shi et al., ICLR 2025), on Flower.
+
+    Options: `steelyard explain fedlws`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, beta: float = 0.03,
+        min_tau: float = 0.01, max_tau: float = 0.2, layers: Granularity = "module",
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+    ) -> None:
+        part = RULES["fedlws"].make(
+            beta=beta, min_tau=min_tau, max_tau=max_tau, layers=layers,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
+        )
+
+
+class FedMGDA(Steelyard):
+    """The shortest combination of unit updates, near the prior (Hu et al., IEEE TNSE 2022), on Flower.
+
+    Options: `steelyard explain fedmgda`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, epsilon: float = 0.1,
+        normalize: bool = True, length: str = "unit", guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+    ) -> None:
+        part = RULES["fedmgda"].make(
+            epsilon=epsilon, normalize=normalize, length=length,
         )
         super().__init__(
             Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
@@ -1249,6 +1437,39 @@ class LDAWA(Steelyard):
         )
 
 
+class MGDA(Steelyard):
+    """The shortest convex combination of the updates (Desideri 2012; Sener & Koltun 2018), on Flower.
+
+    Options: `steelyard explain mgda`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+    ) -> None:
+        part = RULES["mgda"].make()
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
+        )
+
+
 class Median(Steelyard):
     """The median of each coordinate (Yin et al., ICML 2018), on Flower.
 
@@ -1271,6 +1492,41 @@ class Median(Steelyard):
         record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["median"].make()
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
+        )
+
+
+class ModelStock(Steelyard):
+    """Moves to the mean of the clients as far as their updates agree (Jang et al., ECCV 2024), on Flower.
+
+    Options: `steelyard explain model_stock`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, layers: Granularity = "tensor",
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+    ) -> None:
+        part = RULES["model_stock"].make(
+            layers=layers,
+        )
         super().__init__(
             Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
             min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
@@ -1332,8 +1588,8 @@ class PA3Fed(Steelyard):
         configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
         evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, beta: float = 0.3,
         score: str = UNSET, detector: str | Detector = "eq6", model: str = UNSET,
-        preset: str = "intended", guard: bool = True, proxy: Probe | None = None,
-        id_key: str = "partition-id", population: int | None = None,
+        preset: str = "intended", divide: bool = True, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
         mean_examples: float | None = None, seed: int = 0,
         out: str | os.PathLike[str] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
@@ -1342,7 +1598,42 @@ class PA3Fed(Steelyard):
         record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
     ) -> None:
         part = RULES["pa3fed"].make(
-            beta=beta, score=score, detector=detector, model=model, preset=preset,
+            beta=beta, score=score, detector=detector, model=model, preset=preset, divide=divide,
+        )
+        super().__init__(
+            Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,
+            min_available_nodes, weighted_by_key, arrayrecord_key, configrecord_key,
+            train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard, proxy=proxy,
+            id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
+            checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
+            patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
+            record=record, shadow=shadow,
+        )
+
+
+class RecordCoherence(Steelyard):
+    """Records coherence by group and across the model (FedLAW, Figs. 5 and 6), on Flower.
+
+    Options: `steelyard explain record_coherence`.
+    """
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, groups: int = 1,
+        guard: bool = True, proxy: Probe | None = None, id_key: str = "partition-id",
+        population: int | None = None, mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+    ) -> None:
+        part = RULES["record_coherence"].make(
+            groups=groups,
         )
         super().__init__(
             Algorithm(part), fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes,

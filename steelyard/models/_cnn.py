@@ -37,7 +37,7 @@ class McMahanCNN(Architecture):
             features = 64 * (height // 4) * (width // 4)
         else:
             padding = 0
-            features = 64 * unpadded(height) * unpadded(width)
+            features = 64 * compute_side(height) * compute_side(width)
         return nn.Sequential(
             nn.Conv2d(channels, 32, 5, padding=padding),
             nn.ReLU(),
@@ -148,7 +148,7 @@ class LeNet(Architecture):
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(16 * unpadded(height) * unpadded(width), 120),
+            nn.Linear(16 * compute_side(height) * compute_side(width), 120),
             nn.ReLU(),
             nn.Linear(120, 84),
             nn.ReLU(),
@@ -209,14 +209,14 @@ class MnistCNN(Architecture):
             nn.MaxPool2d(2),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(20 * unpadded(height) * unpadded(width), 50),
+            nn.Linear(20 * compute_side(height) * compute_side(width), 50),
             nn.ReLU(),
             nn.Dropout(0.5),
             nn.Linear(50, classes),
         )
 
 
-def unpadded(side: int) -> int:
+def compute_side(side: int) -> int:
     """Return the size of a side after two 5x5 convolutions without padding, each with pooling.
 
     For example 28 -> 24 -> 12 -> 8 -> 4.

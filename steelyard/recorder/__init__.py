@@ -6,7 +6,7 @@ from steelyard.recorder._contributions import (
     Flag,
     contributions,
 )
-from steelyard.recorder._replay import Replay, ReplayedRound, replay
+from steelyard.recorder._replay import Replay, ReplayedRound, RuleSummary, replay
 
 __all__ = [
     "ClientContribution",
@@ -14,6 +14,7 @@ __all__ = [
     "Flag",
     "Replay",
     "ReplayedRound",
+    "RuleSummary",
     "contributions",
     "replay",
 ]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,16 @@ class RoundValues:
     shares: Array
     twins: NDArray[np.intp]
     twin_cosines: Array
+
+    @cached_property
+    def median_norm(self) -> float:
+        """The median of the norms."""
+        return float(np.median(self.norms))
+
+    @cached_property
+    def median_cosine(self) -> float:
+        """The median of the cosines to the others."""
+        return float(np.median(self.cosines))
 
 
 @dataclass(frozen=True)
@@ -282,25 +293,42 @@ def sample_shapley_values(
     Returns:
         The values and their standard errors, `[K]` each.
     """
+    # Draw the orders. The rank of a client is its place in an order.
     count = len(products)
     rng = np.random.default_rng(number)
-    gains = np.zeros((orders // 2, count))
-    for draw in range(orders // 2):
-        order = rng.permutation(count)
-        for direction in (order, order[::-1]):
-            gains[draw, direction] += _gains_in_order(products, direction) / 2
-    deviation = gains.std(axis=0, ddof=1)
-    return gains.mean(axis=0), deviation / math.sqrt(len(gains))
+    drawn = np.array([rng.permutation(count) for _ in range(orders // 2)])
+    ranks = np.argsort(drawn, axis=1)
+
+    # The products of each client with those before it, and with those after it, `[orders, K]`.
+    is_before = ranks[:, None, :] < ranks[:, :, None]
+    before = (products * is_before).sum(axis=2)
+    after = products.sum(axis=1) - before - np.diagonal(products)
+
+    # The gain of each client, as a mean of an order and its reverse.
+    gains = _gains_in_orders(products, before, drawn)
+    reverse_gains = _gains_in_orders(products, after, drawn[:, ::-1])
+    means = (
+        np.take_along_axis(gains, ranks, axis=1)
+        + np.take_along_axis(reverse_gains, count - 1 - ranks, axis=1)
+    ) / 2
+    deviation = means.std(axis=0, ddof=1)
+    return means.mean(axis=0), deviation / math.sqrt(len(means))
 
 
-def _gains_in_order(products: Array, order: NDArray[np.int64]) -> Array:
-    """Return how much the value rises when each client joins, in this order."""
-    sorted_products = products[np.ix_(order, order)]
+def _gains_in_orders(products: Array, before: Array, orders: NDArray[np.int64]) -> Array:
+    """Return how much the value rises when clients join, in the order in which they join.
+
+    Args:
+        products: inner products of the clients' parts of the step, `[K, K]`.
+        before: for each order, the products of each client with all that join before it,
+            `[orders, K]`.
+        orders: the orders, `[orders, K]`.
+    """
     # The client that joins adds its products with those before it, twice, and with itself.
-    before = np.tril(sorted_products, -1).sum(axis=1)
-    squares = np.cumsum(2 * before + np.diagonal(sorted_products))
-    dots = np.cumsum(sorted_products.sum(axis=1))
-    return np.diff(_value(dots, squares, products), prepend=0.0)
+    increments = 2 * before + np.diagonal(products)
+    squares = np.cumsum(np.take_along_axis(increments, orders, axis=1), axis=1)
+    dots = np.cumsum(products.sum(axis=1)[orders], axis=1)
+    return np.diff(_value(dots, squares, products), prepend=0.0, axis=1)
 
 
 def _value(dots: Array, squares: Array, products: Array) -> Array:
@@ -398,7 +426,7 @@ def _summarize_client(
 
 def _relative_norm(values: RoundValues, position: int) -> float:
     """Return the norm of an update as a multiple of the median of the round."""
-    median = float(np.median(values.norms))
+    median = values.median_norm
     return float(values.norms[position]) / median if median > 0 else 0.0
 
 
@@ -434,7 +462,7 @@ def _find_flags(entries: Sequence[tuple[RoundValues, int]]) -> list[Flag]:
     # An opponent has a negative value, or points away from others that agree.
     shapley = np.array([values.shapley[k] for values, k in entries])
     cosines = np.array([values.cosines[k] for values, k in entries])
-    has_consent = np.array([np.median(values.cosines) > CONSENT for values, _ in entries])
+    has_consent = np.array([values.median_cosine > CONSENT for values, _ in entries])
     for numbers, is_against, name in (
         (shapley, shapley < 0, "value"),
         (cosines, (cosines < 0) & has_consent, "cosine to the others"),
@@ -455,6 +483,39 @@ def _cosine_fall(entries: Sequence[tuple[RoundValues, int]]) -> float | None:
     cosines = [float(values.cosines[k]) for values, k in entries]
     third = len(cosines) // 3
     return float(np.mean(cosines[:third]) - np.mean(cosines[-third:]))
+
+
+def cumulate_values(result: Contributions) -> dict[ClientId, tuple[list[int], Array, Array]]:
+    """Return how the value of each client grew over the rounds.
+
+    Args:
+        result: the contributions of a run.
+
+    Returns:
+        For each client: the rounds in which it took part, the sum of its values up to each of
+        them, and half the width of a 95 % interval of the sum.
+    """
+    # The values of each client.
+    rounds: dict[ClientId, list[int]] = {}
+    shapley: dict[ClientId, list[float]] = {}
+    errors: dict[ClientId, list[float]] = {}
+    for values in result.rounds:
+        for position, client in enumerate(values.ids):
+            rounds.setdefault(client, []).append(values.round)
+            shapley.setdefault(client, []).append(float(values.shapley[position]))
+            errors.setdefault(client, []).append(float(values.errors[position]))
+
+    # Sums, and their variance as in the summary of a client.
+    curves = {}
+    for entry in result.clients:
+        numbers = np.array(shapley[entry.client])
+        counts = np.arange(1, len(numbers) + 1)
+        totals = np.cumsum(numbers)
+        deviations = np.maximum(np.cumsum(numbers**2) - totals**2 / counts, 0.0)
+        variances = deviations / np.maximum(counts - 1, 1) * counts
+        variances += np.cumsum(np.array(errors[entry.client]) ** 2)
+        curves[entry.client] = (rounds[entry.client], totals, _Z * np.sqrt(variances))
+    return curves
 
 
 def group_flags(clients: Sequence[ClientContribution]) -> Mapping[str, list[ClientId]]:

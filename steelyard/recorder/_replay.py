@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,10 @@ import numpy as np
 from steelyard.core._errors import SteelyardError
 from steelyard.core._gram import Array
 from steelyard.core._layout import Granularity
+from steelyard.core._registry import RULES
 from steelyard.core._round_gram import RoundGram
 from steelyard.core._spec import to_text
-from steelyard.core._state import ClientId, State
+from steelyard.core._state import ClientId, State, sort_key
 from steelyard.core._weighting import Weighting
 from steelyard.recorder._weigh import Weighed, check_replayable, weigh
 from steelyard.rules._combinators import parse_rule, with_default_source
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 RUN = "run"  # the name of the rule that the run used
 MUTED = 0.1  # of the equal share: a client with less is muted
+MUTED_ROUNDS = 0.5  # of its rounds: a client that is muted in more is named in the summary
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,38 @@ class ReplayedRound:
     def shares(self) -> Array:
         """The weights as shares of the sum of their absolute values, in the order of the clients."""
         return to_shares(np.array(list(self.weights.values())))
+
+
+@dataclass(frozen=True)
+class RuleSummary:
+    """What one rule would have done, over all recorded rounds.
+
+    Attributes:
+        rule: the rule, as the user wrote it; `run` for the one that was used.
+        effective_clients: the mean number of effective clients.
+        top_client: the client with the largest mean share of the weights; None if all are equal.
+        top_share: the largest mean share, over the rounds in which the client took part.
+        relative_step: the mean length of the step, as a multiple of the step of the run; None if
+            the step of the run is always zero.
+        cosine: the mean cosine to the step of the run; None if there is none in any round.
+        agreement: the mean rank correlation with the weights of the run; None if one of the two
+            rules weighs all clients alike.
+        muted: the clients that are muted in more than half of their rounds, with the share of
+            rounds.
+        refused: the clients that the rule refuses in some round, with the last reason.
+        void_rounds: the number of rounds in which the rule would have left the model as it is.
+    """
+
+    rule: str
+    effective_clients: float
+    top_client: ClientId | None
+    top_share: float
+    relative_step: float | None
+    cosine: float | None
+    agreement: float | None
+    muted: Mapping[ClientId, float] = field(default_factory=dict)
+    refused: Mapping[ClientId, str] = field(default_factory=dict)
+    void_rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,14 +147,94 @@ class Replay:
 
         Rounds in which a rule weighs all clients alike do not count; None if no round counts.
         """
-        values = []
-        for first, second in zip(self.rounds[rule], self.rounds[other], strict=True):
-            correlation = rank_correlation(
-                list(first.weights.values()), list(second.weights.values())
-            )
-            if correlation is not None:
-                values.append(correlation)
-        return sum(values) / len(values) if values else None
+        return self.agreements([rule, other])[0][1]
+
+    def agreements(self, rules: Sequence[str]) -> list[list[float | None]]:
+        """Return the agreement of every pair of rules, as rows of a matrix."""
+        # Ranks are computed once per rule and round: a correlation is then an inner product.
+        ranks = {}
+        for rule in rules:
+            ranks[rule] = [
+                to_unit_ranks(list(entry.weights.values())) for entry in self.rounds[rule]
+            ]
+        rows = []
+        for rule in rules:
+            row = []
+            for other in rules:
+                pairs = zip(ranks[rule], ranks[other], strict=True)
+                values = [float(a @ b) for a, b in pairs if a is not None and b is not None]
+                row.append(_mean(values))
+            rows.append(row)
+        return rows
+
+    @property
+    def clients(self) -> tuple[ClientId, ...]:
+        """All clients of the recorded rounds, in the order of their ids."""
+        ids = {client for entry in self.rounds[RUN] for client in entry.weights}
+        return tuple(sorted(ids, key=sort_key))
+
+    def summarize(self) -> tuple[RuleSummary, ...]:
+        """Return one summary per rule, the rule of the run first."""
+        return tuple(self._summarize_rule(rule) for rule in self.rounds)
+
+    def _summarize_rule(self, rule: str) -> RuleSummary:
+        """Return the means of a rule over all rounds."""
+        # Shares of the weights, and how often each client is muted.
+        rounds = self.rounds[rule]
+        shares = mean_shares(rounds)
+        top_client = None
+        if max(shares.values()) - min(shares.values()) > 1e-9:
+            top_client = max(shares, key=lambda client: shares[client])
+        muted = {
+            client: share for client, share in muted_shares(rounds).items() if share > MUTED_ROUNDS
+        }
+        refused: dict[ClientId, str] = {}
+        for entry in rounds:
+            refused |= entry.refused
+
+        # The steps, compared with those of the run.
+        lengths = []
+        for entry, run_entry in zip(rounds, self.rounds[RUN], strict=True):
+            if run_entry.step_norm > 0:
+                lengths.append(entry.step_norm / run_entry.step_norm)
+        return RuleSummary(
+            rule=rule,
+            effective_clients=sum(entry.effective_clients for entry in rounds) / len(rounds),
+            top_client=top_client,
+            top_share=max(shares.values()),
+            relative_step=_mean(lengths),
+            cosine=_mean([entry.cosine for entry in rounds if entry.cosine is not None]),
+            agreement=self.agreement(RUN, rule),
+            muted=muted,
+            refused=refused,
+            void_rounds=sum(entry.void is not None for entry in rounds),
+        )
+
+
+def mean_shares(rounds: Sequence[ReplayedRound]) -> dict[ClientId, float]:
+    """Return the mean share of each client, over the rounds in which it took part."""
+    sums: Counter[ClientId] = Counter()
+    counts: Counter[ClientId] = Counter()
+    for entry in rounds:
+        for client, share in zip(entry.weights, entry.shares.tolist(), strict=True):
+            sums[client] += share
+            counts[client] += 1
+    return {client: sums[client] / counts[client] for client in sorted(counts, key=sort_key)}
+
+
+def muted_shares(rounds: Sequence[ReplayedRound]) -> dict[ClientId, float]:
+    """Return for each client the share of its rounds in which it is muted.
+
+    Rounds in which the rule leaves the model as it is do not count.
+    """
+    rounds = [entry for entry in rounds if entry.void is None]
+    muted = Counter(client for entry in rounds for client in entry.muted)
+    counts = Counter(client for entry in rounds for client in entry.weights)
+    return {client: muted[client] / counts[client] for client in sorted(counts, key=sort_key)}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def replay(run: str | Path | History, rules: Sequence[str | Weighting]) -> Replay:
@@ -142,7 +257,23 @@ def replay(run: str | Path | History, rules: Sequence[str | Weighting]) -> Repla
         >>> [entry.round for entry in result.rounds["fedadp"]]
         [1, 2]
     """
-    path = find_directory(run)
+    return replay_rules(find_directory(run), rules)
+
+
+def replay_rules(
+    path: Path,
+    rules: Sequence[str | Weighting],
+    report: Callable[[str], None] | None = None,
+    failures: dict[str, str] | None = None,
+) -> Replay:
+    """Apply rules to the recorded updates of a run directory.
+
+    Args:
+        path: the run directory.
+        rules: rules, or their spec strings.
+        report: is called with the name of each rule after it was replayed.
+        failures: where to put the errors of rules, by rule. By default, an error is raised.
+    """
     recorded = read_rounds(path)
     history = History.read(path)
 
@@ -151,9 +282,16 @@ def replay(run: str | Path | History, rules: Sequence[str | Weighting]) -> Repla
     rounds[RUN] = [_describe(seen, _weighed_by_run(seen)) for seen in recorded]
     for spec in rules:
         rule = parse_rule(spec)
-        check_replayable(rule)
         name = spec if isinstance(spec, str) else to_text(rule)
-        rounds[name] = _replay_rule(with_default_source(rule), recorded)
+        try:
+            check_replayable(rule)
+            rounds[name] = _replay_rule(with_default_source(rule), recorded)
+        except SteelyardError as error:
+            if failures is None:
+                raise
+            failures[name] = str(error)
+        if report is not None:
+            report(name)
 
     # Rounds that are not on record.
     present = {seen.round for seen in recorded}
@@ -168,6 +306,54 @@ def replay(run: str | Path | History, rules: Sequence[str | Weighting]) -> Repla
         if record.get("accuracy") is not None
     }
     return Replay(path.name, rounds, accuracy, tuple(missing))
+
+
+def check_rules(path: Path, rules: Sequence[str]) -> None:
+    """Raise an error if a rule cannot be replayed on the first recorded round of a run.
+
+    Args:
+        path: the run directory.
+        rules: spec strings.
+    """
+    first = read_rounds(path)[0]
+    for spec in rules:
+        _check_rule(spec, first)
+
+
+def _check_rule(spec: str, first: RoundGram) -> None:
+    """Raise an error if a rule cannot be replayed on a round."""
+    rule = parse_rule(spec)
+    check_replayable(rule)
+    weigh(with_default_source(rule), first, {})
+
+
+def find_replayable_rules(path: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the registered rules that can be replayed on a run, with their default options.
+
+    Rules without a default, such as `shrink`, and combinators are left out.
+
+    Args:
+        path: the run directory.
+
+    Returns:
+        The names of the rules, and for the others the reason why they cannot be replayed.
+    """
+    first = read_rounds(path)[0]
+    names = []
+    reasons = {}
+    for entry in RULES:
+        has_defaults = all(option.default is not option.empty for option in entry.options.values())
+        if entry.wraps or not has_defaults:
+            continue
+        try:
+            _check_rule(entry.name, first)
+        except SteelyardError as error:
+            reason = str(error)
+            is_named = reason.startswith(f"{entry.name}:")
+            reasons[entry.name] = reason if is_named else f"{entry.name}: {reason}"
+        else:
+            names.append(entry.name)
+    return names, reasons
 
 
 def read_rounds(path: Path) -> list[RoundGram]:
@@ -308,12 +494,22 @@ def to_shares(weights: Array) -> Array:
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Return Spearman's rank correlation; None if one of the lists has only equal values."""
-    ranks = [_average_ranks(np.array(values)) for values in (first, second)]
-    deviations = [rank - rank.mean() for rank in ranks]
-    lengths = [float(np.sqrt((deviation**2).sum())) for deviation in deviations]
-    if min(lengths) == 0:
+    first_ranks = to_unit_ranks(first)
+    second_ranks = to_unit_ranks(second)
+    if first_ranks is None or second_ranks is None:
         return None
-    return float((deviations[0] * deviations[1]).sum() / (lengths[0] * lengths[1]))
+    return float(first_ranks @ second_ranks)
+
+
+def to_unit_ranks(values: Sequence[float]) -> Array | None:
+    """Return ranks with mean 0 and length 1; None if all values are equal.
+
+    The inner product of two such lists is their rank correlation.
+    """
+    ranks = _average_ranks(np.array(values))
+    deviations = ranks - ranks.mean()
+    length = float(np.sqrt((deviations**2).sum()))
+    return deviations / length if length > 0 else None
 
 
 def _average_ranks(values: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from steelyard.core._round_gram import RoundGram
 from steelyard.core._spec import to_text
 from steelyard.core._state import ClientId, State
 from steelyard.core._weighting import Weighting
-from steelyard.metrics import find_invalid_clients
+from steelyard.metrics import are_valid_values, find_invalid_clients
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,15 @@ def weigh(rule: Weighting, seen: RoundGram, state: State) -> Weighed:
         SteelyardError: if the round lacks something that the rule needs, or the rule fails.
     """
     # Clients whose reports the rule cannot use are refused, as in a round.
-    table = _to_table(seen)
-    for name in sorted(rule.needs.metrics - table.keys()):
+    needed = rule.needs.metrics
+    for name in sorted(needed - seen.metrics.keys()):
         raise SteelyardError(
             f"{to_text(rule)}: needs {name!r}, which clients did not report in round {seen.round}: "
             f"let them report it (metrics=[{name!r}], --set 'metrics=[\"{name}\"]')"
         )
-    refused: dict[ClientId, str] = dict(find_invalid_clients(rule, table, seen.ids))
+    refused: dict[ClientId, str] = {}
+    if not all(are_valid_values(name, seen.metrics[name]) for name in needed):
+        refused |= find_invalid_clients(rule, _to_table(seen, needed), seen.ids)
     while True:
         accepted = [client for client in seen.ids if client not in refused]
         if not accepted:
@@ -96,8 +98,11 @@ def weigh(rule: Weighting, seen: RoundGram, state: State) -> Weighed:
     if mixture.void is not None:
         return _leave_model(seen, state, refused, mixture.void)
     weights = np.zeros((mixture.client_weights.shape[0], len(seen.ids)))
-    positions = [seen.ids.index(client) for client in accepted]
-    weights[:, positions] = mixture.client_weights
+    if part is seen:
+        weights[:] = mixture.client_weights
+    else:
+        positions = [seen.ids.index(client) for client in accepted]
+        weights[:, positions] = mixture.client_weights
     refused |= mixture.notes.get("set_aside", {})
     return Weighed(seen.ids, weights, np.array(mixture.base), mixture.layers, after, refused)
 
@@ -110,11 +115,16 @@ def _leave_model(
     return Weighed(seen.ids, weights, np.ones(1), None, state, refused, reason)
 
 
-def _to_table(seen: RoundGram) -> dict[str, dict[ClientId, Any]]:
-    """Return what clients reported: by metric, then by client id, without missing values."""
+def _to_table(seen: RoundGram, names: Collection[str]) -> dict[str, dict[ClientId, Any]]:
+    """Return what clients reported: by metric, then by client id, without missing values.
+
+    Args:
+        seen: the round.
+        names: the metrics to return.
+    """
     table: dict[str, dict[ClientId, Any]] = {}
-    for name, values in seen.metrics.items():
-        rows = zip(seen.ids, values.tolist(), strict=True)
+    for name in names:
+        rows = zip(seen.ids, seen.metrics[name].tolist(), strict=True)
         table[name] = {client: value for client, value in rows if not _is_missing(value)}
     return table
 

@@ -4,6 +4,7 @@ from steelyard.report._build import build_report, find_figure, write_report
 from steelyard.report._figures import Figure, Report
 from steelyard.report._matplotlib_figures import save_figure
 from steelyard.report._partition import Summary, draw_partition
+from steelyard.report._replay import write_replay
 
 __all__ = [
     "Figure",
@@ -13,5 +14,6 @@ __all__ = [
     "draw_partition",
     "find_figure",
     "save_figure",
+    "write_replay",
     "write_report",
 ]

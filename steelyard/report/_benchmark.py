@@ -14,7 +14,7 @@ from typing import Any
 
 from steelyard._version import __version__
 from steelyard.experiments._benchmark import (
-    SCORES,
+    SCORE_NAMES,
     Benchmark,
     Result,
     Rule,
@@ -22,13 +22,13 @@ from steelyard.experiments._benchmark import (
     format_results,
 )
 from steelyard.experiments._jobs import flatten_keys
-from steelyard.experiments._ranking import Analysis, Ranks, Score
+from steelyard.experiments._ranking import Analysis, Ranks, RuleScore
 from steelyard.experiments._tables import markdown_text
-from steelyard.experiments.scores import METRICS
+from steelyard.experiments.scores import SCORES
 from steelyard.report._build import fill_template, make_content_policy, read_asset
 from steelyard.runs._directory import write_text
 
-MAIN = SCORES[0]
+MAIN = SCORE_NAMES[0]
 HEADS = {
     "last10": "last 10 rounds, %",
     "worst_client": "worst client, %",
@@ -39,7 +39,7 @@ HEADS = {
 }
 
 
-def format_difference(score: Score | None, is_reference: bool = False) -> str:
+def format_difference(score: RuleScore | None, is_reference: bool = False) -> str:
     """Return a cell of the table.
 
     The reference's own mean, or the difference from it with half of its interval.
@@ -115,13 +115,13 @@ def _main_table(benchmark: Benchmark, analysis: Analysis, settings: Sequence[Set
 def _setting_table(analysis: Analysis, setting: Setting) -> str:
     """Return all scores of one setting."""
     target = f"rounds to {100 * setting.target:g} %"
-    heads = ["rule", *(target if name == "rounds" else HEADS[name] for name in SCORES)]
-    lines = [heads, ["---", *("---:" for _ in SCORES)]]
+    heads = ["rule", *(target if name == "rounds" else HEADS[name] for name in SCORE_NAMES)]
+    lines = [heads, ["---", *("---:" for _ in SCORE_NAMES)]]
     for rule in analysis.rules:
         if rule.name not in analysis.scores[setting.name][MAIN]:
             continue
         cells = []
-        for name in SCORES:
+        for name in SCORE_NAMES:
             score = analysis.scores[setting.name][name][rule.name]
             cells.append(_format_mean(score, name, len(analysis.seeds)))
         failed = analysis.failures[setting.name, rule.name]
@@ -134,11 +134,11 @@ def _digits(name: str) -> int:
     return 2 if name == "server_seconds" else 1
 
 
-def _format_mean(score: Score, name: str, seeds: int) -> str:
+def _format_mean(score: RuleScore, name: str, seeds: int) -> str:
     """Return the mean over seeds; where not every seed has one, how many have."""
     if score.mean is None:
         return "not reached" if name == "rounds" else "n/a"
-    metric = METRICS[name]
+    metric = SCORES[name]
     digits = _digits(name)
     text = f"{metric.to_display(score.mean):.{digits}f}"
     if score.deviation is not None and metric.percent:
@@ -209,7 +209,7 @@ def _page_data(
             }
             for rule in analysis.rules
         ],
-        "scores": [_score_data(name) for name in SCORES],
+        "scores": [_score_data(name) for name in SCORE_NAMES],
         "cells": {
             setting.name: {
                 name: {rule: _cell_data(score, name) for rule, score in scores.items()}
@@ -232,7 +232,7 @@ def _page_data(
 
 
 def _score_data(name: str) -> dict[str, Any]:
-    metric = METRICS[name]
+    metric = SCORES[name]
     return {
         "name": name,
         "head": HEADS[name],
@@ -244,9 +244,9 @@ def _score_data(name: str) -> dict[str, Any]:
     }
 
 
-def _cell_data(score: Score, name: str) -> dict[str, Any]:
+def _cell_data(score: RuleScore, name: str) -> dict[str, Any]:
     """Return a score in the unit it is shown in."""
-    metric = METRICS[name]
+    metric = SCORES[name]
 
     def show(value: float | None) -> float | None:
         return None if value is None else round(metric.to_display(value), 4)

@@ -22,7 +22,9 @@ from steelyard.core._round_record import Section
 from steelyard.experiments._run_groups import Run, find_differences
 from steelyard.experiments._statistics import mean
 from steelyard.experiments.scores import best, last, rounds_to, seconds
+from steelyard.recorder._ledger import Ledgers
 from steelyard.report import _client_figures as client_figures
+from steelyard.report import _contribution_figures as contribution_figures
 from steelyard.report import _round_figures as round_figures
 from steelyard.report._figures import Figure, Report, Row, Table, Value
 from steelyard.report._series import Series, read_series
@@ -37,6 +39,12 @@ from steelyard.runs._monitor import Monitor, check_target
 # except the script of the page and plotly.
 
 _PARTS = files("steelyard.report")
+_HINT = (
+    "Last 10: mean accuracy of the last ten evaluations. ±: standard deviation over seeds. To test "
+    "whether a difference is larger than noise, compare the runs seed by seed: steelyard compare. "
+    "In all figures, lines are means over seeds, and bands are one standard deviation above and "
+    "below."
+)
 
 
 def write_report(report: Report, path: str | Path) -> Path:
@@ -65,13 +73,16 @@ def render_html(report: Report | None, live: bool = False, title: str = "") -> s
     """
     script = "(() => {\n" + read_asset("plots.js") + read_asset("page.js") + "})();\n"
     data = ""
+    hint = _HINT
     if report is not None:
         title = report.title
+        hint = report.hint or _HINT
         data = _compress(json.dumps(report.to_dict(), separators=(",", ":"), allow_nan=False))
     parts = {
         "POLICY": escape(make_content_policy(script, live)),
         "VERSION": escape(__version__),
         "TITLE": escape(title),
+        "HINT": escape(hint),
         "STYLE": read_asset("page.css"),
         "LIVE": "yes" if live else "no",
         "REPORT": data,
@@ -137,6 +148,7 @@ def build_report(
     directories: Sequence[str | Path],
     target: float | None = None,
     out: str | Path | None = None,
+    ledgers: Ledgers | None = None,
 ) -> Report:
     """Return the report of all runs in directories and their subdirectories, finished or not.
 
@@ -145,6 +157,7 @@ def build_report(
         target: the accuracy to reach, for rounds to target; for runs that monitor another metric, a
             value of that. By default the target of the runs, or round numbers that they reach.
         out: the file of the page, for the command that writes it again.
+        ledgers: contributions that were read before, so that only new rounds are read.
     """
     # Read the runs.
     all_series, notes = read_series(directories)
@@ -165,14 +178,18 @@ def build_report(
     # Put everything together.
     facts = _collect_facts(all_series, list(configs.values()))
     configuration = [
-        (series.name, _format_configuration(configs[series.first.path])) for series in all_series
+        (
+            f"Configuration of {series.name}",
+            _format_configuration(configs[series.first.path]),
+        )
+        for series in all_series
     ]
     return Report(
         title=_make_title(all_series, facts),
         facts=tuple(facts.items()),
         notes=tuple(notes),
         summary=_make_summary(all_series, targets),
-        figures=tuple(_make_figures(all_series, targets, list(user_metrics))),
+        figures=tuple(_make_figures(all_series, targets, list(user_metrics), ledgers or Ledgers())),
         configuration=tuple(configuration),
         environment=tuple(_read_environment(run.path for run in runs).items()),
         command=_make_command(directories, target, out),
@@ -199,7 +216,10 @@ def _find_user_metrics(config: dict[str, Any]) -> list[str]:
 
 
 def _make_figures(
-    all_series: Sequence[Series], targets: Sequence[float], user_metrics: Sequence[str]
+    all_series: Sequence[Series],
+    targets: Sequence[float],
+    user_metrics: Sequence[str],
+    ledgers: Ledgers,
 ) -> list[Figure]:
     """Return all figures in the order of the page."""
     heat_maps = {
@@ -208,6 +228,7 @@ def _make_figures(
     }
     figures: list[Figure | None] = [
         *round_figures.make_result_figures(all_series, targets, user_metrics),
+        *round_figures.make_other_figures(all_series, ["Results"]),
         *heat_maps["Weights"],
         *round_figures.make_other_figures(all_series, ["Weights"]),
         *round_figures.make_other_figures(all_series, ["What the rule learned"]),
@@ -216,6 +237,7 @@ def _make_figures(
         round_figures.make_coherence_figure(all_series),
         *round_figures.make_other_figures(all_series, ["Geometry of the updates"]),
         *heat_maps["Geometry of the updates"],
+        *contribution_figures.make_contribution_figures(all_series, ledgers),
         client_figures.make_partition_figure(all_series),
         *heat_maps["Clients and data"],
         client_figures.make_quarantine_figure(all_series),

@@ -120,7 +120,7 @@ def _make_panel(series: Series, name: str) -> tuple[Heat, list[Row], list[str]]:
     if block_size > 1:
         notes.append(f"A column is the mean of {block_size} rounds.")
     visible_ids = tuple(ids[row] for row in visible)
-    values = _average_blocks(cells[visible], block_size)
+    values = average_blocks(cells[visible], block_size)
     return Heat(series.name, visible_ids, tuple(columns), values), rows, notes
 
 
@@ -137,7 +137,7 @@ def _choose_clients(rounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[
     return np.sort(most_frequent), [note]
 
 
-def _average_blocks(
+def average_blocks(
     cells: NDArray[np.float64], block_size: int
 ) -> tuple[tuple[float | None, ...], ...]:
     """Return the means over blocks of columns; None for a block without a value."""

@@ -137,6 +137,8 @@ class Figure:
         marks: marked points, for lines.
         palette: the colours of a heat map; a diverging palette is centred at zero.
         zero: whether the colours of a heat map begin at zero.
+        selectable: whether the page shows one panel of a heat map at a time, which the reader
+            chooses, with a colour scale of its own.
     """
 
     name: str
@@ -156,6 +158,7 @@ class Figure:
     marks: tuple[Mark, ...] = ()
     palette: Literal["sequential", "diverging"] = "sequential"
     zero: bool = True
+    selectable: bool = False
 
     @property
     def series(self) -> dict[str, int]:
@@ -166,8 +169,12 @@ class Figure:
     @property
     def limits(self) -> tuple[float, float]:
         """The lowest and highest value of the colour scale, which all panels share."""
+        return self._find_limits(self.heats)
+
+    def _find_limits(self, heats: Sequence[Heat]) -> tuple[float, float]:
+        """Return the lowest and highest value of the colour scale of some panels."""
         numbers: list[float] = []
-        for heat in self.heats:
+        for heat in heats:
             for row in heat.values:
                 numbers += [value for value in row if value is not None]
         low = min(numbers, default=0.0)
@@ -193,7 +200,8 @@ class Figure:
         heats = []
         for heat in self.heats:
             values = [[round_number(value, 4) for value in row] for row in heat.values]
-            heats.append({**vars(heat), "values": values})
+            limits = self._find_limits([heat])
+            heats.append({**vars(heat), "values": values, "limits": limits})
         return {
             **vars(self),
             "limits": self.limits,
@@ -216,10 +224,12 @@ class Report:
         notes: what a reader should know first: unfinished runs, void rounds.
         summary: a table with a row per series.
         figures: the figures in the order of the page.
-        configuration: the name of each series and the text of its configuration.
+        configuration: titles and texts that the reader can open, such as the configuration of each
+            series.
         environment: the environment of the runs: names and values.
         command: the command that writes this page again.
         unfinished_runs: the number of unfinished runs.
+        hint: explains the summary table; if empty, that of a report of runs.
         styles: the colours, dashes, markers and palettes.
     """
 
@@ -232,6 +242,7 @@ class Report:
     environment: tuple[tuple[str, str], ...] = ()
     command: str = ""
     unfinished_runs: int = 0
+    hint: str = ""
     styles: dict[str, Any] = field(
         default_factory=lambda: {
             "inks": INKS,

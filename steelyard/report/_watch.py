@@ -8,18 +8,22 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from steelyard.core._errors import SteelyardError
+from steelyard.recorder._ledger import Ledgers
+from steelyard.report._alerts import Alert, Alerts, Condition
 from steelyard.report._build import build_report, render_html
 from steelyard.report._figures import Report
 from steelyard.runs._directory import CONFIG, ROUNDS
 
 HOST = "127.0.0.1"
+_CHECK_INTERVAL = 1.0  # seconds between two checks of the conditions
 
 
 class Source:
@@ -35,6 +39,7 @@ class Source:
                     f"runs"
                 )
         self.lock = threading.Lock()
+        self.ledgers = Ledgers()  # contributions: only new rounds are read
         self.news_version = ""
         self.news: dict[str, Any] = {}
 
@@ -65,7 +70,7 @@ class Source:
 
     def _build_news(self) -> dict[str, Any]:
         try:
-            report = build_report(self.directories, self.target)
+            report = build_report(self.directories, self.target, ledgers=self.ledgers)
         except (SteelyardError, OSError, ValueError) as error:
             # A run has just started, or a file is being written.
             return {"state": f"Waiting: {error}"}
@@ -90,14 +95,25 @@ class Watch(ThreadingHTTPServer):
             added.
         port: the port; 0 for any free port.
         target: the accuracy to reach, for rounds to target.
+        conditions: conditions on recorded numbers, which are checked every second.
+        report_alert: is called with every alert, in the thread that serves. It may raise an
+            exception, which ends `serve_forever`.
     """
 
     daemon_threads = True
 
     def __init__(
-        self, directories: Sequence[str | Path], port: int = 0, target: float | None = None
+        self,
+        directories: Sequence[str | Path],
+        port: int = 0,
+        target: float | None = None,
+        conditions: Sequence[Condition] = (),
+        report_alert: Callable[[Alert], None] | None = None,
     ) -> None:
         self.source = Source(directories, target)
+        self.alerts = Alerts(self.source.directories, conditions)
+        self.report_alert = report_alert
+        self.next_check = 0.0
         self.page = render_html(None, live=True, title="Waiting for the first round").encode(
             "utf-8", "replace"
         )
@@ -108,6 +124,14 @@ class Watch(ThreadingHTTPServer):
             raise SteelyardError(
                 f"port {port}: cannot be used: {reason}: choose another port (--port)"
             ) from None
+
+    def service_actions(self) -> None:
+        """Check the conditions, between two requests."""
+        if self.report_alert is None or time.monotonic() < self.next_check:
+            return
+        for alert in self.alerts.check():
+            self.report_alert(alert)
+        self.next_check = time.monotonic() + _CHECK_INTERVAL
 
     @property
     def address(self) -> str:

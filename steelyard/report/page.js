@@ -5,8 +5,8 @@
 const LIVE = document.body.dataset.live === "yes";
 const MAX_ROWS = 30; // of a table, until the reader asks for all
 const POLL_INTERVAL = 2000; // milliseconds between requests of a live page
-// What the reader chose, by the name of a figure: hidden series, open tables, sort orders, tables with all rows.
-const choices = { hidden: new Map(), open: new Set(), sort: new Map(), all: new Set() };
+// What the reader chose, by the name of a figure: hidden series, open tables, sort orders, tables with all rows, panels.
+const choices = { hidden: new Map(), open: new Set(), sort: new Map(), all: new Set(), panel: new Map() };
 const entries = new Map(); // figures on the page, by name
 let report = null;
 let version = "";
@@ -162,7 +162,7 @@ function makeButtons(name, data, figure) {
 }
 /** Return a figure for plotly with a legend of its own. */
 function drawForDownload(figure) {
-  const { data, layout } = draw(figure, report.styles, choices.hidden.get(figure.name), false);
+  const { data, layout } = draw(selectPanel(figure), report.styles, choices.hidden.get(figure.name), false);
   const legend = { orientation: "h", y: 1.02, yanchor: "bottom", font: { size: 12 } };
   const margin = { ...layout.margin, t: 60 };
   return { data, layout: { ...layout, showlegend: !figure.heats.length, legend, title: { text: "" }, margin } };
@@ -204,10 +204,30 @@ function fillLegend(entry) {
   entry.legend.replaceChildren(...items);
 }
 
+/** Return the figure with the panel that the reader chose, if it shows one panel at a time. */
+function selectPanel(figure) {
+  if (!figure.selectable) return figure;
+  const heat = figure.heats[choices.panel.get(figure.name) ?? 0] ?? figure.heats[0];
+  return { ...figure, heats: [heat], limits: heat.limits };
+}
+function fillSelector(entry) {
+  const { figure } = entry;
+  if (!figure.selectable) return;
+  const selected = choices.panel.get(figure.name) ?? 0;
+  const select = make("select", { "aria-label": `Panel of: ${figure.title}` }, ...figure.heats.map((heat, i) => (
+    make("option", { value: i, selected: i === selected ? "" : null }, short(heat.name, 80))
+  )));
+  select.addEventListener("change", () => {
+    choices.panel.set(figure.name, Number(select.value));
+    paint(entry);
+  });
+  entry.selector.replaceChildren(select);
+}
+
 function paint(entry) {
   if (!isReady || !entry.isNear) return;
   const isNarrow = entry.plot.clientWidth < 500;
-  const { data, layout } = draw(entry.figure, report.styles, choices.hidden.get(entry.figure.name), isNarrow);
+  const { data, layout } = draw(selectPanel(entry.figure), report.styles, choices.hidden.get(entry.figure.name), isNarrow);
   if (!entry.isDrawn) entry.plot.replaceChildren();
   entry.isDrawn = true;
   Plotly.react(entry.plot, data, layout, {
@@ -236,6 +256,7 @@ function makeFigure(figure) {
   const entry = {
     figure, isNear: false, isDrawn: false, legend: make("ul", { class: "legend" }), caption: make("figcaption", {}),
     plot: make("div", { class: "plot", "data-figure": figure.name, role: "img" }, waiting), numbers: make("div", {}),
+    selector: make("div", { class: "selector" }),
   };
   const details = make("details", {}, make("summary", {}, "Numbers"), entry.numbers);
   details.open = choices.open.has(figure.name);
@@ -244,7 +265,7 @@ function makeFigure(figure) {
     else choices.open.delete(figure.name);
   });
   entry.box = make("figure", { id: `figure-${figure.name}`, class: "" },
-    make("div", { class: "head" }, make("h3", {}, figure.title), entry.caption, entry.legend), entry.plot, details);
+    make("div", { class: "head" }, make("h3", {}, figure.title), entry.caption, entry.legend, entry.selector), entry.plot, details);
   if (!choices.hidden.has(figure.name)) choices.hidden.set(figure.name, new Set());
   entries.set(figure.name, entry);
   observer.observe(entry.plot);
@@ -259,6 +280,7 @@ function updateFigure(entry, figure) {
   entry.numbers.replaceChildren(buttons, makeTable(figure.name, figure.table, figure.title));
   entry.numbers.querySelector(".scroll").scrollTop = scrollTop;
   fillLegend(entry);
+  fillSelector(entry);
   paint(entry);
 }
 
@@ -286,7 +308,7 @@ function render(newReport) {
   byId("copy-command").onclick = (event) => copy(report.command, event.currentTarget);
   const isOpen = [...byId("configuration").children].map((details) => details.open);
   byId("configuration").replaceChildren(...report.configuration.map(([name, text], i) => {
-    const summary = make("summary", { title: name }, `Configuration of ${short(name, 80)}`);
+    const summary = make("summary", { title: name }, short(name, 100));
     return make("details", { open: isOpen[i] ? "" : null }, summary, make("pre", { tabindex: "0" }, text));
   }));
   if (!hasSameFigures) {

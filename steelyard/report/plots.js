@@ -137,7 +137,7 @@ function drawBars(figure, look, hidden, isNarrow) {
 
 function drawHeats(figure, styles, isNarrow) {
   const scale = styles.palettes[figure.palette];
-  const heights = figure.heats.map((heat) => Math.min(300, Math.max(64, 15 * heat.rows.length)));
+  const heights = figure.heats.map((heat) => Math.min(300, Math.max(110, 15 * heat.rows.length)));
   const gap = figure.heats.length > 1 ? 46 : 0;
   const head = figure.heats[0].name ? 26 : 10;
   const foot = 46;
@@ -164,9 +164,11 @@ function drawHeats(figure, styles, isNarrow) {
     const columnTicks = ticks(heat.columns, isNarrow ? 6 : 12);
     const rowTicks = ticks(heat.rows, heights[i] / 15);
     const isLast = i === figure.heats.length - 1;
+    const columnLabels = columnTicks.map((column) => plain(short(heat.columns[column], 12)));
+    const hasLongLabels = columnLabels.some((label) => label.length > (isNarrow ? 5 : 8));
     layout[`xaxis${number}`] = axis(isLast ? figure.x : "", {
       type: "category", anchor: `y${number}`, showgrid: false, tickmode: "array", tickvals: columnTicks,
-      ticktext: columnTicks.map((column) => plain(short(heat.columns[column], 12))), tickangle: 0,
+      ticktext: columnLabels, tickangle: hasLongLabels ? -40 : 0,
     });
     layout[`yaxis${number}`] = axis(figure.y, {
       type: "category", anchor: `x${number}`, domain, showgrid: false, autorange: "reversed", tickmode: "array", tickvals: rowTicks,

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from steelyard.core import checks
-from steelyard.core._errors import NonFiniteLoss
+from steelyard.core._errors import NonFiniteLoss, SteelyardError
 from steelyard.core._gram import Array
 from steelyard.core._mixture import Mixture
 from steelyard.core._needs import Needs
@@ -82,6 +82,12 @@ class Guard(Weighting):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", parse_rule(self.rule))
+        if self.rule.scales_by_reports:
+            raise SteelyardError(
+                "guard: the rule inside multiplies the global model by what clients report "
+                "(pa3fed:divide=false), which no guard bounds: divide the weights, or use it "
+                "without a guard"
+            )
         checks.number("clip", self.clip, 0.0, open_low=True)
         checks.number("metric_cap", self.metric_cap, 1.0)
         checks.number("weight_cap", self.weight_cap, 1.0)

@@ -20,8 +20,13 @@ The paper contradicts itself on two points, and `preset` selects the interpretat
 
 `score="accuracy"` is Eq. (9). After long local training the loss of the trained model hardly
 changes from one selection to the next, so with `model="local"` every alpha is close to 1
-(docs/pa3fed.md). The paper does not define the normalisation (here over the cohort), the first
-selection of a client (here alpha = 1) and round 1 (here the detector decides).
+(docs/pa3fed.md). The paper does not define the first selection of a client (here alpha = 1) and
+round 1 (here the detector decides).
+
+Line 20 of Algorithm 1 is "Aggregate w_i with factor m_i x alpha_i", and does not divide. Here the
+factors are divided by their sum over the cohort. With `divide=false` they are not: the new model is
+sum_i m_i alpha_i w_i, which is longer or shorter than the clients' models by the factor sum_i m_i
+alpha_i in every critical round. Nothing bounds the product of these factors, so it can diverge.
 
 PA3Fed is not written as `gate(detector, scores)`: scores must be stored outside critical periods,
 too, and a closed gate computes nothing.
@@ -29,6 +34,7 @@ too, and a closed gate computes nothing.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -44,6 +50,10 @@ from steelyard.core._view import View
 from steelyard.core._weighting import Info, Weighting
 from steelyard.rules._detectors import Detector, parse_detector
 
+_UNDIVIDED = (
+    "weights do not sum to 1, so the global model is multiplied by their sum in every critical "
+    "round; nothing bounds the product over rounds, and runs can diverge"
+)
 _PRESETS = {
     "intended": {"score": "neg_loss", "model": "global"},
     "literal": {"score": "loss", "model": "global"},
@@ -62,6 +72,8 @@ class PA3Fed(Weighting):
             `"always"`.
         model: score the `global` or the `local` model; by default that of the preset.
         preset: `intended` or `literal`.
+        divide: whether the weights are divided by their sum. Without it (Algorithm 1, line 20, read
+            to the letter) the global model grows or shrinks in critical rounds, and can diverge.
     """
 
     beta: float = 0.3
@@ -69,6 +81,7 @@ class PA3Fed(Weighting):
     detector: str | Detector = "eq6"
     model: str = UNSET
     preset: str = "intended"
+    divide: bool = True
 
     name = "pa3fed"
     modifies = True
@@ -85,6 +98,7 @@ class PA3Fed(Weighting):
         checks.number("beta", self.beta)
         checks.one_of("score", self.score, "loss", "neg_loss", "accuracy")
         checks.one_of("model", self.model, "local", "global")
+        checks.one_of("divide", self.divide, True, False)
         # A plain name is not replaced, so that the spec string stays short.
         if self._detector.name != self.detector:
             object.__setattr__(self, "detector", self._detector)
@@ -105,14 +119,22 @@ class PA3Fed(Weighting):
         return f"{metric}_before" if self.model == "global" else metric
 
     @property
+    def scales_by_reports(self) -> bool:
+        """Whether weights are not divided by their sum."""
+        return not self.divide
+
+    @property
     def remarks(self) -> tuple[str, ...]:
-        """A warning about `model="local"`, which has little effect."""
-        if self.model == "global":
-            return ()
-        return (
-            "model=local scores trained models: after long local training scores change little, "
-            "and so do weights",
-        )
+        """Warnings about `model="local"`, which has little effect, and about `divide=False`."""
+        sentences = []
+        if self.model == "local":
+            sentences.append(
+                "model=local scores trained models: after long local training scores change "
+                "little, and so do weights"
+            )
+        if not self.divide:
+            sentences.append(f"divide=false: {_UNDIVIDED}")
+        return tuple(sentences)
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Apply Algorithm 1, lines 13 to 20; scores are stored in every round."""
@@ -139,4 +161,13 @@ class PA3Fed(Weighting):
             "scores": {key: scatter(earlier, view.ids, score)},
         }
         notes = {"critical": critical, "alpha": dict(zip(view.ids, alpha[0].tolist(), strict=True))}
-        return prior.reweight(prior.shares * alpha, **notes), after
+        mixture = prior.reweight(prior.shares * alpha, **notes)
+        if self.divide:
+            return mixture, after
+
+        # Algorithm 1, line 20, read to the letter. Warn in the first round.
+        if not state:
+            warnings.warn(f"pa3fed:divide=false: {_UNDIVIDED}", RuntimeWarning, stacklevel=2)
+        # Multiply the models, theta + d_i, by the factors.
+        factor = float((prior.shares * alpha).sum())
+        return mixture.scale_by(factor).add_report(gamma=factor), after

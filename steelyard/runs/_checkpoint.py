@@ -430,7 +430,8 @@ class Writer:
     """Writes checkpoints in a thread, so that rounds do not wait for the disk.
 
     A snapshot is due when the last one is on disk and writing takes at most the share `pace` of the
-    time: checkpoints do not slow down a run of short rounds. The next call raises the error of a
+    time: checkpoints do not slow down a run of short rounds. With a pace of 1, every snapshot is
+    due, and the run waits for the one before it. The next call raises the error of a
     write that failed.
     """
 
@@ -451,6 +452,8 @@ class Writer:
 
     def is_due(self) -> bool:
         """Return whether a snapshot should be taken now."""
+        if self.pace == 1.0:
+            self.flush()
         with self.condition:
             self._raise_error()
             return not (self.is_busy or self.pending) and time.monotonic() >= self.rest_until

@@ -35,6 +35,7 @@ from steelyard.runs._files import (
     read_cohorts,
     read_config,
     read_log,
+    read_subset,
 )
 from steelyard.runs._gram_log import GramLog
 from steelyard.runs._lock import (
@@ -60,6 +61,7 @@ __all__ = [
     "read_cohorts",
     "read_config",
     "read_log",
+    "read_subset",
     "write_json",
     "write_text",
 ]

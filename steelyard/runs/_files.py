@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from steelyard.core._errors import SteelyardError
+from steelyard.core._errors import SteelyardError, escape_text
 from steelyard.core._round_record import ROUND_RECORD, Form, rename_old_keys
 
 CONFIG, ENVIRONMENT, COHORTS, ROUNDS = (
@@ -291,6 +291,14 @@ def read_clients(path: Path) -> dict[str, Any] | None:
             f"{path / CLIENTS}: {wrong} is {_shorten_json(clients[wrong])}: {advice}"
         )
     return clients
+
+
+def read_subset(path: Path) -> str | None:
+    """Return what part of a published data set a run used; None for all, or if it is not known."""
+    if not (path / CONFIG).exists():
+        return None
+    subset = read_config(path).get("subset")
+    return escape_text(subset, 200) if isinstance(subset, str) and subset else None
 
 
 def read_cohorts(path: Path) -> list[Any] | None:

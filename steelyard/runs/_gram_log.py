@@ -14,13 +14,16 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steelyard.core._errors import SteelyardError, shorten
 from steelyard.core._gram import Array, Gram
@@ -31,8 +34,14 @@ from steelyard.runs._lock import close_private, is_same_file, open_private
 
 MAX_CLIENTS = 100  # per round, recorded by default
 _FRAME = struct.Struct("<4sII")
+FRAME_SIZE = _FRAME.size  # bytes of an entry before its data
 _HEADER = struct.Struct("<I")
-_LEVEL = 1  # of compression: higher levels save 1 % and take three times as long
+# Higher levels, or a search for longer repetitions than runs of a byte, save 1 % and take two to
+# three times as long.
+_LEVEL = 1
+_STRATEGY = zlib.Z_RLE
+_JSON = json.JSONEncoder(separators=(",", ":"))
+_DELAY = 1.0  # seconds that an entry may wait before it is written
 _MAX_ENTRY = 1 << 30  # bytes of an entry, before and after compression
 
 
@@ -47,6 +56,11 @@ class Recording:
 
     layers: str | None = None
     max_clients: int | None = None
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody asked for the recording."""
+        return self.max_clients is not None
 
     def includes(self, seen: RoundGram) -> bool:
         """Return whether a round is recorded."""
@@ -75,14 +89,26 @@ def parse_recording(text: str) -> Recording | None:
 
 
 class GramLog:
-    """The file of a run, open for appending."""
+    """The file of a run, open for appending.
+
+    Entries are collected and written together, at most a second later: in runs of short rounds,
+    writing takes longer than making the entries. A run that resumes repeats the rounds after its
+    last checkpoint, so entries must be in the file only before a checkpoint is written (`flush`).
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file: int | None = None
+        self._entries: list[bytes] = []
+        self._last_write = 0.0
 
-    def open(self, rounds: int) -> str | None:
+    def open(self, rounds: int, is_expected: bool = True) -> str | None:
         """Open the file, and remove entries after the round `rounds`.
+
+        Args:
+            rounds: the last round to keep.
+            is_expected: whether a missing file deserves a warning. Runs of earlier versions have
+                none.
 
         Returns:
             A warning if entries of earlier rounds cannot be read; None otherwise.
@@ -92,13 +118,13 @@ class GramLog:
         end = 0
         if self.path.exists():
             try:
-                for start, data in _split_entries(self.path.read_bytes()):
+                for start, data in split_entries(self.path.read_bytes()):
                     if _read_round(data) > rounds:
                         break
-                    end = start + _FRAME.size + len(data)
+                    end = start + FRAME_SIZE + len(data)
             except SteelyardError as error:
                 warning = f"{self.path}: {error}: later rounds up to {rounds} cannot be replayed"
-        elif rounds:
+        elif rounds and is_expected:
             warning = f"{self.path}: missing: rounds 1 to {rounds} cannot be replayed"
 
         # Cut off the rest.
@@ -111,25 +137,40 @@ class GramLog:
 
     def append(self, seen: RoundGram) -> None:
         """Append the entry of a round."""
+        data = encode(seen)
+        self._entries.append(_FRAME.pack(GRAM_MAGIC, len(data), zlib.crc32(data)) + data)
+        if time.monotonic() - self._last_write > _DELAY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all entries to the file."""
+        if not self._entries:
+            return
         assert self.file is not None
         if not is_same_file(self.path, self.file):
+            self._entries.clear()
             raise SteelyardError(
                 f"{self.path}: was removed or replaced during the run: the run stops. Restore the "
                 "file and resume, or start again (overwrite=True, --overwrite)"
             )
-        data = encode(seen)
-        entry = _FRAME.pack(GRAM_MAGIC, len(data), zlib.crc32(data)) + data
+        entries = b"".join(self._entries)
+        self._entries.clear()
+        self._last_write = time.monotonic()
         try:
-            while entry:  # the last bytes of a disk are taken without an error
-                entry = entry[os.write(self.file, entry) :]
+            while entries:  # the last bytes of a disk are taken without an error
+                entries = entries[os.write(self.file, entries) :]
         except OSError as error:
             raise SteelyardError(
                 f"{self.path}: {error.strerror}: make room, then resume"
             ) from error
 
     def close(self) -> None:
-        """Close the file."""
-        if self.file is not None:
+        """Write what is left, and close the file."""
+        if self.file is None:
+            return
+        try:
+            self.flush()
+        finally:
             close_private(self.file)
             self.file = None
 
@@ -147,13 +188,13 @@ def read_grams(path: Path) -> Iterator[RoundGram]:
     except OSError as error:
         raise SteelyardError(f"{path}: cannot be read: {error.strerror}") from None
     try:
-        for _, data in _split_entries(content):
+        for _, data in split_entries(content):
             yield decode(data)
     except SteelyardError as error:
         raise SteelyardError(f"{path}: {error}") from None
 
 
-def _split_entries(content: bytes) -> Iterator[tuple[int, bytes]]:
+def split_entries(content: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the start and the data of each entry.
 
     Stop at an entry that is not complete.
@@ -162,27 +203,27 @@ def _split_entries(content: bytes) -> Iterator[tuple[int, bytes]]:
         SteelyardError: if an entry is damaged.
     """
     start = 0
-    while start + _FRAME.size <= len(content):
+    while start + FRAME_SIZE <= len(content):
         magic, length, checksum = _FRAME.unpack_from(content, start)
-        data = content[start + _FRAME.size : start + _FRAME.size + length]
+        data = content[start + FRAME_SIZE : start + FRAME_SIZE + length]
         if magic != GRAM_MAGIC or length > _MAX_ENTRY:
             raise SteelyardError(f"damaged at byte {start}")
         if len(data) < length:
             return
         if zlib.crc32(data) != checksum:
             # The last entry may have been written in part, over room that the disk gave already.
-            if start + _FRAME.size + length == len(content):
+            if start + FRAME_SIZE + length == len(content):
                 return
             raise SteelyardError(f"damaged at byte {start}")
         yield start, data
-        start += _FRAME.size + length
+        start += FRAME_SIZE + length
 
 
 def encode(seen: RoundGram) -> bytes:
     """Return a recorded round as compressed bytes; equal rounds have equal bytes."""
     # What is in the arrays.
     count = len(seen.ids)
-    triangle = np.tril_indices(count + 1)
+    triangle = _list_triangle(count + 1)
     arrays: list[Array] = [seen.weights, seen.base]
     header: dict[str, Any] = {
         "round": seen.round,
@@ -204,13 +245,24 @@ def encode(seen: RoundGram) -> bytes:
     for layers, entry in seen.grams.items():
         header["grams"].append({"layers": layers, "names": list(entry.names)})
         products = _to_products(entry.gram)
-        arrays += [products[:, triangle[0], triangle[1]], entry.gram.dims]
+        arrays += [products.reshape(len(products), -1)[:, triangle], entry.gram.dims]
 
     # The bytes of the numbers, first bytes first: those that are alike are side by side.
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _JSON.encode(header).encode()
     numbers = np.concatenate([np.ravel(array) for array in arrays]).astype("<f8")
     columns = numbers.view(np.uint8).reshape(-1, 8).T
-    return zlib.compress(_HEADER.pack(len(text)) + text + columns.tobytes(), _LEVEL)
+    content = _HEADER.pack(len(text)) + text + columns.tobytes()
+    compressor = zlib.compressobj(_LEVEL, strategy=_STRATEGY)
+    return compressor.compress(content) + compressor.flush()
+
+
+@lru_cache(maxsize=16)
+def _list_triangle(count: int) -> NDArray[np.intp]:
+    """Return the positions of the lower triangle in a flat matrix, row by row."""
+    rows, columns = np.tril_indices(count)
+    positions: NDArray[np.intp] = rows * count + columns
+    positions.setflags(write=False)
+    return positions
 
 
 def decode(data: bytes) -> RoundGram:

@@ -51,6 +51,7 @@ class Sizes(NamedTuple):
 
     `output` is the network's output of one test sample, where outputs are kept for metrics of the
     user's own. `client_tensors` and `server_tensors` are the declarations of the side channel.
+    `has_groups` says whether the accuracy on groups of the test set is recorded.
     """
 
     clients: int
@@ -62,6 +63,7 @@ class Sizes(NamedTuple):
     output: torch.Tensor | None = None
     client_tensors: Specs = MappingProxyType({})
     server_tensors: Specs = MappingProxyType({})
+    has_groups: bool = False
 
 
 class Buffers:
@@ -109,4 +111,8 @@ class Buffers:
         self.test_outputs: torch.Tensor | None = None
         if needs.output is not None:
             self.test_outputs = shared_zeros([needs.test, *needs.output.shape], needs.output.dtype)
+        self.test_is_right: torch.Tensor | None = None
+        if needs.has_groups:
+            self.test_is_right = shared_zeros([needs.test], torch.bool)
         self.client_results = shared_zeros([clients, 3], f64)
+        self.train_results = shared_zeros([clients, 3], f64)

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from steelyard.client._flat import count_right
 from steelyard.client._losses import Loss, check_targets
 from steelyard.core._errors import SteelyardError, describe_unknown_name
 from steelyard.core._round_record import OLD_NAMES, ROUND_RECORD
+from steelyard.core._round_report import heterogeneity_coherence
 from steelyard.core._state import ClientId
-from steelyard.data import Federation
+from steelyard.data import Dataset, Federation
 from steelyard.metrics import METRICS
 from steelyard.rules._detectors import gradient_norm
 from steelyard.runs._monitor import Monitor
@@ -102,15 +104,57 @@ def is_due(number: int, every: int, last: bool) -> bool:
 
 
 def record_clients(record: Record, ids: Sequence[ClientId], results: torch.Tensor) -> None:
-    """Record the accuracy on each client's data, or the loss if the task has no accuracy."""
+    """Record the loss on each client's data, and the accuracy if the task has one."""
     rows = [(str(name), row) for name, row in zip(ids, results.tolist(), strict=True) if row[2]]
     accuracies = {name: finite_or_none(right / count) for name, (_, right, count) in rows}
     if any(value is not None for value in accuracies.values()):
         record["client_accuracy"] = accuracies
-    else:
-        record["client_loss"] = {
-            name: finite_or_none(loss / count) for name, (loss, _, count) in rows
-        }
+    record["client_loss"] = {name: finite_or_none(loss / count) for name, (loss, _, count) in rows}
+
+
+def has_group_accuracy(test: Dataset | None, has_accuracy: bool) -> bool:
+    """Return whether the accuracy on groups of the test set can be recorded."""
+    return has_accuracy and test is not None and bool(test.group_names) and test.targets.ndim == 1
+
+
+def record_groups(record: Record, test: Dataset, is_right: torch.Tensor) -> None:
+    """Record the accuracy on the test samples of each group that has any.
+
+    Args:
+        record: the record of the round.
+        test: the test set, with groups and their names.
+        is_right: whether the predicted class of each test sample is right.
+    """
+    assert test.groups is not None
+    accuracies = {}
+    for number, name in enumerate(test.group_names):
+        answers = is_right[test.groups == number]
+        if len(answers):
+            accuracies[name] = int(answers.sum()) / len(answers)
+    record["group_accuracy"] = accuracies
+
+
+def record_training(record: Record, results: torch.Tensor) -> None:
+    """Record loss and accuracy on the training samples of all clients together."""
+    loss, right, count = results.sum(dim=0).tolist()
+    record["train_loss"] = finite_or_none(loss / count)
+    record["train_accuracy"] = finite_or_none(right / count)
+
+
+def compute_heterogeneity_coherence(
+    counts: NDArray[np.int64], positions: Sequence[int], weights: Sequence[float]
+) -> float | None:
+    """Return how similar the labels of a cohort and of all clients are (FedLAW, Def. 5.2).
+
+    Args:
+        counts: samples of each class at each client, `[n, C]`.
+        positions: the clients of the round.
+        weights: their weights. None is returned if one of them is negative or all are 0.
+    """
+    shares = np.asarray(weights, dtype=np.float64)
+    if not len(shares) or shares.min() < 0 or not shares.sum() > 0:
+        return None
+    return heterogeneity_coherence(counts, positions, shares / shares.sum())
 
 
 # Metrics of the user, computed on the whole test set.

@@ -28,11 +28,12 @@ from steelyard.sim._buffers import Buffers
 from steelyard.sim._group import train_group
 from steelyard.sim._work import ClientSlot, SimulationContext
 
-TRAIN, TEST, CLIENTS = range(3)
+TRAIN, TEST, CLIENTS, TRAINED = range(4)
 _STAGES = {
     TRAIN: "training",
     TEST: "evaluation on the test set",
     CLIENTS: "evaluation on clients' data",
+    TRAINED: "evaluation on clients' training samples",
 }
 _MAX_DEATHS = 3  # a task that ended this many workers is not given to another one
 
@@ -41,7 +42,7 @@ class Task(NamedTuple):
     """One piece of work of a round.
 
     Attributes:
-        stage: `TRAIN`, `TEST` or `CLIENTS`.
+        stage: `TRAIN`, `TEST`, `CLIENTS` or `TRAINED`.
         round: the round.
         numbers: the fields of every `ClientSlot` in a row; the number of a shard of the test set;
             or the first client and the one after the last.
@@ -69,8 +70,10 @@ class Task(NamedTuple):
             train_group(work, buffers, self.round, slots)
         elif self.stage == TEST:
             work.evaluate_test(buffers, self.numbers[0])
-        else:
+        elif self.stage == CLIENTS:
             work.evaluate_clients(buffers, *self.numbers)
+        else:
+            work.evaluate_training(buffers, *self.numbers)
 
     def describe(self, work: SimulationContext) -> str:
         """Return the round, the stage and the clients, for messages."""
@@ -78,7 +81,7 @@ class Task(NamedTuple):
         clients: Iterable[int] = ()
         if self.stage == TRAIN:
             clients = self.numbers[::3]
-        elif self.stage == CLIENTS:
+        elif self.stage in (CLIENTS, TRAINED):
             clients = range(*self.numbers)
         names = ", ".join(repr(work.federation.ids[client]) for client in clients)
         return f"{description}, client {names}" if names else description

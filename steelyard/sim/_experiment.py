@@ -49,7 +49,7 @@ from steelyard.core._spec import parse, to_text
 from steelyard.core._term import Broadcast, ClientTerm, Terms
 from steelyard.core._weighting import Weighting
 from steelyard.core.checks import LARGEST
-from steelyard.data import PARTITIONS, SOURCES
+from steelyard.data import CORRUPTIONS, PARTITIONS, SOURCES
 from steelyard.data._proxy import Proxy
 from steelyard.models import MODELS
 from steelyard.recorder._shadow import parse_shadow
@@ -73,6 +73,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 _DATA_ARGUMENTS = {
     "clients": "clients",
     "partition": "partition",
+    "corrupt": "corrupt",
     "data_dir": "dir",
     "test": "test",
 }
@@ -91,6 +92,12 @@ class Data:
         "dirichlet:alpha=0.3", "iid, dirichlet:0.1, x_class:classes=1,iid=5, ..."
     )
     clients: int = option(10, "number of clients", low=1)
+    corrupt: str | None = option(
+        None,
+        "wrong data of some clients: swap:share=0.5 (labels), swap:share=0.5,pair=common, "
+        "flip:share=0.25, noise:share=0.5,deviation=1.0",
+        is_late=True,
+    )
     dir: str | Path | None = option(None, "directory of the data; else $STEELYARD_DATA")
     test: Any = option(None, "the server's test set, where the data has none", is_python_only=True)
 
@@ -101,6 +108,9 @@ class Data:
                 parse(self.name, SOURCES)
         with locate_errors(f"partition={self.partition!r}"):
             parse(self.partition, PARTITIONS)
+        if self.corrupt is not None:
+            with locate_errors(f"corrupt={self.corrupt!r}"):
+                parse(self.corrupt, CORRUPTIONS)
 
 
 @dataclass(frozen=True)
@@ -123,10 +133,27 @@ class Execution:
     evaluate_clients: int = option(
         0, "rounds between evaluations on every client's own data; 0 for never", low=0
     )
+    evaluate_train: int = option(
+        0,
+        "rounds between evaluations on the training samples of all clients; 0 for never",
+        low=0,
+        is_late=True,
+    )
+    evaluate_fisher: int = option(
+        0,
+        "rounds between measurements of the trace of the Fisher information, which are slow; 0 for "
+        "never",
+        low=0,
+        is_late=True,
+    )
+    fisher_samples: int = option(
+        200, "samples of the clients that the Fisher trace is measured on", low=1, is_late=True
+    )
     checkpoint_every: int = option(1, "rounds between checkpoints, at least", low=1)
     checkpoint_pace: float = option(
         0.02,
-        "share of the time that writing checkpoints may take; short rounds write fewer",
+        "share of the time that writing checkpoints may take; short rounds write fewer; with 1, "
+        "rounds wait for checkpoints and none is left out",
         low=0.0,
         high=1.0,
         open_low=True,
@@ -165,7 +192,9 @@ class Experiment:
         "fedavg", "the rule: fedavg, fedadp, fedawa, 'feddisco|fedawa', ..."
     )
     client: str | ClientTerm | Terms | None = option(
-        None, "client terms: fedprox:mu=0.01, fedcos, feddyn, scaffold, vrlsgd; add with +"
+        None,
+        "client terms: fedprox:mu=0.01, fedcos, feddyn, scaffold, vrlsgd, fedproto, fpl, creff; "
+        "add with +",
     )
     server: str | ServerOptimizer | None = option(
         None, "server optimizer: sgd, momentum, adam, yogi, adagrad"

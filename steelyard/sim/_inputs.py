@@ -15,7 +15,7 @@ from steelyard.algorithm import Algorithm
 from steelyard.client._losses import Loss, name_of_loss
 from steelyard.core._errors import SteelyardError
 from steelyard.core._evidence import part_needing_proxy_data
-from steelyard.data import Dataset, Federation, load
+from steelyard.data import Dataset, Federation, corrupt, load
 from steelyard.data._proxy import Proxy
 from steelyard.data._sources import SOURCES, Source
 from steelyard.models import build
@@ -23,6 +23,14 @@ from steelyard.sim._experiment import Data
 
 
 def build_federation(section: Data, seed: int) -> Federation:
+    """Return the clients and their data, some of it corrupted if the options say so."""
+    federation = _divide_data(section, seed)
+    if section.corrupt is None:
+        return federation
+    return corrupt(federation, kind=section.corrupt, seed=seed)
+
+
+def _divide_data(section: Data, seed: int) -> Federation:
     """Return the clients and their data."""
     data = section.name
     test = section.test

@@ -28,6 +28,7 @@ from steelyard.sim._evaluation import (
     can_count_right,
     check_task,
     choose_monitor,
+    has_group_accuracy,
     keep_one_output,
     resolve_test_metrics,
 )
@@ -68,8 +69,8 @@ def simulate(
         overwrite: start a new run in `out` even if it holds one.
         callbacks: your own code to call; see `Callback`.
         options: fields of `Experiment`, such as `rounds`, `seed` or `local`; of its `Data`:
-            `clients`, `partition`, `test`, and `data_dir`; and of its `Execution`, such as
-            `workers`. The reference lists all of them with their defaults.
+            `clients`, `partition`, `corrupt`, `test`, and `data_dir`; and of its `Execution`, such
+            as `workers`. The reference lists all of them with their defaults.
 
     Returns:
         The records of all rounds and the trained model.
@@ -167,6 +168,11 @@ def _prepare(
             flat, first_samples.inputs, first_samples.targets, required=bool(test_metrics)
         )
     has_accuracy = can_count_right(outputs, first_samples.targets)
+    if experiment.execution.evaluate_fisher and federation.classes is None:
+        raise SteelyardError(
+            f"evaluate_fisher={experiment.execution.evaluate_fisher}: the Fisher trace needs "
+            f"targets that are classes: use 0"
+        )
     requested = Monitor.from_options(experiment.monitor, experiment.mode, experiment.target)
     monitor = choose_monitor(requested, has_accuracy, test_metrics, bool(callbacks))
     shadow = parse_shadow(experiment.shadow, experiment.execution.record)
@@ -190,6 +196,7 @@ def _prepare(
         all_reported,
         probe,
         output=output,
+        has_groups=has_group_accuracy(federation.test, outputs is not None and has_accuracy),
     )
     # Shadow rules are no part of a run's identity: a resumed run may have others.
     about = describe_run(work, experiment.participation, experiment.proxy)
@@ -223,7 +230,12 @@ def _describe(
     experiment: Experiment, simulation: Simulation, about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what `config.json` holds: the settings if they are plain, and what came of them."""
-    config = {} if experiment.has_objects else {"config": experiment.to_stored()}
+    config: dict[str, Any] = {}
+    if not experiment.has_objects:
+        config["config"] = experiment.to_stored()
+    subset = simulation.work.federation.train.subset
+    if subset:
+        config["subset"] = subset
     return {
         **config,
         "monitor": simulation.monitor.to_dict(),

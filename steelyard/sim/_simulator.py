@@ -9,20 +9,25 @@ record     one line of JSON
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from steelyard import threads
+from steelyard.client._fisher import fisher_trace
 from steelyard.core._errors import SteelyardError
 from steelyard.core._rng import stream
 from steelyard.core._round_gram import RoundGram
-from steelyard.core._state import sort_key
+from steelyard.core._state import ClientId, sort_key
 from steelyard.runs._checkpoint import Snapshot, Writer
 from steelyard.runs._directory import RunDirectory
 from steelyard.runs._gram_log import parse_recording
@@ -30,11 +35,20 @@ from steelyard.runs._monitor import Monitor
 from steelyard.runs._record import Record, finite_or_none, make_record, to_json_record
 from steelyard.sim._buffers import SHARD, Buffers
 from steelyard.sim._callbacks import Callback, warn
-from steelyard.sim._evaluation import TestMetric, add_test_metrics, is_due, record_clients
+from steelyard.sim._evaluation import (
+    TestMetric,
+    add_test_metrics,
+    compute_heterogeneity_coherence,
+    is_due,
+    record_clients,
+    record_groups,
+    record_training,
+)
 from steelyard.sim._executors import (
     CLIENTS,
     TEST,
     TRAIN,
+    TRAINED,
     Executor,
     Forked,
     Serial,
@@ -192,7 +206,8 @@ class Simulation:
         """Open the record of inner products, without rounds that the run will do again."""
         if self.recording is None and not directory.grams.path.exists():
             return
-        warning = directory.grams.open(len(self.records))
+        is_expected = self.recording is not None and not self.recording.is_default
+        warning = directory.grams.open(len(self.records), is_expected)
         if self.recording is None:
             directory.grams.close()
         elif warning is not None:
@@ -331,6 +346,7 @@ class Simulation:
         else:
             outcome = self.server.aggregate(number, members)
             record = make_record(outcome.report, outcome.client_weights, outcome.weights)
+            self._add_heterogeneity(record, outcome.client_weights)
             self.seen = outcome.seen
         self.voids = self.voids + 1 if record["void"] else 0
         if self.voids >= min(self.participation.patience, self.work.rounds):
@@ -345,6 +361,29 @@ class Simulation:
                 "A lower learning rate helps against NaN, participation.patience against bad luck"
             )
         return record
+
+    def _add_heterogeneity(self, record: Record, weights: Mapping[ClientId, float]) -> None:
+        """Add how similar the labels of the round's clients and of all clients are."""
+        if self._label_counts is None or record["void"]:
+            return
+        numbers = [self._numbers[client] for client in weights]
+        coherence = compute_heterogeneity_coherence(
+            self._label_counts, numbers, list(weights.values())
+        )
+        record["heterogeneity_coherence"] = coherence
+
+    @cached_property
+    def _label_counts(self) -> NDArray[np.int64] | None:
+        """The samples of each class at each client, `[n, C]`; None if targets are not labels."""
+        data = self.work.federation
+        if data.classes is None or data.train.targets.ndim != 1:
+            return None
+        return data.label_counts()
+
+    @cached_property
+    def _numbers(self) -> dict[ClientId, int]:
+        """The number of each client by its id."""
+        return {client: number for number, client in enumerate(self.work.federation.ids)}
 
     def _void(
         self, number: int, cohort: Sequence[ClientSlot], valid: Sequence[ClientSlot]
@@ -377,20 +416,27 @@ class Simulation:
         last = number == self.work.rounds
         on_test = test is not None and is_due(number, options.evaluate_every, last)
         on_clients = is_due(number, options.evaluate_clients, last)
-        if not on_test and not on_clients:
+        on_training = is_due(number, options.evaluate_train, last)
+        if is_due(number, options.evaluate_fisher, last):
+            record["fisher_trace"] = self._measure_fisher_trace()
+        if not on_test and not on_clients and not on_training:
             return
         self.buffers.shown.copy_(self.server.params_to_evaluate())
         tasks = [
             Task(TEST, number, (shard,))
             for shard in range(-(-len(test or ()) // SHARD) if on_test else 0)
         ]
+        pieces = max(1, self.clients // 64)
+        ranges = list(pairwise(self.clients * i // pieces for i in range(pieces + 1)))
         if on_clients:
-            pieces = max(1, self.clients // 64)
-            edges = [self.clients * i // pieces for i in range(pieces + 1)]
-            tasks += [Task(CLIENTS, number, (a, b)) for a, b in pairwise(edges)]
+            tasks += [Task(CLIENTS, number, (a, b)) for a, b in ranges]
+        if on_training:
+            tasks += [Task(TRAINED, number, (a, b)) for a, b in ranges]
         executor.run(tasks)
         if on_clients:
             record_clients(record, self.work.federation.ids, self.buffers.client_results)
+        if on_training:
+            record_training(record, self.buffers.train_results)
         if not on_test:
             return
         loss, right, count = self.buffers.test_results.sum(dim=0).tolist()
@@ -398,10 +444,29 @@ class Simulation:
             finite_or_none(loss / count),
             finite_or_none(right / count),
         )
+        if self.buffers.test_is_right is not None and test is not None:
+            record_groups(record, test, self.buffers.test_is_right)
         if self.buffers.test_outputs is not None:
             targets = self.work.test[1].cpu()
             with torch.no_grad():
                 add_test_metrics(record, self.test_metrics, self.buffers.test_outputs, targets)
+
+    def _measure_fisher_trace(self) -> float | None:
+        """Return the trace of the Fisher information of the global model, on fixed samples.
+
+        A mean over all samples of all clients is PA3Fed's sum over clients, weighted by size.
+        """
+        model = copy.deepcopy(self.work.model.module)
+        model.load_state_dict(self.server.model())
+        return finite_or_none(fisher_trace(model, self._fisher_inputs, len(self._fisher_inputs)))
+
+    @cached_property
+    def _fisher_inputs(self) -> torch.Tensor:
+        """Samples of the clients, drawn once in a run."""
+        pool = np.concatenate(self.work.federation.index)
+        order = np.random.default_rng(self.work.seed).permutation(len(pool))
+        positions = pool[np.sort(order[: self.options.fisher_samples])]
+        return self.work.inputs[torch.from_numpy(positions).to(self.work.model.device)]
 
     def _is_best(self, record: Record) -> bool:
         """Return whether this is the best round so far in the monitored metric; remember its score."""
@@ -435,6 +500,7 @@ class Simulation:
     def _checkpoint(self, writer: Writer) -> None:
         """Write the best model, then a checkpoint, which may only refer to a model that exists."""
         assert self.directory is not None
+        self.directory.grams.flush()
         progress: dict[str, Any] = {
             "voids": self.voids,
             "best": self.best,

@@ -58,6 +58,7 @@ class SimulationContext:
         mean_examples: samples per client, where the others' data is not here.
         output: the network's output of one sample, if outputs on the test set are to be kept.
         classifier_name: the name of the network's classifier, for feature terms; empty to find it.
+        has_groups: whether the accuracy on groups of the test set is recorded.
     """
 
     algorithm: Algorithm
@@ -71,6 +72,7 @@ class SimulationContext:
     mean_examples: float | None = None
     output: torch.Tensor | None = None
     classifier_name: str = ""
+    has_groups: bool = False
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -161,6 +163,7 @@ class SimulationContext:
             output=self.output,
             client_tensors=self.algorithm.client.client_tensors(self.classifier),
             server_tensors=self.algorithm.client.server_tensors(self.classifier),
+            has_groups=self.has_groups,
         )
         return Buffers(sizes, self.model.layout, num_clients, rows)
 
@@ -267,7 +270,8 @@ class SimulationContext:
         stop = min(start + SHARD, len(targets))
         index = torch.arange(start, stop, device=self.model.device)
         outputs = None if buffers.test_outputs is None else buffers.test_outputs[start:stop]
-        result = self.model.evaluate(inputs, targets, index, outputs)
+        is_right = None if buffers.test_is_right is None else buffers.test_is_right[start:stop]
+        result = self.model.evaluate(inputs, targets, index, outputs, is_right)
         buffers.test_results[shard] = torch.tensor(result, dtype=torch.float64)
 
     def evaluate_clients(self, buffers: Buffers, first: int, last: int) -> None:
@@ -278,10 +282,20 @@ class SimulationContext:
         self.model.load(buffers.shown, buffers.stats, buffers.counts)
         for client in range(first, last):
             trained, held_out = self.split(client)
-            index = torch.from_numpy(held_out if len(held_out) else trained).to(self.model.device)
-            result = (
-                self.model.evaluate(self.inputs, self.targets, index)
-                if len(index)
-                else (0.0, 0.0, 0)
-            )
-            buffers.client_results[client] = torch.tensor(result, dtype=torch.float64)
+            index = held_out if len(held_out) else trained
+            buffers.client_results[client] = self._evaluate_samples(index)
+
+    def evaluate_training(self, buffers: Buffers, first: int, last: int) -> None:
+        """The same on the training samples of clients `first` to `last - 1`."""
+        self.model.load(buffers.shown, buffers.stats, buffers.counts)
+        for client in range(first, last):
+            trained, _ = self.split(client)
+            buffers.train_results[client] = self._evaluate_samples(trained)
+
+    def _evaluate_samples(self, index: NDArray[np.int64]) -> torch.Tensor:
+        """Return loss, correct answers and number of some training samples; zeros for none."""
+        if not len(index):
+            return torch.zeros(3, dtype=torch.float64)
+        positions = torch.from_numpy(index).to(self.model.device)
+        result = self.model.evaluate(self.inputs, self.targets, positions)
+        return torch.tensor(result, dtype=torch.float64)

@@ -78,7 +78,7 @@ def test_help_tells_what_every_argument_is():
                 assert param.help in " ".join(steelyard_command(*names, "--help").output.split())
     assert "TOML" in found["sweep",]
     assert "dirichlet:alpha=0.1" in found["partitions", "show"]
-    assert len(found) == 12
+    assert len(found) == 14
 
 
 def test_text_of_the_users_is_no_markup(files, monkeypatch):

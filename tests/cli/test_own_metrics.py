@@ -85,7 +85,7 @@ def test_compare_speaks_of_the_monitored_metric(folder):
 def test_which_way_is_better(folder):
     histories = [run.history for run in read_runs([folder])[0]]
     assert [
-        scores.metric(name, histories).higher
+        scores.find_score(name, histories).higher
         for name in ("mae", "near", "loss", "best", "last10", "rounds")
     ] == [*(False, True, False, False, False, False)]
     history = histories[0]
@@ -100,8 +100,8 @@ def test_runs_that_monitor_different_metrics_are_not_mixed():
     records = [{"round": 1, "accuracy": 0.5, "mae": 1.0}]
     both = [History("a", records), History("b", records, monitor=Monitor("mae", "min"))]
     with pytest.raises(ValueError, match=r"monitor different metrics \(accuracy and mae\)"):
-        scores.metric("best", both)
-    assert scores.metric("mae", both).of(both[0], None) == 1.0
+        scores.find_score("best", both)
+    assert scores.find_score("mae", both).of(both[0], None) == 1.0
 
 
 def test_the_report_shows_own_metrics(folder, tmp_path):

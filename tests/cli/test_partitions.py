@@ -46,6 +46,9 @@ def test_corruption_shows():
     output = shown("sorted", "--clients", 5, "--seed", 1, "--corrupt", "0.6:flip")
     assert np.array_equal(numbers(output, 5), federation.label_counts())
     assert "corrupted 0.6:flip" in output
+    counts = output.split("corrupted 0.6:flip")[1]
+    spelled = shown("sorted", "--clients", 5, "--seed", 1, "--corrupt", "flip:share=0.6")
+    assert spelled.split("corrupted flip:share=0.6")[1] == counts
 
 
 def test_many_clients_and_classes_are_summarised(monkeypatch):
@@ -79,8 +82,8 @@ def test_a_picture_is_written(suffix, tmp_path):
         (["iid", "-o", "p.gif"], "p.gif: pictures are .png, .svg, .pdf"),
         (["iid", "-o", "missing/p.png"], "there is no directory missing"),
         (["iid", "-o", "/dev/full/p.png"], "there is no directory /dev/full"),
-        (["iid", "--corrupt", "half"], "--corrupt 'half': write a share and a kind"),
-        (["iid", "--corrupt", "0.5:melt"], "kind='melt'"),
+        (["iid", "--corrupt", "half"], "--corrupt 'half': unknown corruption 'half'"),
+        (["iid", "--corrupt", "0.5:melt"], "unknown corruption 'melt'"),
         (["iid", "--by", "colour"], "--by colour: use labels or groups"),
         (["iid", "--by", "groups"], "the data has no groups"),
         (["iid", "--clients", "0"], "clients=0"),

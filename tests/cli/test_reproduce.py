@@ -1,11 +1,16 @@
 """steelyard reproduce."""
 
+import json
+
+import matplotlib.pyplot as plt
 import pytest
 from typer.testing import CliRunner
 
 from steelyard.cli.app import app
 from steelyard.experiments import _cost as cost
 from steelyard.experiments import _paper_table as table
+from steelyard.figures import Check, PaperFigure, Scale, Source, Verdict
+from steelyard.figures import _figure as figure_list
 
 RUNS = """
 title = "Two rules on digits"
@@ -52,7 +57,7 @@ def small(tmp_path, monkeypatch):
 def test_all_tables_are_listed_with_their_cost():
     result = call("--list")
     assert result.exit_code == 0
-    for name in table.names():
+    for name in (*table.names(), *figure_list.names()):
         assert name in result.output
     assert "Costs are rough" in result.output
 
@@ -102,6 +107,96 @@ def test_a_control_is_listed_and_printed_as_one(small):
     assert "| control |" in (small / "out" / "table.md").read_text()
 
 
+class TinyFigure(PaperFigure):
+    """One run of digits and one line."""
+
+    name = "fedlaw-figure99"
+    title = "A line"
+    claim = "Accuracy rises."
+    source = Source("Figure 99", "nowhere", "1-2")
+    quick = Scale({"a": {"rounds": 2, "model": "logistic", "data": {"name": "digits"}}}, (3,))
+    paper = Scale({"a": {"rounds": 4, "model": "logistic", "data": {"name": "digits"}}}, (3, 4))
+
+    def draw(self, results):
+        """Draw the accuracies."""
+        drawing, axes = plt.subplots()
+        axes.plot(results["a"][0].accuracy, label="accuracy")
+        return drawing
+
+    def judge(self, results):
+        """Compare the last accuracy with the first."""
+        first, *_, last = results["a"][0].accuracy
+        return Verdict.from_checks([Check(f"{first:.2f} to {last:.2f}", last > first)])
+
+
+@pytest.fixture
+def one_figure(monkeypatch):
+    monkeypatch.setattr(figure_list, "FIGURES", {TinyFigure.name: TinyFigure()})
+
+
+def test_a_quick_table_is_its_first_cell_for_two_rounds(small):
+    result = call("small", "--quick", "--out", small / "out")
+    assert result.exit_code == 0, result.output
+    (run,) = (small / "out").glob("*/*/*/config.json")
+    config = json.loads(run.read_text())["config"]
+    assert run.parent.relative_to(small / "out").as_posix() == "iid/fedavg/seed-1"
+    assert (config["rounds"], config["local"]["steps"], config["evaluate_every"]) == (2, 2, 2)
+    assert "reduced: 2 rounds, the paper has 3" in result.output
+
+
+def test_a_quick_table_has_little_proxy_data():
+    quick = table.read_table("fedlaw-table11").make_quick()
+    assert [cell.name for cell in quick.cells] == ["e1/size"]
+    assert quick.cells[0].config(8).proxy.per_class == 10
+    assert "proxy.per_class=10" in quick.settings
+    regulariser = table.read_table("fedawa-table5").make_quick()
+    assert [cell.name for cell in regulariser.cells] == ["cifar10-0.1/fedawa-none"]  # no control
+    few = table.read_table("fedawa-table1").select_cells(["cifar100-0.1/fedlaw"]).make_quick()
+    assert few.cells[0].config(8).proxy.per_class == 2
+
+
+def test_a_figure_is_run_and_judged(tmp_path, one_figure):
+    result = call("fedlaw-figure99", "--quick", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "the paper says: Accuracy rises." in result.output
+    assert "verdict: Shows it." in result.output
+    assert (tmp_path / "fedlaw-figure99" / "figure.png").is_file()
+
+
+def test_runs_of_a_figure_are_listed(one_figure):
+    result = call("fedlaw-figure99", "--list")
+    assert result.exit_code == 0, result.output
+    assert [line.split()[1:4:2] for line in result.output.splitlines() if " a " in line] == [
+        ["a", "3"],
+        ["a", "4"],
+    ]
+
+
+def test_all_are_run_or_skipped_with_a_reason(small, one_figure, monkeypatch):
+    monkeypatch.delenv("STEELYARD_DATA", raising=False)
+    text = RUNS.replace('name = "digits"', 'name = "cifar10"')
+    (small / "tables" / "absent-table1.toml").write_text(text)
+    result = call("--quick", "--all", "--out", small / "out")
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.output.splitlines() if line[:3] in ("ran", "ski", "fai")]
+    absent, ran, figure = lines
+    assert absent.startswith("skipped  absent-table1")
+    assert "cifar10 is read from files" in absent
+    assert ran.startswith("ran  small")
+    assert "(paper: 90)" in ran
+    assert figure.startswith("ran  fedlaw-figure99")
+    assert "Shows it." in figure
+
+
+def test_a_failure_among_all_is_named(small, one_figure):
+    text = RUNS.replace('model = "logistic"', 'model = "char_lstm"')  # not for images
+    (small / "tables" / "wild.toml").write_text(text)
+    result = call("--quick", "--all", "--out", small / "out")
+    assert result.exit_code == 1
+    assert "1 of 3 failed: wild" in " ".join(result.output.split())
+    assert "ran  fedlaw-figure99" in result.output  # the others are run nevertheless
+
+
 def test_another_network_is_printed_instead_of_a_gap(small):
     result = call(
         "small", "--out", small / "out", "--cells", "*/fedavg", "--seeds", "1", "--set", "model=mlp"
@@ -124,9 +219,21 @@ def test_a_subset_is_told_from_the_whole(small, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a table, or list them"),
+        ([], "name a table or a figure, or list them"),
+        (["--all"], "use --quick --all"),
+        (
+            ["--quick", "--all", "--rounds", "3"],
+            "leave NAME, --cells, --rounds, --seeds, --set out",
+        ),
+        (["fedadp-table1", "--quick", "--all"], "leave NAME"),
         (["fedadp-table9"], "did you mean 'fedadp-table1'"),
+        (["fedlaw-figur1"], "did you mean 'fedlaw-figure1'"),
+        (["fedlaw-figure1", "--cells", "x/*"], "is a figure and has no cells"),
         (["fedadp-table1", "--cells", "x/*"], "has no such cell"),
+        (
+            ["fedawa-table6", "--cells", "*/clip2fl", "--quick"],
+            "needs the pretrained weights of CLIP",
+        ),
         (["fedadp-table1", "--seeds", "1,a"], "write whole numbers with commas"),
         (["fedadp-table1", "--seeds", "1,1"], "use distinct numbers"),
         (["fedadp-table1", "--set", "modle=mlp"], "did you mean 'model'"),

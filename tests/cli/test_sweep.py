@@ -182,6 +182,16 @@ def test_compare_says_what_may_be_said(swept):
     assert "fedavg" in output
 
 
+def test_compare_by_the_mean_of_a_recorded_number(swept):
+    metric = "mean(mean_cosine,1-2)"
+    code, output = call("compare", swept / "out", "--json", "--metric", metric)
+    assert code == 0
+    assert json.loads(output)[0]["metric"] == metric
+    code, output = call("compare", swept / "out", "--metric", "mean(warmth)")
+    assert code == 2
+    assert "'warmth' is not on record" in output
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -458,6 +458,19 @@ def test_the_classifier_is_found_or_named():
         assert find_classifier_by_shape(shapes) == find_classifier(model)
 
 
+def test_a_layer_of_a_sequential_has_a_number():
+    for text in ("fedproto:classifier=2", 'fedproto:classifier="2"'):
+        (term,) = steelyard.parse_terms(text)
+        assert term == steelyard.fedproto(classifier="2")
+    (first,) = steelyard.parse_terms("fedproto:classifier=0")
+    assert first.classifier == "0"
+    (nested,) = steelyard.parse_terms('fpl:classifier="0.1"')
+    assert nested.classifier == "0.1"
+    for text in ("fedproto:classifier=0.1", "fpl:classifier=true", "creff:classifier=none"):
+        with pytest.raises(SteelyardError, match="in quotes"):
+            steelyard.parse_terms(text)
+
+
 def test_an_error_names_the_cure():
     with pytest.raises(SteelyardError, match="classifier=") as error:
         find_classifier(nn.Conv2d(1, 1, 1))
@@ -472,6 +485,15 @@ def test_an_error_names_the_cure():
         recorder._features = torch.zeros(2, 3, 4)
         with pytest.raises(SteelyardError, match=r"\[2, 3, 4\]"):
             recorder.take()
+
+
+@pytest.mark.parametrize("layer", ["0", "2"])
+def test_a_classifier_that_shares_its_weight_cannot_be_replaced(layer):
+    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5))
+    model[2].weight = model[0].weight
+    text = f"creff:epochs=1,match_steps=1,classifier={layer}"
+    with pytest.raises(SteelyardError, match="shares its weight"):
+        simulate(steelyard.Algorithm("fedavg", client=text), model=model)
 
 
 def test_the_hook_is_removed_after_training():

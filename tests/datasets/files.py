@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import os
+import shutil
 import struct
 import tarfile
 import zipfile
@@ -170,6 +171,34 @@ def write_cifar100_python(root):
     for name, arrays in made.items():
         (folder / name).write_bytes(original_batch(*arrays, word=b"fine_labels"))
     return made
+
+
+def write_cifar100_archive(root):
+    """The Python version as its authors publish it: a folder in a tar.gz file."""
+    made = write_cifar100_python(root / "unpacked")
+    folder = root / "unpacked" / "cifar-100-python"
+    (folder / "meta").write_bytes(b"not read")
+    with tarfile.open(root / "cifar-100-python.tar.gz", "w:gz") as archive:
+        archive.add(folder, folder.name)
+    shutil.rmtree(root / "unpacked")
+    return made
+
+
+def write_cifar100_subset(root):
+    """Montages of 2 x 4 training images and 4 test images."""
+    folder = root / "cifar100_subset"
+    folder.mkdir(parents=True)
+    images, labels = cifar100_arrays()["train"]
+    test_images, test_labels = cifar100_arrays()["test"]
+    for name, part in (("train_1", images[:4]), ("train_2", images[4:8]), ("test", test_images)):
+        (folder / f"{name}.webp").write_bytes(montage(part.reshape(-1, 3, 32, 32)))
+    np.savez_compressed(
+        folder / "index.npz",
+        train_labels=labels[:8],
+        test_labels=test_labels,
+        classes=np.array(["apple", "aquarium_fish"]),
+    )
+    return {"train": (images[:8], labels[:8]), "test": (test_images, test_labels)}
 
 
 def write_cifar100_binary(root):

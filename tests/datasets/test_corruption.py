@@ -66,6 +66,35 @@ def test_swapped_labels_are_two_and_differ_between_clients():
     assert len(pairs) > 3
 
 
+def test_a_common_pair_is_the_same_for_all_clients_and_any_share():
+    before = federation(20)
+    pairs = set()
+    for share in (0.25, 1.0):
+        after = corrupt(before, share, "swap:pair=common", seed=0)
+        for client in find_corrupted_clients(before, share, seed=0):
+            y, changed = samples(before, client)[1], samples(after, client)[1]
+            one, other = sorted(set(y[y != changed].tolist()))
+            assert changed.tolist() == [
+                {one: other, other: one}.get(label, label) for label in y.tolist()
+            ]
+            pairs.add((one, other))
+    assert len(pairs) == 1
+    others = {
+        tuple(torch.bincount(corrupt(before, 1.0, "swap:pair=common", seed=s).train.targets[:10]))
+        for s in range(10)
+    }
+    assert len(others) > 1  # the seed decides which pair it is
+
+
+def test_a_spec_string_is_the_same_as_arguments():
+    before = federation()
+    spelled = corrupt(before, kind="noise:share=0.25,deviation=0.5", seed=2)
+    assert torch.equal(
+        spelled.train.inputs, corrupt(before, 0.25, "noise", deviation=0.5, seed=2).train.inputs
+    )
+    assert corrupt(before, kind="swap:0.25").fingerprint() == corrupt(before, 0.25).fingerprint()
+
+
 def test_a_client_of_one_label_is_corrupted_too():
     data = Dataset(torch.zeros(30, 1), torch.full((30,), 2), 5)
     made = Federation(data, tuple(range(10)), tuple(np.arange(3 * k, 3 * k + 3) for k in range(10)))
@@ -144,12 +173,14 @@ def test_refused():
         (
             made,
             {"share": 0.5, "kind": "shuffle"},
-            "kind='shuffle': use one of 'swap', 'flip', 'noise'",
+            "unknown corruption 'shuffle'",
         ),
         (made, {"share": 0.5, "kind": "noise", "deviation": -1.0}, "deviation=-1.0"),
         (made, {"share": 0.5, "seed": -1}, "seed=-1"),
+        (made, {"kind": "swap:pair=any"}, "pair='any'"),
+        (made, {"kind": "swap", "deviation": 1.0}, "only kind='noise' has a deviation"),
         (tokens, {"share": 1.0, "kind": "noise"}, "inputs are tokens, use 'swap' or 'flip'"),
-        (numbers, {"share": 1.0, "kind": "flip"}, "kind='flip': targets"),
+        (numbers, {"share": 1.0, "kind": "flip"}, "corrupt=flip: targets"),
     ]
     for data, options, message in cases:
         with pytest.raises(SteelyardError, match=message):

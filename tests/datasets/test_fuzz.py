@@ -32,6 +32,8 @@ WRITERS = {
     "cifar10-montage": ("cifar10", files.write_cifar_montage),
     "cifar100-python": ("cifar100", files.write_cifar100_python),
     "cifar100-binary": ("cifar100", files.write_cifar100_binary),
+    "cifar100-archive": ("cifar100", files.write_cifar100_archive),
+    "cifar100-subset": ("cifar100", files.write_cifar100_subset),
     "svhn": ("svhn", files.write_svhn),
     "svhn-plain": ("svhn", lambda root: files.write_svhn(root, compressed=False)),
     "usps-libsvm": ("usps", files.write_usps_libsvm),

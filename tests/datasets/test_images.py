@@ -1,18 +1,25 @@
 """The other image sets, on small files and, where they are, on the real ones."""
 
 import sys
+import tarfile
 
 import numpy as np
 import pytest
 import torch
 from scipy.io import loadmat
 
+import steelyard
 from steelyard.core._errors import SteelyardError
 from steelyard.core._spec import parse, to_text
 from steelyard.data import SOURCES, Federation, load
 from steelyard.data import _cifar as cifar
 from steelyard.data import _images as images
 from steelyard.data._formats import read_matlab
+from steelyard.experiments import read_runs
+from steelyard.experiments._reproduce import describe_subset
+from steelyard.report._build import build_report
+from steelyard.runs._directory import read_subset
+from steelyard.sim._experiment import read_experiment
 from tests.datasets import files
 
 MEANS, DEVIATIONS = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
@@ -29,7 +36,10 @@ def pixels(data):
     return (data.inputs * 255).round().to(torch.uint8).numpy()
 
 
-@pytest.mark.parametrize("write", [files.write_cifar100_python, files.write_cifar100_binary])
+@pytest.mark.parametrize(
+    "write",
+    [files.write_cifar100_python, files.write_cifar100_binary, files.write_cifar100_archive],
+)
 @pytest.mark.parametrize("folder", ["", "cifar100"])
 def test_cifar100_has_its_fine_labels(tmp_path, monkeypatch, write, folder):
     monkeypatch.setattr(cifar, "BATCH", 4)
@@ -38,6 +48,63 @@ def test_cifar100_has_its_fine_labels(tmp_path, monkeypatch, write, folder):
         assert (pixels(part) == made[name][0].reshape(-1, 3, 32, 32)).all()
         assert part.targets.tolist() == made[name][1].tolist()
         assert (part.classes, part.name) == (100, "cifar100")
+
+
+def test_an_archive_of_cifar100_without_its_files(tmp_path):
+    with tarfile.open(tmp_path / "cifar-100-python.tar.gz", "w:gz"):
+        pass
+    with pytest.raises(SteelyardError, match="has no cifar-100-python/train"):
+        load("cifar100", tmp_path)
+
+
+def test_a_subset_of_cifar100_as_montages(tmp_path):
+    made = files.write_cifar100_subset(tmp_path)
+    train, test = load("cifar100:scale=unit", tmp_path)
+    for part, name in ((train, "train"), (test, "test")):
+        assert (pixels(part) == made[name][0].reshape(-1, 3, 32, 32)).all()
+        assert part.targets.tolist() == made[name][1].tolist()
+        assert (part.classes, part.name) == (100, "cifar100")
+    assert max(train.targets.tolist()) > 9
+    assert train.subset == "subset: 8 of 50,000 training samples, 4 of 10,000 test samples"
+    # The files of the authors come first.
+    files.write_cifar100_python(tmp_path)
+    assert len(load("cifar100", tmp_path)[0]) == 20
+
+
+def test_a_label_beyond_the_classes_of_a_montage(tmp_path):
+    files.write_cifar100_subset(tmp_path)
+    index = tmp_path / "cifar100_subset" / "index.npz"
+    labels = np.full(8, 100, dtype=np.uint8)
+    np.savez_compressed(index, train_labels=labels, test_labels=labels[:4])
+    with pytest.raises(SteelyardError, match=r"has label 100, not 0\.\.99"):
+        load("cifar100", tmp_path)
+
+
+def test_only_a_subset_is_marked():
+    assert load("digits")[0].subset == ""
+
+
+def test_a_subset_is_marked_in_every_result(tmp_path):
+    files.write_cifar100_subset(tmp_path)
+    options = {"rounds": 1, "clients": 2, "data_dir": tmp_path, "executor": "serial"}
+    for rule in ("fedavg", "uniform"):
+        steelyard.simulate(
+            rule, "cifar100", "logistic", partition="iid", out=tmp_path / rule, **options
+        )
+    mark = "subset: 8 of 50,000 training samples, 4 of 10,000 test samples"
+    assert read_subset(tmp_path / "fedavg") == mark
+    _, notes = read_runs([tmp_path / "fedavg", tmp_path / "uniform"])
+    note = f"cifar100, {mark}: not comparable with results on the whole set"
+    assert notes == [note]
+    assert note in build_report([tmp_path / "fedavg"]).notes
+
+    # A partition that does not use all samples does not hide it.
+    x_class = "x_class:classes=1,iid=1,samples=1"
+    steelyard.simulate(
+        "fedavg", "cifar100", "logistic", partition=x_class, out=tmp_path / "part", **options
+    )
+    config = read_experiment(None, ["data.name=cifar100", f"data.partition={x_class}"])
+    assert describe_subset(config, tmp_path / "part") == mark
 
 
 @pytest.mark.parametrize(
@@ -287,6 +354,7 @@ def test_grey_digits_become_coloured_and_keep_their_brightness(tmp_path):
 def test_some_samples_of_each_domain_evenly_spaced(tmp_path):
     write_domains(tmp_path)
     train, test = load("digits-5:domains=[synth,mnist],samples=4", tmp_path)
+    assert train.group_names == test.group_names == ("synth", "mnist")
     assert train.groups.tolist() == [0] * 4 + [1] * 4
     whole = load("synth", tmp_path)[0].targets
     assert train.targets[:4].tolist() == whole[[0, 4, 8, 12]].tolist()
@@ -325,6 +393,18 @@ def test_the_real_cifar10():
     assert train.targets[:8].tolist() == [6, 9, 9, 4, 1, 1, 2, 7]
     np.testing.assert_allclose(train.inputs.mean(dim=(0, 2, 3)), MEANS, atol=1e-4)
     np.testing.assert_allclose(train.inputs.std(dim=(0, 2, 3)), DEVIATIONS, atol=1e-4)
+
+
+def test_the_real_subset_of_cifar100():
+    train, test = load("cifar100:unit", files.real("cifar100_subset/index.npz"))
+    if len(train) == 50_000:
+        pytest.skip("the whole of CIFAR-100 is there, too")
+    assert (train.inputs.shape, test.inputs.shape) == ((20_000, 3, 32, 32), (5000, 3, 32, 32))
+    assert np.bincount(train.targets).tolist() == [200] * 100
+    assert np.bincount(test.targets).tolist() == [50] * 100
+    assert train.subset.startswith("subset: 20,000 of 50,000 training samples")
+    means = [0.5071, 0.4865, 0.4409]
+    np.testing.assert_allclose(train.inputs.mean(dim=(0, 2, 3)), means, atol=5e-3)
 
 
 def test_the_real_usps():

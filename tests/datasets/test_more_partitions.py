@@ -243,3 +243,25 @@ def test_for_any_labels(part, labels, clients, seed):
 def test_refused(spec, clients, message):
     with pytest.raises(SteelyardError, match=message):
         partition(spec, LABELS, clients, seed=0)
+
+
+def test_class_halves_has_clients_of_three_kinds_and_one_size():
+    groups = partition("class_halves", LABELS, 12, seed=0)
+    counts = label_counts(groups)
+    half = counts.shape[1] // 2
+    assert len({len(group) for group in groups}) == 1
+    assert not counts[:4, half:].any()
+    assert not counts[4:8, :half].any()
+    assert counts[8:, :half].any(axis=1).all()
+    assert counts[8:, half:].any(axis=1).all()
+    samples = np.concatenate(groups)
+    assert len(np.unique(samples)) == len(samples) >= len(LABELS) - 12
+    again = partition("class_halves", LABELS, 12, seed=0)
+    assert all((a == b).all() for a, b in zip(groups, again, strict=True))
+
+
+def test_class_halves_needs_clients_and_samples_of_each_kind():
+    with pytest.raises(SteelyardError, match="2 clients"):
+        partition("class_halves", LABELS, 2, seed=0)
+    with pytest.raises(SteelyardError, match="0 and 9 samples"):
+        partition("class_halves", np.zeros(9, dtype=np.int64), 3, seed=0)

@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from steelyard.client import _fisher as fisher
 from steelyard.core._errors import SteelyardError
-from steelyard.diagnostics import (
-    _fisher as fisher,
-)
 from steelyard.diagnostics import (
     empirical_fisher_trace,
     federated_fisher_trace,

@@ -19,7 +19,14 @@ def run(tmp_path_factory):
     test = clients(1, seed=9)["client-0"]
     algorithm = steelyard.Algorithm("pa3fed|shrink:0.99")
     simulate(
-        algorithm, rounds=5, test=test, evaluate_every=2, participation={"share": 0.5}, out=out
+        algorithm,
+        rounds=5,
+        test=test,
+        evaluate_every=2,
+        evaluate_train=1,
+        evaluate_fisher=1,
+        participation={"share": 0.5},
+        out=out,
     )
     return out
 
@@ -27,8 +34,15 @@ def run(tmp_path_factory):
 def test_every_name_with_a_meaning_is_read_from_a_directory_and_from_memory(run):
     memory = History.read(run)
     of_others = {
-        *("gamma_product", "tau_eff", "withstands", "shortened"),  # of other rules
+        *(
+            "gamma_product",
+            "tau_eff",
+            "withstands",
+            "shortened",
+            "coherence_across",
+        ),  # of other rules
         *("mean_direction_cosines", "simulated_duration"),  # of FedCos, and of slow clients
+        "optimal_weights_loss",  # of a callback
     }
     for name in SERIES.keys() - of_others:
         rounds, values = series(run, name)

@@ -12,15 +12,13 @@ from steelyard.core._errors import SteelyardError
 from steelyard.diagnostics._recorded import series
 from steelyard.diagnostics._weights import (
     effective_clients,
-    heterogeneity,
     ideal_distances,
     ideal_model,
-    pearson,
     run_correlations,
     run_similarity,
     similarity,
-    weight_correlations,
 )
+from steelyard.experiments._correlations import heterogeneity, pearson, weight_correlations
 from tests.sim.runs import clients, net, simulate
 
 COUNTS = np.array([[5, 5, 2], [20, 0, 0], [3, 3, 2], [1, 9, 2]])

@@ -3,7 +3,7 @@
 import json
 import os
 
-from steelyard.experiments import _worker as worker
+from steelyard.experiments import _worker
 from steelyard.experiments._jobs import Child, Job, Silent
 from steelyard.sim._experiment import read_experiment
 
@@ -47,7 +47,7 @@ class Diary(Silent):
 class Here(Child):
     """A child that is this process: a fresh one needs seconds to load torch."""
 
-    def __init__(self, order):
+    def __init__(self, order, worker=None):
         self.name, self.workers, self.error, self.unfinished_line = (
             order["name"],
             order["workers"],
@@ -57,11 +57,19 @@ class Here(Child):
         self.output, other = os.pipe()
         plain = {**order, "config": {**order["config"], "executor": "serial"}}
         with os.fdopen(other, "w") as channel:
-            self.code = worker.perform(plain, channel)
+            self.exit_code = _worker.perform(plain, channel)
+        self.code = None
+
+    @property
+    def has_ended(self):
+        return False
 
     def wait(self):
         os.close(self.output)
-        return self.error if self.code else None
+        return self.error if self.exit_code else None
+
+    def release(self):
+        return None
 
 
 def fake(path, config, rounds):

@@ -36,7 +36,7 @@ ISSUE_RULES = {
 
 
 def result(rule, setting, seed, value, error="", **scores):
-    empty = dict.fromkeys(bench.SCORES)
+    empty = dict.fromkeys(bench.SCORE_NAMES)
     return Result(
         Rule(rule, rule.title(), rule), setting, seed, empty | {"last10": value} | scores, error
     )
@@ -159,7 +159,7 @@ def test_results_are_read_as_they_were_written(tmp_path):
         "server_seconds": 4.5,
         "void_rounds": 0,
     }
-    assert results[1].scores == dict.fromkeys(bench.SCORES)
+    assert results[1].scores == dict.fromkeys(bench.SCORE_NAMES)
     assert results[1].error == "the loss is not finite"
     path = tmp_path / "results.csv"
     path.write_text(bench.format_results(results))

@@ -80,6 +80,26 @@ def test_jobs_run_in_processes_of_their_own_and_fail_alone(tmp_path):
     assert good.history.comparable() == json.loads(json.dumps(here.comparable()))
 
 
+def test_short_runs_share_a_process(tmp_path, monkeypatch):
+    started = []
+    real = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *args, **how: started.append(real(*args, **how)) or started[-1]
+    )
+    jobs = [job("fedavg", seed) for seed in (1, 2)]
+    jobs += [
+        job("fedavg", 3, rounds=6, **{"local.lr": 1e30, "participation.patience": 2}),
+        job("fedadp", 4),
+        job("fedadp", 5),
+    ]
+    outcomes = run_jobs(jobs, tmp_path, parallel=1)
+    assert [outcome.error is None for outcome in outcomes] == [True, True, False, True, True]
+    assert len(started) == 2  # a run that failed is the last one of its process
+    assert all(process.poll() is not None for process in started)
+    alone = run_jobs([job("fedavg", 2, name="alone")], tmp_path)
+    assert alone[0].history.comparable() == outcomes[1].history.comparable()
+
+
 @pytest.mark.usefixtures("here")
 def test_what_is_finished_is_reused_and_can_be_prolonged(tmp_path):
     first = run_jobs([job("fedavg"), job("fedawa")], tmp_path)
@@ -166,7 +186,9 @@ def test_cores_left_over_go_to_the_jobs_there_are(tmp_path, monkeypatch):
     given = []
 
     class Stub:
-        def __init__(self, order):
+        has_ended = False
+
+        def __init__(self, order, worker):
             given.append(order["workers"])
             self.workers = order["workers"]
             fake(Path(order["path"]), jobs[0].config, 2)
@@ -178,6 +200,9 @@ def test_cores_left_over_go_to_the_jobs_there_are(tmp_path, monkeypatch):
 
         def wait(self):
             os.close(self.output)
+
+        def release(self):
+            return None
 
     monkeypatch.setattr(module, "Child", Stub)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
@@ -253,8 +278,8 @@ def test_ctrl_c_ends_the_children(tmp_path, monkeypatch):
     made = []
 
     class Spied(module.Child):
-        def __init__(self, order):
-            super().__init__(order)
+        def __init__(self, order, worker):
+            super().__init__(order, worker)
             made.append(self)
 
     monkeypatch.setattr(module, "Child", Spied)

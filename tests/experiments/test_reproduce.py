@@ -5,10 +5,10 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from steelyard.core._errors import SteelyardError
-from steelyard.experiments import _paper_table as table
 from steelyard.experiments._jobs import Outcome
 from steelyard.experiments._paper_table import parse_table
 from steelyard.experiments._reproduce import (
@@ -22,7 +22,6 @@ from steelyard.experiments._reproduce import (
     to_csv,
     to_markdown,
 )
-from steelyard.experiments.scores import METRICS
 from steelyard.runs._history import History
 from steelyard.sim._experiment import read_experiment
 
@@ -39,7 +38,12 @@ def made(metric="rounds", numbers=(10,), rounds=20):
         "base": {"rounds": rounds, "data": {"name": "digits"}},
         "row": [{"id": "a", "label": "A", "set": {"weighting": "fedavg"}}],
         "column": [
-            {"id": f"c{i}", "label": f"C{i}", "target": 0.5, "set": {"data": {"partition": "iid"}}}
+            {
+                "id": f"c{i}",
+                "label": f"C{i}",
+                "target": 0.5,
+                "set": {"data": {"partition": f"dirichlet:alpha={i + 1}"}},
+            }
             for i in range(len(numbers))
         ],
         "numbers": {"a": list(numbers)},
@@ -235,12 +239,144 @@ def test_csv_has_a_line_per_seed():
 
 
 def test_an_unknown_metric_is_refused():
-    with pytest.raises(SteelyardError, match="unknown metric 'bset': did you mean 'best'"):
+    with pytest.raises(SteelyardError, match="metric 'bset': unknown"):
         made("bset")
+    with pytest.raises(SteelyardError, match=r"metric 'correlation\(age\)'"):
+        made("correlation(age)")
 
 
-def test_modules_speak_of_the_same_metrics():
-    assert set(table.METRICS) <= set(METRICS)
+def changed(plan_columns, rows=None, numbers=None, metric="final"):
+    """A table on digits with these columns."""
+    raw = {
+        "title": "t",
+        "paper": "p",
+        "metric": metric,
+        "seeds": [1],
+        "base": {"rounds": 4, "model": "logistic", "data": {"name": "digits", "clients": 3}},
+        "row": rows or [{"id": "a", "label": "A", "set": {"weighting": "fedavg"}}],
+        "column": plan_columns,
+        "numbers": numbers or {"a": [50.0] * len(plan_columns)},
+    }
+    return parse_table("test", raw)
+
+
+def test_best_and_last_are_of_one_run():
+    columns = [
+        {"id": "best", "label": "Best", "metric": "best", "set": {}},
+        {"id": "last", "label": "Last", "set": {}},
+    ]
+    plan = changed(columns)
+    (job,) = make_jobs(plan, [1])
+    assert job.name == "best/a/seed-1"
+    best, last = compute_results(plan, [outcome(job, [0.3, 0.9, 0.6])])
+    assert (format_mean(best), format_mean(last)) == ("90.00", "60.00")
+    (job,) = make_jobs(plan.select_cells(["last/a"]), [1])
+    assert job.name == "best/a/seed-1"  # the same run, whichever cells are selected
+    text = to_markdown(plan, [best, last], ["steelyard"], ENVIRONMENT)
+    assert "Metrics: accuracy of the best round, %; accuracy of the last evaluation, %" in text
+
+
+def test_a_row_may_be_of_a_recorded_number():
+    rows = [
+        {"id": "a", "label": "A", "set": {"weighting": "fedavg"}},
+        {"id": "g", "label": "G", "metric": "mean(gamma,2-3)", "set": {"weighting": "fedavg"}},
+    ]
+    plan = changed([{"id": "x", "label": "X", "set": {}}], rows, {"a": [50.0], "g": [0.95]})
+    (job,) = make_jobs(plan, [1])
+    done = outcome(job, [0.3, 0.9, 0.6, 0.7])
+    for record, gamma in zip(done.history, (0.1, 0.97, 0.98, 0.2), strict=True):
+        record["gamma"] = gamma
+    accuracy, gamma = compute_results(plan, [done])
+    assert (format_mean(accuracy), format_mean(gamma)) == ("70.00", "0.9750")
+    assert (format_gap(gamma), has_large_gap(gamma)) == ("+0.0250", False)
+    short = compute_results(plan, [outcome(job, [0.3])])[1]
+    assert (format_mean(short), format_gap(short)) == ("-", "")  # its rounds were not run
+
+
+def test_a_row_that_cannot_run_says_why():
+    rows = [
+        {"id": "b", "label": "B", "impossible": "needs a pretrained network", "set": {}},
+        {"id": "a", "label": "A", "set": {}},
+    ]
+    plan = changed([{"id": "x", "label": "X", "set": {}}], rows, {"a": [50.0], "b": [60.0]})
+    (job,) = make_jobs(plan, [1])
+    assert job.name == "x/a/seed-1"
+    impossible, result = compute_results(plan, [outcome(job, [0.5] * 4)])
+    assert (format_mean(impossible), format_gap(impossible)) == ("-", "")
+    assert format_gap(result) == "+0.00"
+    text = to_markdown(plan, [impossible, result], ["steelyard"], ENVIRONMENT)
+    assert "| X | B | 60 | - |  |  | needs a pretrained network |" in text
+    assert "Reduced" not in text
+
+
+def test_correlations_are_over_the_clients_of_all_runs(tmp_path):
+    """Three clients of each run, with weights in proportion to sizes in one and not in the other."""
+    columns = [
+        {"id": "e1", "label": "E = 1", "set": {"local": {"epochs": 1}}},
+        {"id": "e5", "label": "E = 5", "set": {"local": {"epochs": 5}}},
+        {"id": "both", "label": "both", "pools": ["e1", "e5"]},
+    ]
+    plan = changed(columns, numbers={"a": [1.0, -0.5, 0.25]}, metric="correlation(size)")
+    jobs = make_jobs(plan, [1])
+    assert [job.name for job in jobs] == ["e1/a/seed-1", "e5/a/seed-1"]
+    sizes = [10, 20, 60]
+    outcomes = []
+    for job, weights in zip(jobs, ([1, 2, 6], [6, 2, 1]), strict=True):
+        path = tmp_path / job.name
+        path.mkdir(parents=True)
+        counts = [[size - 1, 1] for size in sizes]
+        ids = ["0", "1", "2"]
+        (path / "clients.json").write_text(
+            json.dumps({"ids": ids, "sizes": sizes, "counts": counts})
+        )
+        records = [
+            {"round": t, "timings": {"total": 1.0}, "weights": dict(zip(ids, weights, strict=True))}
+            for t in (1, 2)
+        ]
+        outcomes.append(Outcome(job, path, History("x", records, path=path)))
+    first, second, both = compute_results(plan, outcomes)
+    wanted = np.corrcoef([2, 4, 12, 12, 4, 2], sizes * 2)[0, 1]
+    assert first.mean == pytest.approx(1.0)
+    assert second.mean == pytest.approx(np.corrcoef([12, 4, 2], sizes)[0, 1])
+    assert both.mean == pytest.approx(wanted)
+    assert format_mean(both) == f"{wanted:.3f}"
+
+
+def test_an_average_column_is_the_mean_of_the_others():
+    columns = [
+        {"id": "x1", "label": "X1", "set": {"local": {"epochs": 1}}},
+        {"id": "x2", "label": "X2", "set": {"local": {"epochs": 2}}},
+        {"id": "y", "label": "Y", "set": {"local": {"epochs": 3}}},
+        {"id": "mean", "label": "mean", "pools": ["x*"]},
+    ]
+    plan = changed(columns)
+    jobs = make_jobs(plan, [1])
+    assert len(jobs) == 3
+    curves = [[0.5], [0.7], [0.1]]
+    outcomes = [outcome(job, curve) for job, curve in zip(jobs, curves, strict=True)]
+    assert [format_mean(result) for result in compute_results(plan, outcomes)] == [
+        "50.00",
+        "70.00",
+        "10.00",
+        "60.00",
+    ]
+    outcomes[1] = outcome(jobs[1], [], error="it broke")
+    average = compute_results(plan, outcomes)[-1]
+    assert (format_mean(average), dict(average.errors)) == ("failed", {1: "it broke"})
+
+
+def test_seconds_are_compared_by_their_share():
+    plan = changed(
+        [{"id": "x", "label": "X", "set": {}}], None, {"a": [0.5]}, "mean(timings.aggregate,2-3)"
+    )
+    assert plan.measures_time
+    (job,) = make_jobs(plan, [1])
+    done = outcome(job, [0.3, 0.9, 0.6])
+    for record, seconds in zip(done.history, (9.0, 0.1, 0.3), strict=True):
+        record["timings"]["aggregate"] = seconds
+    (result,) = compute_results(plan, [done])
+    assert (format_mean(result), format_gap(result)) == ("0.2000", "0.4 x")
+    assert not has_large_gap(result)  # another machine needs no explanation
 
 
 def test_a_target_of_the_users_is_what_is_scored():

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from steelyard.core._errors import SteelyardError
 from steelyard.experiments._statistics import correct_for_many, deviation, difference, mean
-from steelyard.experiments.scores import METRICS
+from steelyard.experiments.scores import SCORES
 
-BEST, ROUNDS = METRICS["best"], METRICS["rounds"]
+BEST, ROUNDS = SCORES["best"], SCORES["rounds"]
 values = st.floats(-1, 1, allow_nan=False).map(lambda x: round(x, 6))
 pairs = st.lists(st.tuples(values, values), min_size=2, max_size=8)
 

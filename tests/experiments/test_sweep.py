@@ -3,8 +3,10 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
+import steelyard
 from steelyard.core._errors import SteelyardError
 from steelyard.experiments import _jobs as module
 from steelyard.experiments._run_groups import Run, format_labels, read_runs
@@ -158,6 +160,17 @@ def test_a_sweep_leaves_its_results(swept):
     assert [row.split(",")[0] for row in rows[1:]] == [job.name for job in sweep.jobs]
     assert not list(out.glob(".*"))
     assert summary.failed == summary.start_differences == ()
+
+
+def test_a_table_of_any_recorded_number(swept):
+    sweep, out, _ = swept
+    summary = run_sweep(sweep, out, metric="mean(update_norm,1-2)")
+    assert summary.table.title.startswith("mean of update_norm, rounds 1 to 2")
+    by_name = {job.name: steelyard.History.read(out / job.name) for job in sweep.jobs}
+    for name, (cell,) in summary.table.rows:
+        norms = [history.column("update_norm") for key, history in by_name.items() if name in key]
+        assert cell.mean == pytest.approx(np.mean(norms))
+    assert "mean(update" in (out / "results.md").read_text().replace("\\", "")
 
 
 def test_rows_are_written_as_runs_finish(tmp_path, here):

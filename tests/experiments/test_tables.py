@@ -16,10 +16,10 @@ from steelyard.experiments._tables import (
     overview,
     pivot,
 )
-from steelyard.experiments.scores import METRICS
+from steelyard.experiments.scores import SCORES
 from tests.experiments.test_scores import history
 
-BEST, ROUNDS = METRICS["best"], METRICS["rounds"]
+BEST, ROUNDS = SCORES["best"], SCORES["rounds"]
 
 
 def run(weighting, partition, seed, *accuracies):
@@ -100,7 +100,7 @@ def test_seeds_that_failed_are_counted():
 
 def test_overview_has_every_measure_and_what_is_saved():
     table = overview(RUNS, target=0.7)
-    assert table.heads == (*METRICS, "saved")
+    assert table.heads == (*SCORES, "saved")
     cells = dict(table.rows)
     assert [name for name, _ in table.rows][:2] == ["fedavg, iid", "fed_awa, iid"]
     assert (

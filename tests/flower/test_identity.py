@@ -70,7 +70,12 @@ def test_the_simulator_and_flower_give_the_same_bits(name, tmp_path):
 
 @pytest.mark.parametrize("kind", ["mlp", "images"])
 @pytest.mark.parametrize(
-    "parts", [{"weighting": "fedlaw:epochs=5"}, {"refine": "server_ft:epochs=2"}]
+    "parts",
+    [
+        {"weighting": "fedlaw:epochs=5"},
+        {"weighting": "fltrust:epochs=2"},
+        {"refine": "server_ft:epochs=2"},
+    ],
 )
 def test_proxy_rules_too(kind, parts):
     shape = (2, 6, 6) if kind == "images" else (5,)

@@ -5,8 +5,10 @@ import pytest
 
 import steelyard
 from steelyard import SteelyardError
+from steelyard.report import build_report
 from steelyard.runs._directory import read_log
 from steelyard.runs._gram_log import read_grams
+from tests.cli.test_cli import steelyard_command
 from tests.flower import runs
 from tests.flower.test_resume import Killed, judge
 
@@ -53,6 +55,19 @@ def test_shadow_rules_on_flower_do_not_change_the_run(tmp_path):
             assert record["shadow_weights"][rule] == {
                 str(client): weight for client, weight in weights.items()
             }
+
+
+def test_the_commands_read_a_run_of_flower(tmp_path):
+    runs.start(runs.strategy("fedavg", out=tmp_path / "run", record="gram"))
+    page = tmp_path / "replay.html"
+    replayed = steelyard_command("replay", tmp_path / "run", "--rule", "fedadp", "-o", page)
+    assert replayed.exit_code == 0, replayed.output
+    assert "run (" in replayed.output
+    assert page.exists()
+    ledger = steelyard_command("contributions", tmp_path / "run")
+    assert ledger.exit_code == 0, ledger.output
+    names = [figure.name for figure in build_report([tmp_path / "run"]).figures]
+    assert "contributions" in names
 
 
 def test_a_killed_run_resumes_its_recording_and_shadow_rules(tmp_path):

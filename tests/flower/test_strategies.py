@@ -20,7 +20,16 @@ from tests.flower import runs
 from tests.sim.runs import clients
 
 PROXY = clients(1, seed=9, size=60)["client-0"]
-SHORT = {"FedLAW": 4, "GWS": 4, "LAW": 4, "FedLAWSWA": 14, "FedDF": 2, "FedBE": 2, "ServerFT": 2}
+SHORT = {
+    "FedLAW": 4,
+    "GWS": 4,
+    "LAW": 4,
+    "FedLAWSWA": 14,
+    "FLTrust": 2,
+    "FedDF": 2,
+    "FedBE": 2,
+    "ServerFT": 2,
+}
 
 
 @pytest.mark.parametrize("name", [name for name in find_parts() if name != "VRLSGD"])

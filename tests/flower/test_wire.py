@@ -70,19 +70,25 @@ def test_it_is_named_when_it_is_read(case):
         to_state_dict(ArrayRecord({"0.bias": array(case)}))
 
 
+# A tensor of each record.
+NAMES = {
+    "arrays": "0.bias",
+    "steelyard.told": "scaffold.control",
+    "steelyard.tensors": "fedproto.prototypes",
+}
+
+
 @pytest.mark.parametrize("memory", [None, 1])
-@pytest.mark.parametrize("record", ["arrays", "steelyard.told"])
+@pytest.mark.parametrize("record", NAMES)
 @pytest.mark.parametrize("case", CASES)
 def test_the_run_goes_on(case, record, memory, tmp_path):
     def change(number, reply):
         if number == 1:
-            name = "0.bias" if record == "arrays" else "scaffold.control"
-            vars(reply.content[record])["_data"][name] = array(case)
+            vars(reply.content[record])["_data"][NAMES[record]] = array(case)
         return reply
 
-    made = runs.strategy(
-        steelyard.Algorithm("fedavg", client="scaffold"), out=tmp_path, memory=memory
-    )
+    client = "fedproto" if record == "steelyard.tensors" else "scaffold"
+    made = runs.strategy(steelyard.Algorithm("fedavg", client=client), out=tmp_path, memory=memory)
     runs.start(made, LocalGrid(CLIENT, runs.COUNT, change=change), rounds=1)
     (log,) = read_log(tmp_path)
     assert set(log["weights"]) == {"0", "2", "3", "4"}
@@ -93,7 +99,7 @@ def test_the_run_goes_on(case, record, memory, tmp_path):
 CLIENT = runs.app()
 
 
-@pytest.mark.parametrize("name", ["arrays", "steelyard.told"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_record_of_another_kind(name, tmp_path):
     def change(number, reply):
         if number == 1:
@@ -101,7 +107,8 @@ def test_a_record_of_another_kind(name, tmp_path):
             reply.content[name] = MetricRecord({"x": 1.0})
         return reply
 
-    made = runs.strategy(steelyard.Algorithm("fedavg", client="scaffold"), out=tmp_path)
+    client = "fedproto" if name == "steelyard.tensors" else "scaffold"
+    made = runs.strategy(steelyard.Algorithm("fedavg", client=client), out=tmp_path)
     runs.start(made, LocalGrid(CLIENT, runs.COUNT, change=change), rounds=1)
     (log,) = read_log(tmp_path)
     counted = set("01234") if name == "steelyard.told" else set("0234")

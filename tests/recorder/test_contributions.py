@@ -74,6 +74,16 @@ def test_drawn_orders_agree_with_exact_values_within_their_error():
     assert values.sum() == pytest.approx(1.0)
 
 
+def test_the_stated_error_holds_for_many_clients():
+    parts = np.random.default_rng(2).normal(size=(60, 80)) + 0.2
+    precise, precise_errors = sample_shapley_values(parts @ parts.T, 99, 4000)
+    deviations = []
+    for number in range(8):
+        values, errors = sample_shapley_values(parts @ parts.T, number)
+        deviations.append((values - precise) / np.hypot(errors, precise_errors))
+    assert 0.8 < np.sqrt(np.mean(np.square(deviations))) < 1.2
+
+
 def test_leave_one_out_is_the_cosine_without_the_client(tmp_path):
     steelyard.simulate("fedadp", "digits", rounds=1, clients=5, out=tmp_path)
     (seen,) = read_grams(tmp_path / "grams.bin")

@@ -155,3 +155,28 @@ def test_layers_are_recorded_if_asked(tmp_path):
     layered = seen.grams["tensor"]
     assert len(layered.names) == layered.gram.dots.shape[0] > 1
     np.testing.assert_allclose(layered.gram.merge_layers().dots, seen.whole.dots, rtol=1e-5)
+
+
+def test_entries_are_written_before_a_checkpoint_and_at_the_end(tmp_path):
+    path = tmp_path / "grams.bin"
+    log = GramLog(path)
+    log.open(0)
+    log.append(make_round(1))  # the first one is written at once
+    log.append(make_round(2))
+    log.append(make_round(3))
+    log.flush()
+    assert [seen.round for seen in read_grams(path)] == [1, 2, 3]
+    log.append(make_round(4))
+    log.close()
+    assert [seen.round for seen in read_grams(path)] == [1, 2, 3, 4]
+
+
+def test_a_file_that_is_gone_stops_the_run(tmp_path):
+    log = GramLog(tmp_path / "grams.bin")
+    log.open(0)
+    log.append(make_round(1))
+    (tmp_path / "grams.bin").unlink()
+    log.append(make_round(2))
+    with pytest.raises(SteelyardError, match="was removed or replaced"):
+        log.flush()
+    log.close()

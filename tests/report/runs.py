@@ -6,8 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from steelyard.core._gram import Gram
+from steelyard.core._round_gram import LayeredGram, RoundGram
 from steelyard.report._build import build_report, write_report
 from steelyard.runs._directory import CLIENTS, COHORTS, CONFIG, ENVIRONMENT, ROUNDS
+from steelyard.runs._files import GRAMS
+from steelyard.runs._gram_log import GramLog
 
 HOSTILE = [
     "<script>window.harmed = 1</script>",
@@ -87,6 +91,40 @@ def write_run(
     done = rounds if done is None else done
     lines = [json.dumps(record(number, ids, rng, **notes)) + "\n" for number in range(1, done + 1)]
     (path / ROUNDS).write_text("".join(lines))
+    return path
+
+
+def round_gram(number, ids, size=50, idle=None):
+    """The inner products of random updates that point the same way; a client may send nothing."""
+    rng = np.random.default_rng(number)
+    updates = rng.normal(size=(len(ids), size)) + 0.4
+    if idle is not None:
+        updates[idle] = 0.0
+    rows = np.concatenate([updates, rng.normal(size=(1, size))])
+    examples = np.arange(10.0, 10.0 + len(ids))
+    return RoundGram(
+        round=number,
+        ids=tuple(ids),
+        grams={None: LayeredGram(Gram.of_rows((rows @ rows.T)[None], np.array([size])), ("",))},
+        metrics={"num_examples": examples},
+        weights=(examples / examples.sum())[None],
+        base=np.ones(1),
+    )
+
+
+def append_grams(path, ids, rounds, **options):
+    """Records inner products of these rounds; those of later rounds are removed."""
+    log = GramLog(path / GRAMS)
+    log.open(rounds[0] - 1)
+    for number in rounds:
+        log.append(round_gram(number, ids, **options))
+    log.close()
+
+
+def write_recorded_run(path, *, ids=("a", "b", "c", "d"), rounds=20, done=None, **options):
+    """A run directory with recorded inner products."""
+    write_run(path, ids=ids, rounds=rounds, done=done, **options)
+    append_grams(path, ids, range(1, (rounds if done is None else done) + 1))
     return path
 
 

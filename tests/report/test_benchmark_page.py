@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from steelyard.experiments._benchmark import SCORES, parse_rule_text, read_benchmark
+from steelyard.experiments._benchmark import SCORE_NAMES, parse_rule_text, read_benchmark
 from steelyard.experiments._ranking import Ranks, analyse
 from steelyard.report._benchmark import draw_ranks, write_html, write_markdown
 from steelyard.sim._experiment import Experiment
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
             )
             results.append(type(one)(rule, setting, seed, one.scores))
     benchmark = read_benchmark().with_rules([rule])
-    analysis = analyse(benchmark, results, SCORES)
+    analysis = analyse(benchmark, results, SCORE_NAMES)
     write_markdown(benchmark, analysis, out / "benchmark.md")
     write_html(benchmark, analysis, results, out / "benchmark.html")
     return out
@@ -106,7 +106,9 @@ def test_the_control_is_marked_and_runs_can_be_downloaded(tmp_path, opened):
     control = next(rule for rule in benchmark.rules if rule.is_control)
     results = some_results()
     results += [type(results[0])(control, "quantity", seed, results[0].scores) for seed in (1, 2)]
-    write_html(benchmark, analyse(benchmark, results, SCORES), results, tmp_path / "benchmark.html")
+    write_html(
+        benchmark, analyse(benchmark, results, SCORE_NAMES), results, tmp_path / "benchmark.html"
+    )
     page = opened(tmp_path / "benchmark.html", wait="#view table")
     assert page.locator("tr.control").get_attribute("data-rule") == "control"
     assert page.locator("tr.reference").get_attribute("data-rule") == "fedavg"

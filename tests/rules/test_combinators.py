@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import steelyard
+from steelyard.core._errors import SteelyardError
 from steelyard.core._spec import to_text
 from steelyard.diagnostics._periods import detect
 from steelyard.rules._bulyan import select
+from steelyard.rules._combinators import parse_rule
 from steelyard.rules._modifiers import water_fill
 from tests.rounds import Broken
 
@@ -253,6 +255,41 @@ def test_always_adapts_in_every_round_and_asks_for_no_gradient_norms():
 def test_pa3fed_on_trained_models_is_said_to_hardly_act():
     assert "change little" in steelyard.Algorithm("pa3fed:model=local").explain().remarks[0]
     assert not steelyard.Algorithm("pa3fed").explain().remarks
+
+
+def test_pa3fed_undivided_is_the_sum_of_models_times_factors():
+    generator = torch.Generator().manual_seed(0)
+    theta = torch.randn(30, generator=generator, dtype=torch.float64)
+    clients = torch.randn(3, 30, generator=generator, dtype=torch.float64)
+    sizes, before, now = np.array([1, 2, 5]), np.array([2.0, 1.0, 3.0]), np.array([1.0, 1.5, 3.2])
+    rule = steelyard.pa3fed(detector="always", divide=False)
+    metrics = {"num_examples": sizes.tolist(), "loss_before": before.tolist()}
+    with pytest.warns(RuntimeWarning, match="can diverge"):
+        first = steelyard.aggregate(rule, theta, clients, metrics=metrics)
+    metrics["loss_before"] = now.tolist()
+    out = steelyard.aggregate(rule, theta, clients, metrics=metrics, state=first.state)
+    # Algorithm 1, line 20: the sum of m_i alpha_i w_i, with the score -loss.
+    alpha = np.exp(-0.3 * (now - before))
+    factors = torch.from_numpy(sizes / sizes.sum() * alpha)
+    torch.testing.assert_close(out.params, factors @ clients, rtol=1e-12, atol=1e-12)
+    assert out.report["gamma"] == pytest.approx(float(factors.sum()))
+    assert "diverge" in steelyard.Algorithm(rule).explain().remarks[0]
+
+
+def test_pa3fed_undivided_is_divided_outside_critical_periods():
+    base, clients = torch.zeros(4), torch.eye(2, 4)
+    rule = steelyard.pa3fed(detector=steelyard.fgn_increase(first=False), divide=False)
+    metrics = {"num_examples": [1, 1], "loss_before": [2.0, 1.0], "grad_norm": [1.0, 1.0]}
+    with pytest.warns(RuntimeWarning, match="divide=false"):
+        out = steelyard.aggregate(rule, base, clients, metrics=metrics)
+    assert out.weights == pytest.approx([0.5, 0.5])
+    assert out.report["gamma"] == 1.0
+
+
+def test_no_guard_around_pa3fed_undivided():
+    for text in ("guard(pa3fed:divide=false)", "guard(fedavg|pa3fed:divide=false)"):
+        with pytest.raises(SteelyardError, match="which no guard bounds"):
+            parse_rule(text)
 
 
 def two_groups(agreeing, others=7, dim=40):

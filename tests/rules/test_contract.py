@@ -14,7 +14,19 @@ from tests.rounds import cohort, equal, every_rule, model, reports
 
 RULES = every_rule()
 # Their papers do not normalise the coefficients.
-SCALED = ("fedlaw", "fedlaw_swa", "fednova", "gws", "ldawa", "shrink")
+SCALED = (
+    "fedexp",
+    "fedlaw",
+    "fedlaw_swa",
+    "fedlws",
+    "fedmgda",
+    "fednova",
+    "fltrust",
+    "gws",
+    "ldawa",
+    "model_stock",
+    "shrink",
+)
 every = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 
 

@@ -37,6 +37,8 @@ ARGUMENTS = {
     "if_finite": "if_finite(fedadp)",
     "law": "law:epochs=2",
     "ldawa": "ldawa:warmup=0",
+    # It does not move tensors whose updates disagree; mixed with their neighbours they agree.
+    "model_stock": "nnm(model_stock):f=1",
     "nnm": "nnm(fedadp)",
     "per_layer": "per_layer(fedadp)",
     "shrink": "shrink:gamma=0.9",

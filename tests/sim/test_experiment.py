@@ -28,6 +28,7 @@ OTHER = {
     "metrics": ["loss"],
     "data.name": "mnist",
     "data.partition": "iid",
+    "data.corrupt": "swap:share=0.25",
     "data.dir": "somewhere",
     "local.schedule": "cosine",
     "local.optimizer": "adam",
@@ -36,6 +37,8 @@ OTHER = {
     "proxy.bn": "frozen",
     "executor": "serial",
     "device": "cpu",
+    "record": "gram",
+    "shadow": ["fedadp"],
 }
 CANDIDATES = (True, False, 3, 0.25, 2.5)
 # Options that need another one, which is set too.
@@ -103,6 +106,9 @@ def test_a_stored_configuration_is_enough_to_resume():
         ({"local": {"epochs": 1, "steps": 2}}, "local.epochs=1 and steps=2"),
         ({"local": 3}, "local = 3"),
         ({"data": {"partition": 3}}, "data.partition=3"),
+        ({"data": {"corrupt": 0.5}}, "data.corrupt=0.5"),
+        ({"data": {"corrupt": "swap:share=2"}}, "share=2"),
+        ({"data": {"corrupt": "melt"}}, "unknown corruption 'melt'"),
         ({"data": {"test": 3}}, "data.test"),
         ({"metrics": "loss"}, "metrics='loss'"),
         ({"execution": {"workers": 2}}, "execution"),

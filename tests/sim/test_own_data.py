@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+import steelyard
 from steelyard import Dataset, Federation, simulate
 from steelyard.core._errors import SteelyardError
+from steelyard.data import corrupt, load
+from steelyard.runs._directory import read_config
 from tests.sim.runs import same
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
@@ -250,3 +253,32 @@ def test_a_longer_list_is_one_data_set_per_client():
     assert Federation.of(parts[:2]).ids == (0, 1)
     with pytest.raises(SteelyardError, match="0 clients"):
         simulate(data=[], **options)
+
+
+def test_corrupted_data_is_an_option_of_a_run(tmp_path):
+    train, test = load("digits")
+    clean = Federation.partitioned(train, test, "iid", 3, 4)
+    wrong = corrupt(clean, 2 / 3, "swap:pair=common", seed=4)
+    options = {**OPTIONS, "seed": 4, "out": tmp_path / "run"}
+    text = "swap:share=0.67,pair=common"
+    first = simulate(data="digits", corrupt=text, **options)
+    options.pop("out")
+    assert first.comparable() == simulate(data=wrong, **options).comparable()
+    assert first.comparable() != simulate(data=clean, **options).comparable()
+    section = {"clients": 3, "partition": "iid", "corrupt": text}
+    others = {"model": "logistic", "rounds": 2, "seed": 4, "execution": {"executor": "serial"}}
+    experiment = steelyard.Experiment(data=section, **others)
+    assert simulate(experiment).comparable() == first.comparable()
+
+    # The run directory says so, and resumes only the same corruption.
+    config = read_config(tmp_path / "run")
+    assert config["config"]["data"]["corrupt"] == text
+    again = {**options, "rounds": 3, "out": tmp_path / "run", "resume": True}
+    with pytest.raises(SteelyardError, match="another one"):
+        simulate(data="digits", corrupt="swap:share=0.67", **again)
+    assert len(simulate(data="digits", corrupt=text, **again)) == 3
+
+
+def test_a_run_without_corruption_does_not_store_it(tmp_path):
+    simulate(data="digits", **OPTIONS, out=tmp_path / "run")
+    assert "corrupt" not in read_config(tmp_path / "run")["config"]["data"]

@@ -23,6 +23,7 @@ ALGORITHMS = {
     "gws": "gws:epochs=4",
     "law": "law:epochs=4,critical=0",
     "fedlaw_swa": "fedlaw_swa:epochs=14",
+    "fltrust": "fltrust:epochs=2",
     "server_ft": steelyard.Algorithm("fedavg", refine="server_ft:preset=official,epochs=2"),
     "feddf": steelyard.Algorithm("fedavg", refine="feddf:epochs=2"),
     "fedbe": steelyard.Algorithm("fedavg", refine="fedbe:epochs=2,samples=2"),
