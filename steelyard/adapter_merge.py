@@ -16,7 +16,7 @@ from steelyard.api import Metrics
 from steelyard.core import _round as rounds
 from steelyard.core._errors import SteelyardError
 from steelyard.core._evidence import part_needing_proxy_data
-from steelyard.core._layout import DTYPES, Leaf, LoraPair
+from steelyard.core._layout import DTYPES, Layout, Leaf, LoraPair
 from steelyard.core._lora import LoraOutput, parse_lora
 from steelyard.core._spec import to_text
 from steelyard.core._state import ClientId
@@ -25,7 +25,6 @@ from steelyard.metrics import find_invalid_clients, metric_table
 from steelyard.rules._combinators import parse_rule, with_default_source
 from steelyard.stores._adapters import CONFIG, WEIGHTS, Adapter, open_adapters
 from steelyard.stores._memory import cast_to_leaf
-from steelyard.stores._slices import SliceStore
 from steelyard.stores._staging import Staging
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -69,8 +68,9 @@ class AdapterMerge:
         self.allow_partial = allow_partial
 
         # The directories.
-        store = open_adapters(directories)
-        self._check_clients(store.quarantined)
+        opened = open_adapters(directories)
+        self.adapters = opened.adapters
+        self._check_clients(opened.updates.quarantined)
 
         # The rule. Without sizes, adapters start with equal weights.
         self.table = metric_table(metrics, tuple(directories))
@@ -84,6 +84,7 @@ class AdapterMerge:
                 f"{part_needing_proxy_data(self.root)} needs proxy data, which a merge does not "
                 "have: use another rule"
             )
+        store = opened.updates
         self.store = store.without(find_invalid_clients(self.root, self.table, store.ids))
         self._check_clients(self.store.quarantined)
 
@@ -107,7 +108,8 @@ class AdapterMerge:
             "rule": to_text(self.rule),
             "lora": str(self.lora),
         }
-        with AdapterSink(path, self.store, self.lora, metadata, force) as sink:
+        accepted = [self.adapters[client] for client in self.store.ids]
+        with AdapterSink(path, self.store.layout, accepted, self.lora, metadata, force) as sink:
             outcome = rounds.run(self.root, self.store, job, sink)
             if outcome.void:
                 raise SteelyardError(f"nothing is written: {outcome.report['void']}")
@@ -140,38 +142,45 @@ class AdapterSink:
     def __init__(
         self,
         path: Path,
-        store: SliceStore[Adapter],
+        layout: Layout,
+        adapters: Sequence[Adapter],
         lora: LoraOutput,
         metadata: Mapping[str, str],
         force: bool,
     ) -> None:
-        self.layout = store.layout
+        """Create the directory, under a hidden name.
+
+        Args:
+            path: the directory.
+            layout: the tensors of the padded adapters.
+            adapters: the adapters that are merged; the configuration is that of the first.
+            lora: what is written.
+            metadata: of the file of the tensors.
+            force: whether to replace an existing directory.
+        """
+        self.layout = layout
         self.force = force
-        self._ranks = {pair.name: _new_rank(pair, store, lora) for pair in self.layout.pairs}
+        self._ranks = {pair.name: _new_rank(pair, adapters, lora) for pair in layout.pairs}
         self.staging = Staging(path)
         self._handle = -1
         try:
             folder = self.staging.new
             folder.mkdir()
-            self._slots = self._begin(folder / WEIGHTS, store, metadata)
-            first = store.clients[store.ids[0]]
-            text = json.dumps(self._make_config(first), indent=2, sort_keys=True)
+            self._slots = self._begin(folder / WEIGHTS, adapters[0], metadata)
+            text = json.dumps(self._make_config(adapters[0]), indent=2, sort_keys=True)
             (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
         except BaseException:
             self._end()
             raise
 
-    def _begin(
-        self, path: Path, store: SliceStore[Adapter], metadata: Mapping[str, str]
-    ) -> dict[str, _Slot]:
+    def _begin(self, path: Path, first: Adapter, metadata: Mapping[str, str]) -> dict[str, _Slot]:
         """Create the file of the tensors with its header; return where they go."""
         # The shapes with the new ranks, in the dtypes of the first adapter.
-        like = store.clients[store.ids[0]].checkpoint.shapes
         slots: dict[str, _Slot] = {}
         header: dict[str, object] = {"__metadata__": dict(metadata)}
         position = 0
         for leaf in self.layout.leaves:
-            dtype = like[leaf.name][1]
+            dtype = first.shapes[leaf.name][1]
             shape = self._new_shape(leaf)
             size = dtype.itemsize * torch.Size(shape).numel()
             header[leaf.name] = {
@@ -270,9 +279,8 @@ class AdapterSink:
         self.staging.remove()
 
 
-def _new_rank(pair: LoraPair, store: SliceStore[Adapter], lora: LoraOutput) -> int:
+def _new_rank(pair: LoraPair, adapters: Sequence[Adapter], lora: LoraOutput) -> int:
     """Return the rank of a merged adapter."""
     if lora.kind == "stack":
-        shapes = [store.clients[client].checkpoint.shapes for client in store.ids]
-        return sum(shape[pair.a.name][0][0] for shape in shapes)
+        return sum(adapter.shapes[pair.a.name][0][0] for adapter in adapters)
     return pair.rank if lora.rank is None else lora.rank

@@ -122,11 +122,12 @@ class Evidence:
     def direction_cosines(self) -> dict[ClientId, float]:
         """Return the cosine of each update to the direction that clients received.
 
-        The result is empty if the round is not diagnosed or the direction is missing or zero.
+        The result is empty if the round is not diagnosed, or the direction is missing or zero. It
+        is empty for LoRA adapters, too: the direction has factors, updates are products.
         """
         job = self.job
         store = self.store
-        if job.direction is None or not job.diagnose:
+        if job.direction is None or not job.diagnose or store.layout.pairs:
             return {}
         with threads.alone():
             length = float(torch.linalg.vector_norm(job.direction, dtype=torch.float64))

@@ -459,6 +459,11 @@ def _label(name: str, adapted_module: str | None, granularity: Granularity | Non
 _LORA = re.compile(r"(?P<module>.+)\.lora_(?P<kind>|embedding_)(?P<factor>[AB])(?P<rest>|\..+)")
 
 
+def is_lora_factor(name: str) -> bool:
+    """Return whether a tensor of this name is a factor of a LoRA adapter."""
+    return _LORA.fullmatch(name) is not None
+
+
 def _find_pairs(leaves: Sequence[Leaf]) -> tuple[LoraPair, ...]:
     """Return the LoRA adapters among the leaves.
 

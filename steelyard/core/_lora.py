@@ -15,6 +15,9 @@ server returns is the option `lora`:
     residual   the mean factors, and the exact rest as stacked factors for the weight itself
     svd:r      the best approximation of rank r, from QR decompositions of the stacked factors
     factors    the mean factors, as if A and B were ordinary weights: what most programs do
+
+In federated training, where the rank must not grow, `stack` adds the stacked factors to the weight
+itself, and the adapters start again from the global A and a B of zeros (`restart`).
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class LoraOutput:
     """What the server returns for LoRA adapters: the option `lora`.
 
     Attributes:
-        kind: `stack`, `residual`, `svd` or `factors`.
+        kind: `stack`, `residual`, `svd`, `factors` or `restart`.
         rank: the rank of `svd`; None for the rank of the global model.
     """
 
@@ -52,6 +55,8 @@ class LoraOutput:
 
 
 FACTORS = LoraOutput("factors")
+STACK = LoraOutput("stack")
+RESTART = LoraOutput("restart")
 
 
 def parse_lora(text: str) -> LoraOutput:
@@ -254,6 +259,9 @@ def combine_pair(
         factors = exact
     elif output.kind == "svd":
         factors = exact.truncate(pair.rank if output.rank is None else output.rank)
+    elif output.kind == "restart":
+        factors = Factors(torch.zeros_like(b[-1], dtype=torch.float64), a[-1].double())
+        residual = exact
     else:
         factors = average_factors(a, b, weights, base)
     if output.kind == "residual":

@@ -26,12 +26,11 @@ from steelyard.core._errors import (
     RoundOverflow,
     SteelyardError,
 )
-from steelyard.core._evidence import Evidence
+from steelyard.core._evidence import Evidence, part_needing_proxy_data
 from steelyard.core._gram import Array
 from steelyard.core._layout import Granularity, Layers, Layout, Leaf
 from steelyard.core._lora import (
     FACTORS,
-    CombinedPair,
     Factors,
     LoraOutput,
     PairReader,
@@ -233,8 +232,12 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     state = dict(after)
     bounds = _bounds(evidence, mixture)
     cosines = evidence.direction_cosines()
-    weights = _write_model(evidence, mixture, layers, state, sink, bounds)
-    adapters = _write_adapters(evidence, mixture, layers, sink)
+    # The step goes into a new tensor: `job.step` does not change if a pass fails.
+    step = None if job.step is None else torch.empty_like(job.step)
+    lora_errors, residuals = _write_adapters(evidence, mixture, layers, sink, step)
+    weights = _write_model(evidence, mixture, layers, state, sink, bounds, step)
+    if job.step is not None and step is not None:
+        job.step.copy_(step)
 
     # Describe the round.
     gram = evidence.gram_for_report(mixture.layers)
@@ -243,11 +246,8 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     report = describe(store, mixture, weights, layers, gram, job.number, sizes, lr)
     if cosines:
         report["direction_cosines"] = cosines
-    if adapters:
-        report["lora_error"] = {adapter.pair.name: adapter.error for adapter in adapters}
-    residuals = {
-        adapter.pair.name: adapter.residual for adapter in adapters if adapter.residual is not None
-    }
+    if lora_errors:
+        report["lora_error"] = lora_errors
     seen = None if gram is None else evidence.seen(mixture, weights)
     base = np.array(mixture.base)
     return Outcome(store, weights, base, state, report, False, bounds, seen, residuals)
@@ -270,8 +270,11 @@ def _write_model(
     state: dict[str, Any],
     sink: Sink,
     bounds: Bounds | None,
+    step: torch.Tensor | None,
 ) -> Array:
     """Write the new model to `sink`, after the refiner, if there is one, trained it.
+
+    Without LoRA adapters, unless their factors are averaged. The aggregated step goes to `step`.
 
     Returns:
         The weights of the clients, `[g, K]`. With a reducer, they follow from how often it used
@@ -289,7 +292,7 @@ def _write_model(
     target: Sink = session_sink or sink
 
     # Parameters.
-    usage = _combine(store, mixture, layers, job, state, target)
+    usage = _combine(store, mixture, layers, job, state, target, step)
     weights = mixture.client_weights
     if usage is not None:
         share = usage / usage.sum()
@@ -339,8 +342,9 @@ def _combine(
     job: Round,
     state: dict[str, Any],
     sink: Sink,
+    step: torch.Tensor | None,
 ) -> Array | None:
-    """Write the new parameters to `sink`: the second pass over the updates.
+    """Write the new parameters to `sink`, and the step: the second pass over the updates.
 
     Returns:
         How often the reducer used each row; None if the mixture has no reducer.
@@ -354,9 +358,6 @@ def _combine(
     if mixture.reduce is not None:
         reduction = _Reduction(mixture, layout.row_dtype)
     mix = reduction or WeightedSum(mixture.weights, mixture.base, layout.row_dtype)
-
-    # The step goes into a new tensor: `job.step` does not change if the pass fails.
-    step = None if job.step is None else torch.empty_like(job.step)
 
     def emit(piece: kernels.Piece, rows: torch.Tensor) -> None:
         room = sink.room(piece.start, piece.stop)
@@ -382,52 +383,60 @@ def _combine(
     all_spans = layout.all_spans(layers) if averages_factors else list(layers.spans)
     spans = [(start, stop) for start, stop, _ in all_spans]
     kernels.combine(store, len(store.ids) + 1, spans, emit, job.chunk)
-    if job.step is not None and step is not None:
-        job.step.copy_(step)
     if reduction is None:
         return None
     return reduction.usage.numpy().astype(np.float64)
 
 
 def _write_adapters(
-    evidence: Evidence, mixture: Mixture, layers: Layers, sink: Sink
-) -> list[CombinedPair]:
+    evidence: Evidence, mixture: Mixture, layers: Layers, sink: Sink, step: torch.Tensor | None
+) -> tuple[dict[str, float], dict[str, Factors]]:
     """Write the new factors of LoRA adapters to `sink`, unless they are averaged as leaves.
 
+    Their part of the aggregated step goes to `step`.
+
     Returns:
-        The new factors with their errors; empty if there are no adapters.
+        The error of each adapter by its name, and what is to be added to the weights themselves.
     """
     store = evidence.store
     job = evidence.job
     pairs = store.layout.pairs
     if not pairs:
-        return []
+        return {}, {}
     averages_factors = job.lora.kind == "factors"
     if not averages_factors:
-        _check_adapters(mixture, job)
+        _check_adapters(evidence.rule, mixture, job)
     if averages_factors and (mixture.reduce is not None or job.server is not None):
-        return []  # the new factors are not a weighted sum, which has an error
+        return {}, {}  # the new factors are not a weighted sum, which has an error
 
     # One adapter after the other: only the factors of one are in memory.
     reader = PairReader(store)
-    adapters = []
+    errors = {}
+    residuals = {}
     with threads.alone():
         for pair, layer in zip(pairs, layers.pair_layers, strict=True):
             a, b = reader.read(pair)
             weights = mixture.client_weights[layer]
             adapter = combine_pair(pair, a, b, weights, float(mixture.base[layer]), job.lora)
-            adapters.append(adapter)
+            errors[pair.name] = adapter.error
+            if adapter.residual is not None:
+                residuals[pair.name] = adapter.residual
             if not averages_factors:
                 _write_factor(pair.a, adapter.factors.right, 0, sink)
                 _write_factor(pair.b, adapter.factors.left, 1, sink)
-    return adapters
+                if step is not None:
+                    _write_step(pair.a, adapter.factors.right, a[-1], step)
+                    _write_step(pair.b, adapter.factors.left, b[-1], step)
+    return errors, residuals
 
 
-def _check_adapters(mixture: Mixture, job: Round) -> None:
+def _check_adapters(rule: Weighting, mixture: Mixture, job: Round) -> None:
     """Raise an error if a part needs the factors of adapters as ordinary leaves."""
     part = None
     if mixture.reduce is not None:
         part = "a rule that works coordinate by coordinate"
+    elif rule.needs.probe:
+        part = f"{part_needing_proxy_data(rule)}, which evaluates mixtures on proxy data"
     elif job.server is not None:
         part = f"server={job.server.name}"
     elif job.refine is not None:
@@ -459,6 +468,24 @@ def _write_factor(leaf: Leaf, values: torch.Tensor, axis: int, sink: Sink) -> No
     shape = list(leaf.shape)
     shape[axis] = values.shape[axis]
     sink.write_leaf(replace(leaf, shape=tuple(shape)), values.reshape(shape).to(leaf.dtype))
+
+
+def _write_step(leaf: Leaf, factor: torch.Tensor, before: torch.Tensor, step: torch.Tensor) -> None:
+    """Write the change of a factor to its part of the aggregated step.
+
+    Args:
+        leaf: the leaf of the factor.
+        factor: the new factor, a matrix.
+        before: the factor of the global model.
+        step: the aggregated step `[d]`.
+    """
+    if factor.numel() != leaf.size:
+        raise SteelyardError(
+            f"{leaf.name!r} changes its rank, and a client term needs the last step of the model: "
+            "use lora=residual"
+        )
+    change = factor.reshape(-1) - before.reshape(-1).double()
+    step[leaf.start : leaf.stop].copy_(change)
 
 
 def _refuse_non_finite(rows: torch.Tensor) -> None:

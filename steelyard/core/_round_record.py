@@ -289,6 +289,13 @@ _KEYS = (
         is_validated=True,
     ),
     RecordKey(
+        "lora_error",
+        "distance of the new product of a LoRA adapter from the exact one, as a share of the step",
+        "numbers by name",
+        better="lower",
+        requires="a network with LoRA adapters",
+    ),
+    RecordKey(
         "effective_clients",
         "1 / sum of squared shares of the weights",
         unit="clients",

@@ -14,6 +14,7 @@ import torch
 from steelyard.core import _round as rounds
 from steelyard.core._errors import SteelyardError
 from steelyard.core._layout import Granularity, Layout, Leaf
+from steelyard.core._lora import FACTORS
 from steelyard.core._optimizer import ServerOptimizer
 from steelyard.core._probe import ProxyLoss
 from steelyard.core._refiner import Refiner
@@ -86,6 +87,7 @@ class ServerState:
         observer: shadow rules, if any.
         record_layers: a granularity whose Gram the outcome of a round has beside that of the whole
             model, if any.
+        lora: what to return for LoRA adapters.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class ServerState:
         self.vectors: dict[str, torch.Tensor] = {} if vectors is None else vectors
         self.observer: Observer | None = None
         self.record_layers: Granularity | None = None
+        self.lora = FACTORS
         self.classifier: Classifier | None = None
         self.tensors: dict[str, torch.Tensor] = {}
         self.seed = seed
@@ -175,6 +178,7 @@ class ServerState:
             refine=self.refiner,
             population_examples=population_examples,
             record_layers=self.record_layers,
+            lora=self.lora,
         )
         outcome = rounds.run_or_void(self.rule, store, job, sink)
         if self.observer is not None and outcome.seen is not None:

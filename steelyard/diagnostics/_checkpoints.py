@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from steelyard.client._adapters import load_model
 from steelyard.client._losses import resolve_loss
 from steelyard.core import checks
 from steelyard.core._errors import SteelyardError
@@ -119,7 +120,7 @@ def hessian_spectra(
     numbers = []
     rows = []
     for number, state in read_models(path, rounds):
-        network.load_state_dict(state)
+        load_model(network, state)
         spectrum = hessian_spectrum(network, part.inputs, part.targets, k, loss=loss, **options)
         numbers.append(number)
         rows.append(spectrum.values)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from steelyard.client._adapters import load_model as load_parameters
 from steelyard.client._losses import resolve_loss
 from steelyard.core._errors import SteelyardError
 from steelyard.data import Federation
@@ -48,7 +49,7 @@ def load_model(history: History) -> nn.Module:
     federation = build_federation(experiment.data, experiment.seed)
     loss = resolve_loss(experiment.loss)
     model = build_module(experiment.model, federation, experiment.seed, loss)
-    model.load_state_dict(load_file(get_path(history) / "checkpoints" / "last" / MODEL))
+    load_parameters(model, load_file(get_path(history) / "checkpoints" / "last" / MODEL))
     return model.eval()
 
 

@@ -14,6 +14,7 @@ from flwr.common.logger import log
 from torch import nn
 
 from steelyard.algorithm import Algorithm
+from steelyard.client._adapters import load_model
 from steelyard.client._flat import FlatModel, Loss
 from steelyard.client._local import LocalTraining
 from steelyard.client._losses import check_targets
@@ -105,7 +106,7 @@ def _compute_test_metrics(
     metrics: Mapping[str, TestMetric], module: nn.Module, data: Dataset, model: ArrayRecord
 ) -> dict[str, float]:
     """Return the user's metrics of the received model on all samples, by name."""
-    module.load_state_dict(to_state_dict(model))
+    load_model(module, to_state_dict(model))
     module.eval()
     with torch.no_grad():
         outputs = torch.cat(

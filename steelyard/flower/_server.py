@@ -26,11 +26,13 @@ from steelyard.core._sums import are_finite
 from steelyard.core._term import ClientTerm, Vectors
 from steelyard.metrics import MEANING, Table, drop_invalid, find_invalid_clients
 from steelyard.runs._record import Record, make_record
+from steelyard.server._lora import choose_lora_output
 from steelyard.server._probe import Probe
 from steelyard.sim._evaluation import report_metrics
 from steelyard.sim._executors import one_thread
 from steelyard.stores._memory import MemorySink
-from steelyard.stores._slices import SliceStore, Source
+from steelyard.stores._padding import pad_to_layout
+from steelyard.stores._slices import SliceStore, Source, layout_of
 
 StateDict = dict[str, torch.Tensor]
 
@@ -210,6 +212,15 @@ class FlowerServer:
         ]
         self._reported_metrics: set[str] = set()  # needed metrics that a client has reported
 
+    def choose_lora(self, text: str | None, layout: Layout) -> None:
+        """Choose what to return for LoRA adapters, if there are any.
+
+        Args:
+            text: the option `lora`.
+            layout: the tensors that travel.
+        """
+        self.state.lora = choose_lora_output(text, layout, self.algorithm, can_change_base=False)
+
     def prepare_tensors(self, model: Source) -> None:
         """Find the classifier of the network, and prepare the small tensors of feature terms.
 
@@ -275,8 +286,11 @@ class FlowerServer:
         """
         # The models that can be used.
         metrics = {name: dict(column) for name, column in results.metrics.items()}
-        store = SliceStore.of(model, results.models, self._find_refused(metrics, results))
-        layout = store.layout
+        layout = layout_of(model)
+        models = {
+            client: pad_to_layout(source, layout) for client, source in results.models.items()
+        }
+        store = SliceStore.of(model, models, self._find_refused(metrics, results))
         self.prepare_vectors(layout)
 
         # The round.

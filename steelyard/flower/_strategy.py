@@ -108,6 +108,8 @@ class Steelyard(FedAvg):
             replay`: `"auto"` (rounds of up to 100 clients), `"gram"`, `"gram:layers=tensor"`, or
             `"none"`.
         shadow: rules to compute beside the real one and to record; they do not change the run.
+        lora: what to return for LoRA adapters: `"svd"` (the best approximation of the clients'
+            rank, the default) or `"factors"`.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class Steelyard(FedAvg):
         mode: str = "auto",
         record: str = "auto",
         shadow: tuple[str, ...] | list[str] = (),
+        lora: str | None = None,
     ) -> None:
         super().__init__(
             fraction_train,
@@ -178,6 +181,7 @@ class Steelyard(FedAvg):
             reported_vectors=sum(len(term.tags.reported_slots) for term in terms),
         )
         self.recording = parse_recording(record)
+        self.lora = lora
         self.shadow = parse_shadow(shadow, record)
         if self.shadow is not None:
             self.shadow.check_metrics(algorithm.needs.metrics)
@@ -275,7 +279,7 @@ class Steelyard(FedAvg):
         self.server.prepare_tensors(RecordSource(initial))
         model = to_state_dict(initial)
         description = describe_run(
-            self.algorithm.texts,
+            {**self.algorithm.texts, "lora": self.lora},
             self.seed,
             model,
             self.population or max(self.min_available_nodes, self.min_train_nodes),
@@ -383,6 +387,7 @@ class Steelyard(FedAvg):
             self.model = arrays
         source = RecordSource(self.model)
         layout = layout_of(source)
+        self.server.choose_lora(self.lora, layout)
         content = self._make_content(number, self.model, config)
         vectors = self.server.prepare_vectors(layout)
         if vectors:

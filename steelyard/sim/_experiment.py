@@ -34,6 +34,7 @@ from steelyard.core._errors import (
     nearest_name,
     shorten,
 )
+from steelyard.core._lora import parse_lora
 from steelyard.core._optimizer import ServerOptimizer
 from steelyard.core._options import (
     check_options,
@@ -203,6 +204,12 @@ class Experiment:
     refine: str | Refiner | None = option(
         None, "after the sum, on proxy data: server_ft, feddf, fedbe"
     )
+    lora: str | None = option(
+        None,
+        "what the server returns for LoRA adapters: residual (exact, the default), stack, svd or "
+        "factors",
+        is_late=True,
+    )
     model: str | nn.Module | None = option(
         None,
         "logistic, mlp, mcmahan_cnn, simple_cnn, resnet20, ...; by data set if not given; in Python "
@@ -264,6 +271,8 @@ class Experiment:
         if isinstance(self.model, str):
             with locate_errors(f"model={self.model!r}"):
                 parse(self.model, MODELS)
+        if self.lora is not None:
+            parse_lora(self.lora)
         resolve_loss(self.loss)
         Monitor.from_options(self.monitor, self.mode, self.target)
         self.local.check_terms(self.algorithm.client)

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from steelyard.client._adapters import list_frozen
 from steelyard.client._local import LocalTraining
 from steelyard.client._losses import name_of_loss
 from steelyard.core._errors import SteelyardError
@@ -53,7 +55,7 @@ def describe_run(
     params, stats, _ = work.model.vectors(work.model.module.state_dict())
     digest.update(params.numpy().tobytes())
     digest.update(stats.numpy().tobytes())
-    description = {
+    description: dict[str, Any] = {
         "algorithm": {name: text for name, text in work.algorithm.texts.items() if text},
         "local": local,
         "participation": to_plain(participation),
@@ -76,6 +78,9 @@ def describe_run(
         },
         "device": work.model.device.type,
     }
+    if work.model.layout.pairs:
+        description["algorithm"]["lora"] = str(work.lora)
+        description["model"]["frozen"] = _hash_frozen(work.model.module)
     if work.probe is not None:
         description["proxy"] = {
             **to_plain(proxy),
@@ -83,6 +88,16 @@ def describe_run(
             "fingerprint": work.probe.fingerprint(),
         }
     return description
+
+
+def _hash_frozen(module: nn.Module) -> str:
+    """Return a hash of the weights that are not trained."""
+    digest = hashlib.sha256()
+    for name, parameter in list_frozen(module):
+        digest.update(name.encode())
+        values = parameter.detach().cpu().contiguous()
+        digest.update(values.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _layers(module: nn.Module) -> str:

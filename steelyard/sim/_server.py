@@ -13,6 +13,7 @@ from steelyard.core._state import ClientId
 from steelyard.core._term import ClientTerm, Vectors
 from steelyard.metrics import find_invalid_clients
 from steelyard.runs._checkpoint import Snapshot
+from steelyard.sim._base_weights import BaseWeights
 from steelyard.sim._buffers import Buffers
 from steelyard.sim._evaluation import report_metrics
 from steelyard.sim._group import FINE, REASONS
@@ -59,6 +60,7 @@ class SimulationServer:
 
     Attributes:
         state: the rule's state and the server's vectors.
+        base_weights: the frozen weights under LoRA adapters, if the server changes them.
         stateful_clients: numbers of the clients that have rows in the tables.
     """
 
@@ -77,6 +79,10 @@ class SimulationServer:
         )
         if work.classifier is not None:
             self.state.prepare_tensors(work.classifier, buffers.server_tensors)
+        self.state.lora = work.lora
+        self.base_weights: BaseWeights | None = None
+        if work.lora.kind in ("residual", "restart"):
+            self.base_weights = BaseWeights(work.model.module, work.model.layout.pairs)
         self.stateful_clients: set[int] = set()
         self.load_model(work.model.module.state_dict())
 
@@ -88,10 +94,17 @@ class SimulationServer:
         self.buffers.counts.copy_(counts)
 
     def model(self) -> dict[str, torch.Tensor]:
-        """Return the global model to evaluate, as a state dict in new memory."""
-        return self.work.model.state_dict(
+        """Return the global model to evaluate, as a state dict in new memory.
+
+        With LoRA adapters, it has what clients train, and the frozen weights that the server
+        changed.
+        """
+        model = self.work.model.state_dict(
             self.params_to_evaluate(), self.buffers.stats, self.buffers.counts
         )
+        if self.base_weights is not None:
+            model |= self.base_weights.state()
+        return model
 
     def params_to_evaluate(self) -> torch.Tensor:
         """Return the parameters to evaluate: the global model, unless a term returns others."""
@@ -216,6 +229,8 @@ class SimulationServer:
         )
 
         # The new global model.
+        if self.base_weights is not None:
+            self.base_weights.add(outcome.residuals)
         buffers.theta.copy_(theta)
         for leaf in work.model.layout.stats:
             buffers.stats[leaf.start : leaf.stop].copy_(sink.others[leaf.name].reshape(-1))
@@ -289,6 +304,8 @@ class SimulationServer:
 
         # Model and state of the server.
         self.load_model(snapshot.model)
+        if self.base_weights is not None:
+            self.base_weights.load(snapshot.model)
         buffers.theta.copy_(state["theta"])
         self.state.restore(state)
 

@@ -22,6 +22,7 @@ from steelyard.recorder._shadow import parse_shadow
 from steelyard.runs._directory import RunDirectory, read_config
 from steelyard.runs._history import History
 from steelyard.runs._monitor import Monitor
+from steelyard.server._lora import choose_lora_output
 from steelyard.server._probe import Probe
 from steelyard.sim._callbacks import Callback, Until, warn
 from steelyard.sim._evaluation import (
@@ -197,6 +198,7 @@ def _prepare(
         probe,
         output=output,
         has_groups=has_group_accuracy(federation.test, outputs is not None and has_accuracy),
+        lora=choose_lora_output(experiment.lora, flat.layout, algorithm, can_change_base=True),
     )
     # Shadow rules are no part of a run's identity: a resumed run may have others.
     about = describe_run(work, experiment.participation, experiment.proxy)

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard import threads
+from steelyard.client._adapters import load_model
 from steelyard.client._fisher import fisher_trace
 from steelyard.core._errors import SteelyardError
 from steelyard.core._rng import stream
@@ -457,7 +458,7 @@ class Simulation:
         A mean over all samples of all clients is PA3Fed's sum over clients, weighted by size.
         """
         model = copy.deepcopy(self.work.model.module)
-        model.load_state_dict(self.server.model())
+        load_model(model, self.server.model())
         return finite_or_none(fisher_trace(model, self._fisher_inputs, len(self._fisher_inputs)))
 
     @cached_property

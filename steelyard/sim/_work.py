@@ -22,6 +22,7 @@ from steelyard.client._features import check_class_targets, compute_features, fi
 from steelyard.client._flat import FlatModel
 from steelyard.client._local import LocalTraining
 from steelyard.client._train import Batches, batches, cuts, width
+from steelyard.core._lora import FACTORS, LoraOutput
 from steelyard.core._rng import stream
 from steelyard.core._side_channel import Classifier
 from steelyard.data._dataset import Federation
@@ -59,6 +60,7 @@ class SimulationContext:
         output: the network's output of one sample, if outputs on the test set are to be kept.
         classifier_name: the name of the network's classifier, for feature terms; empty to find it.
         has_groups: whether the accuracy on groups of the test set is recorded.
+        lora: what the server returns for LoRA adapters.
     """
 
     algorithm: Algorithm
@@ -73,6 +75,7 @@ class SimulationContext:
     output: torch.Tensor | None = None
     classifier_name: str = ""
     has_groups: bool = False
+    lora: LoraOutput = FACTORS
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:

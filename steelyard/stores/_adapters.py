@@ -23,8 +23,9 @@ from steelyard.core._layout import Layout, LoraPair
 from steelyard.core._lora import find_common_ranks
 from steelyard.core._state import ClientId
 from steelyard.stores._json_stream import open_regular
+from steelyard.stores._padding import PaddedSource
 from steelyard.stores._safetensors import Checkpoint
-from steelyard.stores._slices import SliceStore, layout_of
+from steelyard.stores._slices import SliceStore, Source, layout_of
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -145,89 +146,50 @@ class Adapter:
         self.path = Path(path)
         self.config = read_adapter_config(self.path)
         self.checkpoint = Checkpoint(self.path / WEIGHTS, max_tensors)
-        self.metadata = self.checkpoint.metadata
-        self._pairs: dict[str, LoraPair] = {}  # by the names of both factors
-        self._ranks: Mapping[str, int] = {}
-
-    def pad(self, layout: Layout, ranks: Mapping[str, int]) -> None:
-        """Read the factors with these ranks from now on.
-
-        Raises:
-            SteelyardError: if a factor has another rank than the configuration says.
-        """
-        shapes = self.checkpoint.shapes
-        for pair in layout.pairs:
-            module = _module_of(pair)
-            if pair.a.name in shapes:
-                rank = shapes[pair.a.name][0][0] if shapes[pair.a.name][0] else 0
-                if rank != self.config.rank_of(module):
-                    raise SteelyardError(
-                        f"{self.path}: {pair.a.name!r} has rank {rank}, and {CONFIG} says "
-                        f"{self.config.rank_of(module)}"
-                    )
-            self._pairs |= {pair.a.name: pair, pair.b.name: pair}
-        self._ranks = ranks
 
     @property
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of every tensor; factors are padded, and float32."""
-        shapes = dict(self.checkpoint.shapes)
-        for name, pair in self._pairs.items():
-            if name not in shapes:
+    def shapes(self) -> Shapes:
+        """Shape and dtype of every tensor."""
+        return self.checkpoint.shapes
+
+    def check_ranks(self, layout: Layout) -> None:
+        """Raise an error if a factor has another rank than the configuration says."""
+        for pair in layout.pairs:
+            if pair.a.name not in self.shapes:
                 continue
-            shape = list(shapes[name][0])
-            axis = 0 if name == pair.a.name else 1
-            if len(shape) > axis and shape[axis] <= self._ranks[pair.name]:
-                shape[axis] = self._ranks[pair.name]
-            shapes[name] = (tuple(shape), torch.float32)
-        return shapes
+            shape, _ = self.shapes[pair.a.name]
+            rank = shape[0] if shape else 0
+            expected = self.config.rank_of(_module_of(pair))
+            if rank != expected:
+                raise SteelyardError(
+                    f"{self.path}: {pair.a.name!r} has rank {rank}, and {CONFIG} says {expected}"
+                )
+
+    def scales(self, layout: Layout) -> dict[str, float]:
+        """Return the factor of the product of each adapter, by name."""
+        return {pair.name: self.config.scale_of(_module_of(pair)) for pair in layout.pairs}
 
     def read(self, name: str, start: int, out: torch.Tensor) -> None:
         """Read elements of a tensor from position `start` on into `out`, cast to its dtype."""
-        if name in self._pairs:
-            out.copy_(self.load(name).flatten()[start : start + out.numel()])
-        else:
-            self.checkpoint.read(name, start, out)
+        self.checkpoint.read(name, start, out)
 
     def read_bytes(self, name: str, start: int, out: memoryview) -> None:
         """Read bytes of a tensor from byte `start` on into `out`."""
-        if name in self._pairs:
-            values = self.load(name).flatten().view(torch.uint8).numpy()
-            out[:] = values[start : start + len(out)].data
-        else:
-            self.checkpoint.read_bytes(name, start, out)
+        self.checkpoint.read_bytes(name, start, out)
 
     def load(self, name: str) -> torch.Tensor:
-        """Return one complete tensor; a factor is scaled and padded."""
-        tensor = self.checkpoint.load(name)
-        pair = self._pairs.get(name)
-        if pair is None:
-            return tensor
-        tensor = tensor.float()
-        if name == pair.b.name:
-            tensor = tensor * self.config.scale_of(_module_of(pair))
-        axis = 0 if name == pair.a.name else 1
-        missing = self._ranks[pair.name] - tensor.shape[axis]
-        if missing <= 0:
-            return tensor
-        shape = list(tensor.shape)
-        shape[axis] = missing
-        return torch.cat([tensor, tensor.new_zeros(shape)], dim=axis)
+        """Return one complete tensor."""
+        return self.checkpoint.load(name)
 
     def peek(self, name: str) -> NDArray[Any] | None:
         """Return None: the tensor is on disk."""
 
 
-class ZeroAdapter(Adapter):
-    """The adapter that changes nothing: the global model where adapters are merged."""
+class ZeroModel:
+    """A model of zeros: the global model where adapters are merged (a `Source`)."""
 
     def __init__(self, shapes: Shapes) -> None:
-        self._shapes = dict(shapes)
-
-    @property
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of every tensor."""
-        return self._shapes
+        self.shapes = dict(shapes)
 
     def read(self, name: str, start: int, out: torch.Tensor) -> None:
         """Fill `out` with zeros."""
@@ -239,8 +201,11 @@ class ZeroAdapter(Adapter):
 
     def load(self, name: str) -> torch.Tensor:
         """Return zeros."""
-        shape, dtype = self._shapes[name]
+        shape, dtype = self.shapes[name]
         return torch.zeros(shape, dtype=dtype)
+
+    def peek(self, name: str) -> NDArray[Any] | None:
+        """Return None: the zeros are not in memory."""
 
 
 def _module_of(pair: LoraPair) -> str:
@@ -248,10 +213,21 @@ def _module_of(pair: LoraPair) -> str:
     return pair.name.removeprefix(_PREFIX)
 
 
-def open_adapters(
-    directories: Mapping[ClientId, str | os.PathLike[str]],
-) -> SliceStore[Adapter]:
-    """Open PEFT directories as a store whose global model is zero.
+@dataclass(frozen=True)
+class AdapterStore:
+    """PEFT directories, and their updates to a global model of zeros.
+
+    Attributes:
+        updates: the products as rules see them: scaled, and padded to common ranks.
+        adapters: the directories that could be opened.
+    """
+
+    updates: SliceStore[Source]
+    adapters: Mapping[ClientId, Adapter]
+
+
+def open_adapters(directories: Mapping[ClientId, str | os.PathLike[str]]) -> AdapterStore:
+    """Open PEFT directories.
 
     An adapter that cannot be read, or has other modules than the first one, is quarantined.
 
@@ -280,12 +256,19 @@ def open_adapters(
     for adapter in adapters.values():
         shape_lists.append({name: shape for name, (shape, _) in adapter.shapes.items()})
     ranks = find_common_ranks(layout, shape_lists)
+
+    # The factors as they act: scaled and padded.
+    padded: dict[ClientId, Source] = {}
     for client, adapter in adapters.items():
         try:
-            adapter.pad(layout, ranks)
+            adapter.check_ranks(layout)
         except SteelyardError as error:
             quarantined[client] = str(error)
+        scales = adapter.scales(layout)
+        padded[client] = PaddedSource(adapter, layout, ranks, scales, torch.float32)
 
     # The first valid adapter says which tensors there are.
-    like = next((a for client, a in adapters.items() if client not in quarantined), first)
-    return SliceStore.of(ZeroAdapter(like.shapes), adapters, quarantined)
+    valid = [source for client, source in padded.items() if client not in quarantined]
+    like = valid[0] if valid else next(iter(padded.values()))
+    zeros: Source = ZeroModel(like.shapes)
+    return AdapterStore(SliceStore.of(zeros, padded, quarantined), adapters)
