@@ -1,7 +1,7 @@
-"""Networks with LoRA adapters: which tensors travel, and the frozen weights that stay.
+"""Networks with LoRA adapters: which tensors are sent, and the frozen weights that stay.
 
 Clients of such a network send what they train: the adapters, and whole modules beside them if there
-are any. Frozen weights stay where they are. Of other networks, all tensors travel.
+are any. Of other networks, all tensors are sent.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from steelyard.core._errors import SteelyardError
 from steelyard.core._layout import LoraPair, is_lora_factor
 
 
-def select_travelling(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the part of a network's state dict that clients and server exchange."""
+def state_to_send(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the part of a network's state dict that clients and server send to each other.
+
+    This is all of it, unless the network has LoRA adapters: then frozen weights are left out.
+    """
     state: dict[str, torch.Tensor] = module.state_dict()
     frozen = {name for name, _ in list_frozen(module)}
     if not any(is_lora_factor(name) for name in state.keys() - frozen):
@@ -33,12 +36,12 @@ def list_frozen(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def load_model(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Load a model of a run into its network; frozen weights that did not travel stay.
+    """Load a model of a run into its network; frozen weights that were not sent stay.
 
     Raises:
         SteelyardError: if the model does not fit the network.
     """
-    expected = select_travelling(module)
+    expected = state_to_send(module)
     try:
         result = module.load_state_dict(state, strict=False)
     except RuntimeError as error:  # other shapes

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from steelyard.client._adapters import select_travelling
+from steelyard.client._adapters import state_to_send
 from steelyard.client._losses import Loss as Loss
 from steelyard.client._losses import resolve_loss
 from steelyard.core._errors import SteelyardError
@@ -52,7 +52,7 @@ class FlatModel:
         self.loss = resolve_loss(loss)
         self.device = device
         state = module.state_dict()
-        self.layout = layout or Layout.of(select_travelling(module))
+        self.layout = layout or Layout.of(state_to_send(module))
         self._check_dtypes()
 
         # Flat vectors: parameters are [1, d]. If the network's `forward` calls view(), it may fail

@@ -267,7 +267,7 @@ class Layout:
 
         # Both factors of an adapter must fit each other.
         for pair in self.pairs:
-            problem = _find_rank_problem(pair, shapes[pair.a.name][0], shapes[pair.b.name][0])
+            problem = find_rank_problem(pair, shapes[pair.a.name][0], shapes[pair.b.name][0])
             if problem is not None:
                 return problem
 
@@ -500,12 +500,14 @@ def _find_pairs(leaves: Sequence[Leaf]) -> tuple[LoraPair, ...]:
     return tuple(pairs)
 
 
-def _find_rank_problem(
+def find_rank_problem(
     pair: LoraPair, shape_a: Sequence[int], shape_b: Sequence[int]
 ) -> str | None:
     """Return why two factors of a client do not form an adapter; None if they do."""
     if len(shape_a) != len(pair.a.shape) or len(shape_b) != len(pair.b.shape):
         return None  # the shapes are wrong in another way
+    if shape_a[0] < 1:
+        return f"adapter {pair.name!r} has rank 0"
     if shape_a[0] != shape_b[1]:
         return f"adapter {pair.name!r} has A of rank {shape_a[0]} and B of rank {shape_b[1]}"
     if shape_a[0] > max(pair.max_rank, pair.rank):

@@ -16,7 +16,7 @@ from steelyard.core._errors import SteelyardError
 
 if TYPE_CHECKING:
     from steelyard.flower._array_records import to_record, to_state_dict
-    from steelyard.flower._client_app import client, partitioned, reporting
+    from steelyard.flower._client_app import client, partitioned, reporting, state_to_send
     from steelyard.flower._messages import TrainInstructions, read_instructions
     from steelyard.flower._strategies import *  # noqa: F403 - one class for each part
     from steelyard.flower._strategy import Steelyard
@@ -28,6 +28,7 @@ _MODULES = {
     "partitioned": "_client_app",
     "read_instructions": "_messages",
     "reporting": "_client_app",
+    "state_to_send": "_client_app",
     "to_record": "_array_records",
     "to_state_dict": "_array_records",
 }
@@ -38,6 +39,7 @@ __all__ = [
     "partitioned",
     "read_instructions",
     "reporting",
+    "state_to_send",
     "to_record",
     "to_state_dict",
 ]

@@ -15,6 +15,7 @@ from torch import nn
 
 from steelyard.algorithm import Algorithm
 from steelyard.client._adapters import load_model
+from steelyard.client._adapters import state_to_send as state_to_send
 from steelyard.client._flat import FlatModel, Loss
 from steelyard.client._local import LocalTraining
 from steelyard.client._losses import check_targets
@@ -273,6 +274,8 @@ class _Job:
         state = to_state_dict(received)
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
         reason = model.layout.mismatch(shapes)
+        if reason is not None and model.layout.pairs:
+            reason += " (start with the tensors of steelyard.flower.state_to_send(model))"
         if reason is not None:
             raise SteelyardError(f"the received model is not that of model_fn: {reason}")
         params, stats, counts = model.vectors(state)

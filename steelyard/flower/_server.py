@@ -217,7 +217,7 @@ class FlowerServer:
 
         Args:
             text: the option `lora`.
-            layout: the tensors that travel.
+            layout: the tensors that are sent.
         """
         self.state.lora = choose_lora_output(text, layout, self.algorithm, can_change_base=False)
 

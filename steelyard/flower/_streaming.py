@@ -32,6 +32,7 @@ from steelyard.flower._messages import (
     TENSORS_RECORD,
     find_model_record,
 )
+from steelyard.stores._padding import pad_to_layout
 from steelyard.stores._safetensors import Checkpoint
 
 P = ParamSpec("P")
@@ -211,7 +212,7 @@ class ReplyStorage:
         expected = len(self._layout.leaves)
         if len(record) > expected:
             raise SteelyardError(f"its model has {len(record)} tensors, {expected} are expected")
-        reason = self._layout.mismatch(RecordSource(record).shapes)
+        reason = self._layout.mismatch(pad_to_layout(RecordSource(record), self._layout).shapes)
         if reason is not None:
             raise SteelyardError(reason)
 

@@ -16,7 +16,7 @@ def choose_lora_output(
 
     Args:
         text: the option `lora`; None for the exact one that clients can use, or else `svd`.
-        layout: the tensors that travel.
+        layout: the tensors that are sent.
         algorithm: the algorithm of the run.
         can_change_base: whether the server can change the frozen weights of all clients.
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from numpy.typing import NDArray
 
-from steelyard.core._layout import Layout, LoraPair
+from steelyard.core._layout import Layout, LoraPair, find_rank_problem
 from steelyard.stores._slices import Source
 
 S = TypeVar("S", bound=Source)
@@ -97,9 +97,20 @@ class PaddedSource(Generic[S]):
 
 
 def pad_to_layout(source: Source, layout: Layout) -> Source:
-    """Return a source with its factors padded to the ranks of a layout, if some are smaller."""
+    """Return a source with its factors padded to the ranks of a layout, if some are smaller.
+
+    Factors that do not form adapters stay as they are: `Layout.mismatch` says what is wrong.
+    """
+    shapes = source.shapes
+    is_smaller = False
     for pair in layout.pairs:
-        shape = source.shapes.get(pair.a.name, ((), None))[0]
-        if shape and shape[0] < pair.rank:
-            return PaddedSource(source, layout, {pair.name: pair.rank for pair in layout.pairs})
-    return source
+        if pair.a.name not in shapes or pair.b.name not in shapes:
+            return source
+        shape_a = shapes[pair.a.name][0]
+        shape_b = shapes[pair.b.name][0]
+        if find_rank_problem(pair, shape_a, shape_b) is not None:
+            return source
+        is_smaller |= len(shape_a) > 1 and shape_a[0] < pair.rank
+    if not is_smaller:
+        return source
+    return PaddedSource(source, layout, {pair.name: pair.rank for pair in layout.pairs})

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import steelyard
-from steelyard.client._adapters import load_model, select_travelling
+from steelyard.client._adapters import load_model, state_to_send
 from steelyard.core._errors import SteelyardError
 
 peft = pytest.importorskip("peft", reason="needs the extra [lora]")
@@ -84,11 +84,11 @@ def trained_clients(start, count=4, **options):
 
 def test_only_what_is_trained_travels():
     module = make_network()
-    names = set(select_travelling(module))
+    names = set(state_to_send(module))
     assert names == {name for name, p in module.named_parameters() if p.requires_grad}
     history = run("svd", rounds=1)
     assert set(history.params) == names
-    assert set(select_travelling(Network())) == set(Network().state_dict())
+    assert set(state_to_send(Network())) == set(Network().state_dict())
 
 
 def test_modules_to_save_travel():
@@ -96,7 +96,7 @@ def test_modules_to_save_travel():
     config = peft.LoraConfig(r=2, target_modules=["first"], modules_to_save=["second"])
     module = peft.get_peft_model(Network(), config)
     history = run("residual", rounds=1, model=module)
-    travelling = select_travelling(module)
+    travelling = state_to_send(module)
     assert any("modules_to_save" in name for name in travelling)
     assert travelling.keys() <= history.params.keys()
     before = travelling["base_model.model.second.modules_to_save.default.weight"]
@@ -136,7 +136,7 @@ def test_others_report_their_error(lora):
 
 def test_stack_starts_again_from_the_same_factors():
     module = make_network()
-    before = select_travelling(module)
+    before = state_to_send(module)
     history = run("stack", rounds=2)
     for name, tensor in before.items():
         if "lora_A" in name:
@@ -255,7 +255,7 @@ def test_convolutions_embeddings_and_transposed_layers_are_exact():
     torch.manual_seed(0)
     config = peft.LoraConfig(r=2, lora_alpha=3, target_modules=["words", "conv", "line"])
     module = peft.get_peft_model(Mixed(), config)
-    pairs = Layout.of(select_travelling(module)).pairs
+    pairs = Layout.of(state_to_send(module)).pairs
     assert len(pairs) == 3
     for parameter in module.parameters():
         if parameter.requires_grad:
