@@ -76,6 +76,7 @@ test-flower: $(FLOWERS) ## the adapter on the oldest and the newest Flower, each
 bench: setup           ## tables on the screen, JSON in out/
 	$(BIN)/python -m benchmarks.aggregation
 	$(BIN)/python -m benchmarks.merge
+	$(BIN)/python -m benchmarks.lora
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.probe
 	$(BIN)/python -m benchmarks.flower

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from steelyard._version import __version__
@@ -16,6 +18,7 @@ from steelyard.api import Metrics
 from steelyard.core import _round as rounds
 from steelyard.core._errors import SteelyardError
 from steelyard.core._evidence import part_needing_proxy_data
+from steelyard.core._gram import Array
 from steelyard.core._layout import DTYPES, Layout, Leaf, LoraPair
 from steelyard.core._lora import LoraOutput, parse_lora
 from steelyard.core._spec import to_text
@@ -37,7 +40,8 @@ class AdapterMerge:
 
     Args:
         adapters: PEFT directories by id, or in a list.
-        rule: a rule or its spec string. Without sizes, all adapters have the same initial weight.
+        rule: a rule or its spec string; by default `fedavg` if sizes are given, or else `uniform`.
+            Without sizes, a rule that adapts weights starts from equal ones.
         lora: `stack` (exact; ranks add up), or `svd:16` (the best approximation of rank 16), or
             `factors` (mean factors).
         metrics: values that are known of the adapters, such as `num_examples`.
@@ -48,7 +52,7 @@ class AdapterMerge:
     def __init__(
         self,
         adapters: Mapping[ClientId, str | os.PathLike[str]] | Sequence[str | os.PathLike[str]],
-        rule: str | Weighting = "uniform",
+        rule: str | Weighting | None = None,
         *,
         lora: str = "stack",
         metrics: Metrics | None = None,
@@ -74,11 +78,9 @@ class AdapterMerge:
 
         # The rule. Without sizes, adapters start with equal weights.
         self.table = metric_table(metrics, tuple(directories))
-        self.rule = parse_rule(rule)
+        has_sizes = "num_examples" in self.table
+        self.rule = _choose_rule(rule, has_sizes)
         self.root = with_default_source(self.rule)
-        if "num_examples" in self.root.needs.metrics and "num_examples" not in self.table:
-            self.rule = parse_rule(f"uniform|{to_text(self.rule)}")
-            self.root = with_default_source(self.rule)
         if self.root.needs.probe:
             raise SteelyardError(
                 f"{part_needing_proxy_data(self.root)} needs proxy data, which a merge does not "
@@ -101,7 +103,7 @@ class AdapterMerge:
         path = Path(out)
         if os.path.lexists(path) and not force:
             raise SteelyardError(f"{path} exists: choose another name, or replace it (force=True)")
-        job = rounds.Round(self.table, {}, 1, diagnose=True, lora=self.lora)
+        job = rounds.Round(self.table, {}, 1, diagnose=True, lora=self.lora, record_layers="module")
         metadata = {
             "format": "pt",
             "merged_by": f"steelyard {__version__}",
@@ -125,6 +127,94 @@ class AdapterMerge:
             f"{'; '.join(reasons)}. Nothing is written: correct this, or pass allow_partial=True "
             "to leave these adapters out"
         )
+
+
+def _choose_rule(rule: str | Weighting | None, has_sizes: bool) -> Weighting:
+    """Return the rule of a merge: without sizes, one that starts from equal weights.
+
+    Args:
+        rule: the rule that the user gave, if any.
+        has_sizes: whether the number of examples of each adapter is known.
+    """
+    if rule is None:
+        return parse_rule("fedavg" if has_sizes else "uniform")
+    parsed = parse_rule(rule)
+    needed = with_default_source(parsed).needs.metrics
+    if has_sizes or "num_examples" not in needed:
+        return parsed
+    text = to_text(parsed)
+    try:
+        return parse_rule(f"uniform|{text}")
+    except SteelyardError:
+        raise SteelyardError(
+            f"{text} needs the number of examples of each adapter: give "
+            "metrics={'num_examples': ...} (--metrics FILE), or use uniform"
+        ) from None
+
+
+@dataclass(frozen=True)
+class MergeSummary:
+    """What a merge of adapters did, and whether they fit together.
+
+    Attributes:
+        ids: the adapters.
+        weights: their weights, means over modules, `[K]`.
+        norms: the norms of their products over all modules, `[K]`.
+        cosines: the cosines between them, `[K, K]`.
+        modules: the names of the modules.
+        module_norms: the norms of the products of each module, `[modules, K]`.
+        effective: one divided by the sum of squared shares of the weights.
+        length: the norm of the exact merge, as a multiple of the mean norm of the adapters.
+        errors: the distance of what was written from the exact merge, as a share of the exact
+            merge, by module.
+        error: the same of all modules together.
+    """
+
+    ids: tuple[ClientId, ...]
+    weights: Array
+    norms: Array
+    cosines: Array
+    modules: tuple[str, ...]
+    module_norms: Array
+    effective: float
+    length: float
+    errors: Mapping[str, float]
+    error: float
+
+    @property
+    def mean_cosine(self) -> float:
+        """The mean cosine over pairs of adapters; 1 for a single one."""
+        count = len(self.ids)
+        if count == 1:
+            return 1.0
+        return float((self.cosines.sum() - np.trace(self.cosines)) / (count * (count - 1)))
+
+
+def summarize_merge(outcome: rounds.Outcome) -> MergeSummary:
+    """Return the summary of a merge from what `AdapterMerge.run` returned."""
+    assert outcome.seen is not None
+    gram = outcome.seen.whole
+    layers = outcome.seen.grams["module"]
+    weights = np.broadcast_to(outcome.weights, layers.gram.norms.shape)
+    steps = layers.gram.mixture_sq_norm(weights)  # of the exact merge, by module
+    errors = {str(name): float(value) for name, value in outcome.report["lora_error"].items()}
+    error_by_module = np.array([errors.get(name, 0.0) for name in layers.names])
+    total = float(steps.sum())
+    means = outcome.weights.mean(axis=0)
+    shares = np.abs(means) / np.abs(means).sum()
+    mean_norm = float(gram.norms[0].mean())
+    return MergeSummary(
+        ids=outcome.seen.ids,
+        weights=means,
+        norms=gram.norms[0],
+        cosines=gram.cosines()[0],
+        modules=tuple(layers.names),
+        module_norms=layers.gram.norms,
+        effective=float(1 / (shares**2).sum()),
+        length=math.sqrt(total) / mean_norm if mean_norm > 0 else 0.0,
+        errors=errors,
+        error=math.sqrt(float((error_by_module**2 * steps).sum()) / total) if total > 0 else 0.0,
+    )
 
 
 @dataclass

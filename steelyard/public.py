@@ -14,6 +14,7 @@ from steelyard.algorithm import parse_refiner as parse_refiner
 from steelyard.algorithm import parse_terms as parse_terms
 from steelyard.api import Aggregate as Aggregate
 from steelyard.api import aggregate as aggregate
+from steelyard.client._adapters import load_model as load_model
 from steelyard.client._local import LocalTraining as LocalTraining
 from steelyard.core._errors import NoValidClients as NoValidClients
 from steelyard.core._errors import SteelyardError as SteelyardError

@@ -500,9 +500,7 @@ def _find_pairs(leaves: Sequence[Leaf]) -> tuple[LoraPair, ...]:
     return tuple(pairs)
 
 
-def find_rank_problem(
-    pair: LoraPair, shape_a: Sequence[int], shape_b: Sequence[int]
-) -> str | None:
+def find_rank_problem(pair: LoraPair, shape_a: Sequence[int], shape_b: Sequence[int]) -> str | None:
     """Return why two factors of a client do not form an adapter; None if they do."""
     if len(shape_a) != len(pair.a.shape) or len(shape_b) != len(pair.b.shape):
         return None  # the shapes are wrong in another way

@@ -39,6 +39,8 @@ Section = Literal[
     "Contributions of clients",
     "Steps of the rules",
     "Agreement between rules",
+    "Agreement between adapters",
+    "What the merge lost",
     "Cost",
 ]
 
