@@ -89,7 +89,7 @@ class Bulyan(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["bulyan"].make(
             f=f,
@@ -101,7 +101,7 @@ class Bulyan(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -126,7 +126,7 @@ class CReFF(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = TERMS["creff"].make(
             features=features, match_steps=match_steps, match_lr=match_lr, epochs=epochs, lr=lr,
@@ -140,6 +140,7 @@ class CReFF(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -162,7 +163,7 @@ class Cap(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["cap"].make(
             max_weight=max_weight,
@@ -174,7 +175,7 @@ class Cap(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -198,7 +199,7 @@ class CenteredClipping(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["centered_clipping"].make(
             tau=tau, steps=steps,
@@ -210,7 +211,7 @@ class CenteredClipping(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -233,7 +234,7 @@ class Ema(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["ema"].make(
             decay=decay,
@@ -245,7 +246,7 @@ class Ema(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -269,7 +270,7 @@ class FLTrust(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fltrust"].make(
             epochs=epochs, lr=lr,
@@ -281,7 +282,7 @@ class FLTrust(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -306,7 +307,7 @@ class FPL(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = TERMS["fpl"].make(
             weight=weight, temperature=temperature, regression=regression,
@@ -320,6 +321,7 @@ class FPL(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -345,7 +347,7 @@ class FedAWA(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fedawa"].make(
             preset=preset, steps=steps, lr=lr, optimizer=optimizer, distance=distance, init=init,
@@ -359,7 +361,7 @@ class FedAWA(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -382,7 +384,7 @@ class FedAWACos(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fedawa_cos"].make(
             normalize=normalize,
@@ -394,7 +396,7 @@ class FedAWACos(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -421,7 +423,7 @@ class FedAWAL(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fedawa_l"].make(
             layers=layers, preset=preset, steps=steps, lr=lr, optimizer=optimizer,
@@ -435,7 +437,7 @@ class FedAWAL(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -459,7 +461,7 @@ class FedAdagrad(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = OPTIMIZERS["adagrad"].make(
             lr=lr, tau=tau,
@@ -472,6 +474,7 @@ class FedAdagrad(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -495,7 +498,7 @@ class FedAdam(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = OPTIMIZERS["adam"].make(
             lr=lr, betas=betas, tau=tau,
@@ -508,6 +511,7 @@ class FedAdam(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -531,7 +535,7 @@ class FedAdp(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fedadp"].make(
             alpha=alpha, clock=clock, reference=reference,
@@ -543,7 +547,7 @@ class FedAdp(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -566,7 +570,7 @@ class FedAvg(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fedavg"].make(
             by=by,
@@ -578,7 +582,7 @@ class FedAvg(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -602,7 +606,7 @@ class FedAvgM(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = OPTIMIZERS["momentum"].make(
             beta=beta, lr=lr, convention=convention,
@@ -615,6 +619,7 @@ class FedAvgM(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -641,7 +646,7 @@ class FedBE(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", record: str = "auto",
-        shadow: tuple[str, ...] | list[str] = (),
+        shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = REFINERS["fedbe"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, momentum=momentum,
@@ -656,7 +661,7 @@ class FedBE(Steelyard):
             proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
-            data_name=data_name, monitor=monitor, record=record, shadow=shadow,
+            data_name=data_name, monitor=monitor, record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -680,7 +685,7 @@ class FedCE(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", record: str = "auto",
-        shadow: tuple[str, ...] | list[str] = (),
+        shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fedce"].make(
             score=score, mode=mode, eps=eps,
@@ -692,7 +697,7 @@ class FedCE(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, record=record,
-            shadow=shadow,
+            shadow=shadow, lora=lora,
         )
 
 
@@ -716,7 +721,7 @@ class FedCos(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = TERMS["fedcos"].make(
             mu=mu, form=form, eps=eps, direction=direction,
@@ -729,6 +734,7 @@ class FedCos(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -754,7 +760,7 @@ class FedDF(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = REFINERS["feddf"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, momentum=momentum,
@@ -769,6 +775,7 @@ class FedDF(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -792,7 +799,7 @@ class FedDisco(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["feddisco"].make(
             a=a, b=b, metric=metric,
@@ -804,7 +811,7 @@ class FedDisco(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -828,7 +835,7 @@ class FedDyn(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = TERMS["feddyn"].make(
             alpha=alpha, form=form,
@@ -841,6 +848,7 @@ class FedDyn(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -864,7 +872,7 @@ class FedExP(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fedexp"].make(
             eps=eps, preset=preset,
@@ -876,7 +884,7 @@ class FedExP(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -903,7 +911,7 @@ class FedLAW(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fedlaw"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, betas=betas,
@@ -917,7 +925,7 @@ class FedLAW(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -945,7 +953,7 @@ class FedLAWSWA(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fedlaw_swa"].make(
             preset=preset, epochs=epochs, lr=lr, swa_lr=swa_lr, optimizer=optimizer, betas=betas,
@@ -959,7 +967,7 @@ class FedLAWSWA(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -983,7 +991,7 @@ class FedLWS(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fedlws"].make(
             beta=beta, min_tau=min_tau, max_tau=max_tau, layers=layers,
@@ -995,7 +1003,7 @@ class FedLWS(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1019,7 +1027,7 @@ class FedMGDA(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fedmgda"].make(
             epsilon=epsilon, normalize=normalize, length=length,
@@ -1031,7 +1039,7 @@ class FedMGDA(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1055,7 +1063,7 @@ class FedMut(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = BROADCASTS["fedmut"].make(
             radius=radius, rate=rate, bound=bound,
@@ -1068,6 +1076,7 @@ class FedMut(Steelyard):
             mean_examples=mean_examples, seed=seed, out=out, checkpoint_dir=checkpoint_dir,
             resume=resume, checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -1090,7 +1099,7 @@ class FedNova(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["fednova"].make(
             tau_eff=tau_eff,
@@ -1102,7 +1111,7 @@ class FedNova(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1126,7 +1135,7 @@ class FedProto(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = TERMS["fedproto"].make(
             weight=weight, average=average, classifier=classifier,
@@ -1139,6 +1148,7 @@ class FedProto(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -1162,7 +1172,7 @@ class FedProx(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = TERMS["fedprox"].make(
             mu=mu,
@@ -1175,6 +1185,7 @@ class FedProx(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -1198,7 +1209,7 @@ class FedSGD(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = OPTIMIZERS["sgd"].make(
             lr=lr,
@@ -1211,6 +1222,7 @@ class FedSGD(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -1234,7 +1246,7 @@ class FedYogi(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = OPTIMIZERS["yogi"].make(
             lr=lr, betas=betas, tau=tau,
@@ -1247,6 +1259,7 @@ class FedYogi(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -1272,7 +1285,7 @@ class GWS(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["gws"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, betas=betas,
@@ -1285,7 +1298,7 @@ class GWS(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1309,7 +1322,7 @@ class GeometricMedian(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["geometric_median"].make(
             steps=steps, nu=nu,
@@ -1321,7 +1334,7 @@ class GeometricMedian(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1345,7 +1358,7 @@ class Krum(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["krum"].make(
             f=f, neighbours=neighbours,
@@ -1357,7 +1370,7 @@ class Krum(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1383,7 +1396,7 @@ class LAW(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["law"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, betas=betas,
@@ -1397,7 +1410,7 @@ class LAW(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1421,7 +1434,7 @@ class LDAWA(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["ldawa"].make(
             warmup=warmup, layers=layers,
@@ -1433,7 +1446,7 @@ class LDAWA(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1456,7 +1469,7 @@ class MGDA(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["mgda"].make()
         super().__init__(
@@ -1466,7 +1479,7 @@ class MGDA(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1489,7 +1502,7 @@ class Median(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["median"].make()
         super().__init__(
@@ -1499,7 +1512,7 @@ class Median(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1522,7 +1535,7 @@ class ModelStock(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["model_stock"].make(
             layers=layers,
@@ -1534,7 +1547,7 @@ class ModelStock(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1558,7 +1571,7 @@ class MultiKrum(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["multikrum"].make(
             f=f, neighbours=neighbours, keep=keep,
@@ -1570,7 +1583,7 @@ class MultiKrum(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1595,7 +1608,7 @@ class PA3Fed(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["pa3fed"].make(
             beta=beta, score=score, detector=detector, model=model, preset=preset, divide=divide,
@@ -1607,7 +1620,7 @@ class PA3Fed(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1630,7 +1643,7 @@ class RecordCoherence(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["record_coherence"].make(
             groups=groups,
@@ -1642,7 +1655,7 @@ class RecordCoherence(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1665,7 +1678,7 @@ class SCAFFOLD(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = TERMS["scaffold"].make()
         super().__init__(
@@ -1676,6 +1689,7 @@ class SCAFFOLD(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -1700,7 +1714,7 @@ class ServerFT(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = REFINERS["server_ft"].make(
             preset=preset, epochs=epochs, lr=lr, optimizer=optimizer, momentum=momentum,
@@ -1714,6 +1728,7 @@ class ServerFT(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 
@@ -1737,7 +1752,7 @@ class Shrink(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["shrink"].make(
             gamma=gamma, stats=stats, global_lr=global_lr,
@@ -1749,7 +1764,7 @@ class Shrink(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1772,7 +1787,7 @@ class TrimmedMean(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["trimmed_mean"].make(
             f=f,
@@ -1784,7 +1799,7 @@ class TrimmedMean(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1807,7 +1822,7 @@ class Uniform(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = RULES["uniform"].make()
         super().__init__(
@@ -1817,7 +1832,7 @@ class Uniform(Steelyard):
             id_key=id_key, population=population, mean_examples=mean_examples, seed=seed, out=out,
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
-            record=record, shadow=shadow,
+            record=record, shadow=shadow, lora=lora,
         )
 
 
@@ -1841,7 +1856,7 @@ class VRLSGD(Steelyard):
         checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
         checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
         data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
-        record: str = "auto", shadow: tuple[str, ...] | list[str] = (),
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
     ) -> None:
         part = TERMS["vrlsgd"].make(
             scale=scale,
@@ -1854,4 +1869,5 @@ class VRLSGD(Steelyard):
             seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
             checkpoint_every=checkpoint_every, patience=patience, memory=memory,
             data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
