@@ -26,10 +26,10 @@ from steelyard.core._sums import are_finite
 from steelyard.core._term import ClientTerm, Vectors
 from steelyard.metrics import MEANING, Table, drop_invalid, find_invalid_clients
 from steelyard.runs._record import Record, make_record
-from steelyard.server._lora import choose_lora_output
 from steelyard.server._probe import Probe
 from steelyard.sim._evaluation import report_metrics
 from steelyard.sim._executors import one_thread
+from steelyard.sim._lora_output import choose_lora_output
 from steelyard.stores._memory import MemorySink
 from steelyard.stores._padding import pad_to_layout
 from steelyard.stores._slices import SliceStore, Source, layout_of

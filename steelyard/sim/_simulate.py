@@ -22,7 +22,6 @@ from steelyard.recorder._shadow import parse_shadow
 from steelyard.runs._directory import RunDirectory, read_config
 from steelyard.runs._history import History
 from steelyard.runs._monitor import Monitor
-from steelyard.server._lora import choose_lora_output
 from steelyard.server._probe import Probe
 from steelyard.sim._callbacks import Callback, Until, warn
 from steelyard.sim._evaluation import (
@@ -37,6 +36,7 @@ from steelyard.sim._executors import one_thread
 from steelyard.sim._experiment import Experiment
 from steelyard.sim._identity import check_done, check_same, describe_run, identity, name_cohorts
 from steelyard.sim._inputs import build_federation, build_module, find_device, split_proxy
+from steelyard.sim._lora_output import choose_lora_output
 from steelyard.sim._simulator import Simulation
 from steelyard.sim._work import SimulationContext
 
