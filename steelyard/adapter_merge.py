@@ -26,7 +26,7 @@ from steelyard.core._state import ClientId
 from steelyard.core._weighting import Weighting
 from steelyard.metrics import find_invalid_clients, metric_table
 from steelyard.rules._combinators import parse_rule, with_default_source
-from steelyard.stores._adapters import CONFIG, WEIGHTS, Adapter, open_adapters
+from steelyard.stores._adapters import CONFIG, PREFIX, WEIGHTS, Adapter, open_adapters
 from steelyard.stores._memory import cast_to_leaf
 from steelyard.stores._staging import Staging
 
@@ -308,7 +308,7 @@ class AdapterSink:
         ranks = set(self._ranks.values())
         common = max(ranks, key=lambda rank: list(self._ranks.values()).count(rank))
         others = {
-            pair.name.removeprefix("base_model.model."): self._ranks[pair.name]
+            pair.name.removeprefix(PREFIX): self._ranks[pair.name]
             for pair in self.layout.pairs
             if self._ranks[pair.name] != common
         }

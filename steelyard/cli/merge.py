@@ -228,7 +228,7 @@ def _merge_adapters(
             outcome = job.run(out, force=force)
         summary = summarize_merge(outcome)
         if report is not None:
-            page = build_adapter_report(summary, to_text(job.rule), lora, paths, out)
+            page = build_adapter_report(summary, to_text(job.rule), lora, paths, out, report)
             write_report(page, report)
     except (SteelyardError, OSError, ValueError) as error:
         fail(error)

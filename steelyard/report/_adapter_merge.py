@@ -9,6 +9,7 @@ from pathlib import Path
 from steelyard._version import __version__
 from steelyard.adapter_merge import MergeSummary
 from steelyard.report._figures import Bars, Figure, Heat, Report, Row, Table
+from steelyard.stores._adapters import PREFIX
 
 FEW_IN_COMMON = 0.1  # mean cosine below which adapters have little in common
 _HINT = (
@@ -46,7 +47,7 @@ def describe_merge(summary: MergeSummary, lora: str) -> list[str]:
         worst = max(summary.errors, key=summary.errors.__getitem__)
         sentences.append(
             f"lora={lora} is {summary.error:.1%} off the exact merge, at most "
-            f"{summary.errors[worst]:.1%}, in {worst}. lora=stack is exact."
+            f"{summary.errors[worst]:.1%}, in {worst.removeprefix(PREFIX)}. lora=stack is exact."
         )
     else:
         sentences.append("What was written is the exact merge.")
@@ -54,7 +55,12 @@ def describe_merge(summary: MergeSummary, lora: str) -> list[str]:
 
 
 def build_adapter_report(
-    summary: MergeSummary, rule: str, lora: str, paths: Sequence[str | Path], out: str | Path
+    summary: MergeSummary,
+    rule: str,
+    lora: str,
+    paths: Sequence[str | Path],
+    out: str | Path,
+    page: str | Path,
 ) -> Report:
     """Return the page of a merge.
 
@@ -64,15 +70,15 @@ def build_adapter_report(
         lora: the option `lora`.
         paths: the directories of the adapters.
         out: the merged directory.
+        page: the file of the page, for the command that writes it again.
     """
     names = tuple(str(name) for name in summary.ids)
     cosines = tuple(tuple(map(float, row)) for row in summary.cosines)
     cosine_rows: list[Row] = [(name, *row) for name, row in zip(names, cosines, strict=True)]
     norms = tuple(tuple(map(float, row)) for row in summary.module_norms)
-    norm_rows: list[Row] = [
-        (module, *row) for module, row in zip(summary.modules, norms, strict=True)
-    ]
-    modules = tuple(summary.errors)
+    layers = tuple(name.removeprefix(PREFIX) for name in summary.modules)
+    modules = tuple(name.removeprefix(PREFIX) for name in summary.errors)
+    norm_rows: list[Row] = [(layer, *row) for layer, row in zip(layers, norms, strict=True)]
     errors = tuple(summary.errors.values())
     figures = (
         Figure(
@@ -97,7 +103,7 @@ def build_adapter_report(
             "module",
             Table(("module", *names), tuple(norm_rows)),
             z="norm",
-            heats=(Heat("", summary.modules, names, norms),),
+            heats=(Heat("", layers, names, norms),),
             zero=True,
         ),
         Figure(
@@ -113,7 +119,7 @@ def build_adapter_report(
         ),
     )
     command = ["steelyard", "merge", "--adapters", *map(str, paths)]
-    command += ["--rule", rule, "--lora", lora, "-o", str(out)]
+    command += ["--rule", rule, "--lora", lora, "-o", str(out), "--force", "--report", str(page)]
     return Report(
         title=f"Merge of {len(names)} LoRA adapters",
         facts=(("rule", rule), ("lora", lora), ("modules", str(len(modules))), ("to", str(out))),

@@ -31,7 +31,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _MAX_CONFIG = 1_000_000  # bytes
 _MAX_RANK = 1 << 16
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."  # of the names of modules that PEFT wrapped
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -210,7 +210,7 @@ class ZeroModel:
 
 def _module_of(pair: LoraPair) -> str:
     """Return the name of the adapted module as `adapter_config.json` writes it."""
-    return pair.name.removeprefix(_PREFIX)
+    return pair.name.removeprefix(PREFIX)
 
 
 @dataclass(frozen=True)

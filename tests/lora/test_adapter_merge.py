@@ -45,8 +45,8 @@ def make_adapter(seed, options, path, modules_to_save=None):
     config = peft.LoraConfig(
         target_modules=["emb", "fc", "conv"], modules_to_save=modules_to_save, **options
     )
-    torch.manual_seed(seed)
     model = peft.get_peft_model(make_network(), config)
+    torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:

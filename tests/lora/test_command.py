@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from steelyard.adapter_merge import AdapterMerge, summarize_merge
 from steelyard.cli.app import app
+from steelyard.report._adapter_merge import build_adapter_report
 from tests.lora.test_adapter_merge import OPTIONS, make_adapter, make_network
 
 peft = pytest.importorskip("peft", reason="the extra [lora] is not installed")
@@ -36,16 +38,43 @@ def test_a_merge_of_directories(adapters, tmp_path):
         assert name in result.output
     assert re.search(r"lora=svd:2 is \d+\.\d% off the exact merge", result.output)
     assert "effective adapters of 3" in result.output
-    assert "Mean cosine between adapters: 0." in result.output
+    assert "little in common" in result.output
 
     # PEFT loads it.
     model = peft.PeftModel.from_pretrained(make_network(), str(out))
     assert torch.isfinite(model(torch.arange(8).reshape(2, 4))).all()
 
-    # The page has the figures.
-    text = page.read_text()
-    for words in ("Cosines between adapters", "Where each adapter acts", "Error of each module"):
-        assert words in text
+    assert "Merge of 3 LoRA adapters" in page.read_text()
+
+
+def test_the_page_shows_what_the_merge_did(adapters, tmp_path):
+    outcome = AdapterMerge(adapters, "fedawa", lora="svd:2").run(tmp_path / "merged")
+    summary = summarize_merge(outcome)
+    report = build_adapter_report(summary, "fedawa", "svd:2", adapters, "merged", "merge.html")
+    figures = {figure.name: figure for figure in report.figures}
+    assert list(figures) == ["cosines", "norms", "errors"]
+
+    # Cosines and norms of the dense products.
+    rows = []
+    for path in adapters:
+        model = peft.PeftModel.from_pretrained(make_network(), str(path))
+        layers = [layer for layer in model.modules() if hasattr(layer, "get_delta_weight")]
+        rows.append(torch.cat([layer.get_delta_weight("default").flatten() for layer in layers]))
+    dense = torch.stack(rows).double()
+    norms = dense.norm(dim=1)
+    cosines = (dense @ dense.T) / norms.outer(norms)
+    assert torch.allclose(
+        torch.tensor(figures["cosines"].heats[0].values).double(), cosines, atol=1e-5
+    )
+    assert torch.allclose(torch.from_numpy(summary.norms), norms, rtol=1e-5)
+
+    # The error of the whole merge.
+    exact = sum(weight * row for weight, row in zip(summary.weights, dense, strict=True))
+    model = peft.PeftModel.from_pretrained(make_network(), str(tmp_path / "merged"))
+    layers = [layer for layer in model.modules() if hasattr(layer, "get_delta_weight")]
+    merged = torch.cat([layer.get_delta_weight("default").flatten() for layer in layers]).double()
+    assert summary.error == pytest.approx(float((merged - exact).norm() / exact.norm()), rel=1e-3)
+    assert summary.length == pytest.approx(float(exact.norm() / norms.mean()), rel=1e-5)
 
 
 def test_an_exact_merge_says_so(adapters, tmp_path):

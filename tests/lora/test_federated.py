@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -43,7 +45,7 @@ def run(lora, rounds=2, rule="fedavg", model=None, **options):
         clients=4,
         lora=lora,
         local={"lr": 0.3, "batch_size": 32, **options.pop("local", {})},
-        **options,
+        **{"executor": "serial", **options},
     )
 
 
@@ -57,11 +59,13 @@ def effective_weights(module):
     return weights
 
 
-def trained_clients(start, count=4, **options):
-    """The effective weights of each client after one round from a model, and their sizes."""
-    histories = []
+@functools.cache
+def train_clients():
+    """The effective weights of each client after one round, and their sizes."""
+    start = make_network()
+    weights = []
     federation = steelyard.Federation.partitioned(
-        *steelyard.data.load("digits"), "dirichlet:alpha=0.3", count, 0
+        *steelyard.data.load("digits"), "dirichlet:alpha=0.3", 4, 0
     )
     for position, client in enumerate(federation.ids):
         alone = steelyard.Federation(federation.train, (client,), (federation.index[position],))
@@ -78,8 +82,8 @@ def trained_clients(start, count=4, **options):
         module = make_network()
         module.load_state_dict(start.state_dict())
         load_model(module, history.params)
-        histories.append(effective_weights(module))
-    return histories, federation.sizes
+        weights.append(effective_weights(module))
+    return weights, federation.sizes
 
 
 def test_only_what_is_trained_travels():
@@ -107,7 +111,7 @@ def test_modules_to_save_travel():
 
 @pytest.mark.parametrize("lora", ["residual", "stack"])
 def test_the_server_is_exact(lora):
-    clients, sizes = trained_clients(make_network())
+    clients, sizes = train_clients()
     shares = sizes / sizes.sum()
     history = run(lora, rounds=1)
     module = make_network()
@@ -120,7 +124,7 @@ def test_the_server_is_exact(lora):
 
 @pytest.mark.parametrize("lora", ["svd", "factors"])
 def test_others_report_their_error(lora):
-    clients, sizes = trained_clients(make_network())
+    clients, sizes = train_clients()
     shares = sizes / sizes.sum()
     start = effective_weights(make_network())
     history = run(lora, rounds=1)
@@ -181,7 +185,7 @@ def test_the_default_is_exact_and_part_of_the_identity(tmp_path):
 
 def test_rules_see_products():
     """The recorded cosines are those of the products, not of the factors."""
-    clients, _ = trained_clients(make_network())
+    clients, _ = train_clients()
     start = effective_weights(make_network())
     scale = 2.0  # lora_alpha / r
     rows = []
