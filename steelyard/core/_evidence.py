@@ -74,8 +74,15 @@ class Evidence:
         if layers is None and per_layer is not None:
             return self.gram(per_layer).merge_layers()
         if layers not in self._grams:
-            self._grams[layers] = inner_products(self.store, layers, self.job.chunk)
+            self._grams[layers] = inner_products(
+                self.store, layers, self.job.chunk, self.pair_products
+            )
         return self._grams[layers]
+
+    @cached_property
+    def pair_products(self) -> Array:
+        """The inner products of LoRA adapters, `[pairs, K+1, K+1]`."""
+        return pair_products(self.store, self.store.layout.pairs)
 
     def gram_for_report(self, layers: Granularity | None) -> Gram | None:
         """Return the Gram if the rule read one or the round is diagnosed; None otherwise."""
@@ -188,9 +195,19 @@ def part_needing_proxy_data(rule: Weighting, refine: Refiner | None = None) -> s
 
 
 def inner_products(
-    store: UpdateStore, layers: Granularity | None = None, chunk: int | None = None
+    store: UpdateStore,
+    layers: Granularity | None = None,
+    chunk: int | None = None,
+    pair_blocks: Array | None = None,
 ) -> Gram:
-    """Return the Gram of a store's updates, of the whole model or per layer: the first pass."""
+    """Return the Gram of a store's updates, of the whole model or per layer: the first pass.
+
+    Args:
+        store: the updates.
+        layers: what a layer is; None for the whole model.
+        chunk: number of coordinates per read.
+        pair_blocks: the inner products of LoRA adapters, if they are known.
+    """
     partition = store.layout.layers(layers)
     spans = [(start, stop) for start, stop, _ in partition.spans]
     blocks = kernels.gram(store, len(store.ids) + 1, spans, chunk)
@@ -200,7 +217,9 @@ def inner_products(
     # The products of LoRA adapters.
     pairs = store.layout.pairs
     if pairs:
-        blocks = np.concatenate([blocks, pair_products(store, pairs)])
+        if pair_blocks is None:
+            pair_blocks = pair_products(store, pairs)
+        blocks = np.concatenate([blocks, pair_blocks])
         sizes += [pair.inputs * pair.outputs for pair in pairs]
         index = np.append(index, np.array(partition.pair_layers, dtype=np.intp))
 

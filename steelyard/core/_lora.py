@@ -13,7 +13,7 @@ server returns is the option `lora`:
 
     stack      the stacked factors: exact; the ranks of all clients add up
     residual   the mean factors, and the exact rest as stacked factors for the weight itself
-    svd:r      the best approximation of rank r, from QR decompositions of the stacked factors
+    svd:r      the best approximation of rank r, from inner products of the stacked factors
     factors    the mean factors, as if A and B were ordinary weights: what most programs do
 
 In federated training, where the rank must not grow, `stack` adds the stacked factors to the weight
@@ -31,9 +31,9 @@ import torch
 
 from steelyard import threads
 from steelyard.core._errors import NonFiniteUpdate, SteelyardError, shorten
-from steelyard.core._layout import Layout, LoraPair
+from steelyard.core._layout import Layout, Leaf, LoraPair
 from steelyard.core._store import UpdateStore
-from steelyard.core._sums import Array
+from steelyard.core._sums import Array, are_finite
 
 _SVD = re.compile(r"svd(?::(?:rank=)?(\d+))?")
 
@@ -103,21 +103,61 @@ class Factors:
 
     def norm(self) -> float:
         """Return the Frobenius norm of the product, without the product."""
-        left = self.left.double()
-        right = self.right.double()
-        square = ((left.T @ left) * (right @ right.T)).sum()
+        square = (self_products(self.left.T) * self_products(self.right)).sum()
         return float(square.clamp(min=0.0).sqrt())
 
-    def truncate(self, rank: int) -> Factors:
-        """Return the best approximation of this rank, with the singular values shared equally."""
-        # The product is Q_l (R_l R_r^T) Q_r^T: only the small matrix in the middle is decomposed.
-        q_left, r_left = torch.linalg.qr(self.left.double())
-        q_right, r_right = torch.linalg.qr(self.right.double().T)
-        u, values, v = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
+    def truncate(self, rank: int) -> tuple[Factors, float]:
+        """Return the best approximation of this rank, and its distance from the product.
+
+        The singular values are shared equally by both factors.
+        """
+        # The product is Q_l (S_l S_r^T) Q_r with orthonormal Q: only the small matrix in the
+        # middle is decomposed.
+        q_left, s_left = _orthonormalize(self.left.T)
+        q_right, s_right = _orthonormalize(self.right)
+        u, values, v = torch.linalg.svd(s_left @ s_right.T, full_matrices=False)
         roots = values[:rank].sqrt()
-        left = (q_left @ u[:, :rank]) * roots
-        right = roots[:, None] * (v[:rank] @ q_right.T)
-        return _pad(Factors(left, right), rank)
+        left = self.left @ (q_left @ u[:, :rank]) * roots
+        right = roots[:, None] * ((v[:rank] @ q_right.T) @ self.right)
+        distance = float(torch.linalg.vector_norm(values[rank:]))
+        return _pad(Factors(left, right), rank), distance
+
+
+def self_products(rows: torch.Tensor) -> torch.Tensor:
+    """Return the inner products of the rows of a matrix, `rows @ rows.T`.
+
+    Blocks below the diagonal are copied from those above it, which saves a third of the time.
+    """
+    count = len(rows)
+    products = rows.new_empty(count, count)
+    size = max(64, -(-count // 4))
+    for start in range(0, count, size):
+        stop = min(start + size, count)
+        block = rows[start:stop] @ rows[start:].T
+        products[start:stop, start:] = block
+        products[stop:, start:stop] = block[:, stop - start :].T
+    return products
+
+
+def _orthonormalize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return an orthonormal basis of the rows of a matrix, by the rows' inner products.
+
+    Directions that are shorter than a 10-millionth of the longest are left out: in the inner
+    products they are rounding errors.
+
+    Args:
+        rows: X, `[n, d]`, float64.
+
+    Returns:
+        C `[n, m]` and S `[m, n]` with `X = S^T C^T X`, where the rows of `C^T X` are orthonormal.
+    """
+    values, vectors = torch.linalg.eigh(self_products(rows))
+    is_kept = values > 1e-14 * values[-1].clamp(min=0.0)
+    if not bool(is_kept.any()):
+        return rows.new_zeros(len(rows), 1), rows.new_zeros(1, len(rows))
+    roots = values[is_kept].sqrt()
+    kept = vectors[:, is_kept]
+    return kept / roots, roots[:, None] * kept.T
 
 
 def _pad(factors: Factors, rank: int) -> Factors:
@@ -138,29 +178,36 @@ class PairReader:
         pairs = store.layout.pairs
         longest = max((max(pair.a.size, pair.b.size) for pair in pairs), default=0)
         self._scratch = store.scratch(longest)
+        # Memory that is allocated once: many large allocations would not be returned to the system.
+        count = (len(store.ids) + 1) * longest
+        self._memory = torch.empty(2, count, dtype=store.layout.row_dtype)
 
     def read(self, pair: LoraPair) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the factors of the clients and, last, of the global model.
 
+        They are valid until the next call.
+
         Returns:
             A `[K+1, rank, inputs]` and B `[K+1, outputs, rank]`.
         """
-        a = self._read_leaf(pair.a.start, pair.a.stop)
-        b = self._read_leaf(pair.b.start, pair.b.stop)
+        a = self._read_leaf(pair.a, self._memory[0])
+        b = self._read_leaf(pair.b, self._memory[1])
         return a.view(len(a), pair.rank, pair.inputs), b.view(len(b), pair.outputs, pair.rank)
 
-    def _read_leaf(self, start: int, stop: int) -> torch.Tensor:
-        """Return a leaf of all models, `[K+1, n]`, in new memory.
+    def _read_leaf(self, leaf: Leaf, memory: torch.Tensor) -> torch.Tensor:
+        """Return a leaf of all models, `[K+1, n]`, in this memory.
 
         Raises:
             NonFiniteUpdate: if a row holds NaN or infinity.
         """
-        rows = self.store.rows(start, stop, self._scratch).clone()
-        bad = torch.nonzero(~torch.isfinite(rows).all(dim=1)).flatten().tolist()
-        if bad:
+        rows = self.store.rows(leaf.start, leaf.stop, self._scratch)
+        values = memory[: rows.numel()].view(rows.shape)
+        values.copy_(rows)
+        if not are_finite(values):
+            bad = torch.nonzero(~torch.isfinite(values).all(dim=1)).flatten().tolist()
             raise NonFiniteUpdate(tuple(bad))
-        rows[:-1] += rows[-1]  # rows hold updates: add the global model
-        return rows
+        values[:-1] += values[-1]  # rows hold updates: add the global model
+        return values
 
 
 def pair_products(store: UpdateStore, pairs: Sequence[LoraPair]) -> Array:
@@ -170,12 +217,12 @@ def pair_products(store: UpdateStore, pairs: Sequence[LoraPair]) -> Array:
     `B A`.
     """
     reader = PairReader(store)
-    blocks = []
-    with threads.alone():
-        for pair in pairs:
-            blocks.append(_to_updates(model_products(*reader.read(pair))))
     count = len(store.ids) + 1
-    return np.stack(blocks) if blocks else np.zeros((0, count, count))
+    blocks = np.empty((len(pairs), count, count))
+    with threads.alone():
+        for number, pair in enumerate(pairs):
+            blocks[number] = _to_updates(model_products(*reader.read(pair)))
+    return blocks
 
 
 def model_products(a: torch.Tensor, b: torch.Tensor) -> Array:
@@ -185,14 +232,17 @@ def model_products(a: torch.Tensor, b: torch.Tensor) -> Array:
         a: `[n, rank, inputs]`.
         b: `[n, outputs, rank]`.
     """
-    # Where a global model is subtracted later, float32 would lose digits.
+    # Where a global model is subtracted later, float32 would lose digits. A product of zero needs
+    # no computation.
     count, rank, _ = a.shape
     has_base = bool(a[-1].any()) and bool(b[-1].any())
     dtype = torch.float64 if has_base else a.dtype
-    rows_a = a.reshape(count * rank, -1).to(dtype)
-    rows_b = b.transpose(1, 2).reshape(count * rank, -1).to(dtype)
-    products = ((rows_a @ rows_a.T) * (rows_b @ rows_b.T)).double()
-    sums: Array = products.view(count, rank, count, rank).sum(dim=(1, 3)).numpy()
+    used = count if has_base else count - 1
+    rows_a = a[:used].reshape(used * rank, -1).to(dtype)
+    rows_b = b[:used].transpose(1, 2).reshape(used * rank, -1).to(dtype)
+    products = (self_products(rows_a) * self_products(rows_b)).double()
+    sums = np.zeros((count, count))
+    sums[:used, :used] = products.view(used, rank, used, rank).sum(dim=(1, 3)).numpy()
     return sums
 
 
@@ -236,6 +286,7 @@ def combine_pair(
     weights: Array,
     base: float,
     output: LoraOutput,
+    length: float,
 ) -> CombinedPair:
     """Return the new factors of a pair.
 
@@ -248,17 +299,18 @@ def combine_pair(
         weights: coefficients on the updates, `[K]`.
         base: coefficient on the global model.
         output: what to return.
+        length: the norm of the exact result minus `B A`, which the error is divided by.
     """
     # The exact result, as stacked factors.
     exact = stack_factors(a, b, np.append(weights, base - weights.sum()))
-    step = stack_factors(a, b, np.append(weights, base - weights.sum() - 1))
 
     # What the server returns.
     residual = None
+    distance = 0.0
     if output.kind == "stack":
         factors = exact
     elif output.kind == "svd":
-        factors = exact.truncate(pair.rank if output.rank is None else output.rank)
+        factors, distance = exact.truncate(pair.rank if output.rank is None else output.rank)
     elif output.kind == "restart":
         factors = Factors(torch.zeros_like(b[-1], dtype=torch.float64), a[-1].double())
         residual = exact
@@ -266,14 +318,24 @@ def combine_pair(
         factors = average_factors(a, b, weights, base)
     if output.kind == "residual":
         residual = exact.minus(factors)
-
-    # The error, as a share of the step.
-    error = 0.0
-    if output.kind in ("svd", "factors"):
-        length = step.norm()
+    elif output.kind == "factors":
         distance = exact.minus(factors).norm()
-        error = distance / length if length > 0 else 0.0
+    error = distance / length if length > 0 else 0.0
     return CombinedPair(pair, factors, residual, error)
+
+
+def step_norms(blocks: Array, weights: Array, base: Array) -> Array:
+    """Return the norms of the exact steps of all pairs, `[pairs]`.
+
+    Args:
+        blocks: what `pair_products` returned.
+        weights: coefficients on the updates, `[pairs, K]`.
+        base: coefficients on the global model, `[pairs]`.
+    """
+    coefficients = np.column_stack([weights, base - 1])
+    squares = np.einsum("pi,pij,pj->p", coefficients, blocks, coefficients)
+    norms: Array = np.sqrt(np.maximum(squares, 0.0))
+    return norms
 
 
 def stack_factors(a: torch.Tensor, b: torch.Tensor, coefficients: Array) -> Factors:

@@ -35,6 +35,7 @@ from steelyard.core._lora import (
     LoraOutput,
     PairReader,
     combine_pair,
+    step_norms,
 )
 from steelyard.core._mixture import Mixture
 from steelyard.core._optimizer import ServerOptimizer, ServerStep
@@ -410,14 +411,18 @@ def _write_adapters(
         return {}, {}  # the new factors are not a weighted sum, which has an error
 
     # One adapter after the other: only the factors of one are in memory.
+    weights = mixture.client_weights[list(layers.pair_layers)]
+    base = mixture.base[list(layers.pair_layers)]
+    lengths = step_norms(evidence.pair_products, weights, base)
     reader = PairReader(store)
     errors = {}
     residuals = {}
     with threads.alone():
-        for pair, layer in zip(pairs, layers.pair_layers, strict=True):
+        for number, pair in enumerate(pairs):
             a, b = reader.read(pair)
-            weights = mixture.client_weights[layer]
-            adapter = combine_pair(pair, a, b, weights, float(mixture.base[layer]), job.lora)
+            adapter = combine_pair(
+                pair, a, b, weights[number], float(base[number]), job.lora, float(lengths[number])
+            )
             errors[pair.name] = adapter.error
             if adapter.residual is not None:
                 residuals[pair.name] = adapter.residual
