@@ -239,10 +239,21 @@ def model_products(a: torch.Tensor, b: torch.Tensor) -> Array:
     dtype = torch.float64 if has_base else a.dtype
     used = count if has_base else count - 1
     rows_a = a[:used].reshape(used * rank, -1).to(dtype)
-    rows_b = b[:used].transpose(1, 2).reshape(used * rank, -1).to(dtype)
-    products = (self_products(rows_a) * self_products(rows_b)).double()
+    columns_b = b[:used].permute(1, 0, 2).reshape(-1, used * rank).to(dtype)
+
+    # Some models at a time, with themselves and those after them; the rest is symmetric.
     sums = np.zeros((count, count))
-    sums[:used, :used] = products.view(used, rank, used, rank).sum(dim=(1, 3)).numpy()
+    step = -(-used // 5)
+    for first in range(0, used, step):
+        last = min(first + step, used)
+        part = slice(first * rank, last * rank)
+        rest = slice(first * rank, None)
+        products = rows_a[part] @ rows_a[rest].T
+        products *= columns_b[:, part].T @ columns_b[:, rest]
+        by_model = products.view(last - first, rank, used - first, rank)
+        block = by_model.sum(dim=(1, 3), dtype=torch.float64).numpy()
+        sums[first:last, first:used] = block
+        sums[first:used, first:last] = block.T
     return sums
 
 
