@@ -1,7 +1,7 @@
 """Federated fine-tuning of a small GPT: what a server should return for LoRA adapters.
 
     python examples/lora/shakespeare.py --tiny                 # embedded text, one minute
-    python examples/lora/shakespeare.py --data-dir DIR         # DIR/shakespeare; an hour of two cores
+    python examples/lora/shakespeare.py --data-dir DIR         # DIR/shakespeare; half an hour of two cores
 
 A GPT of 0.3 million parameters, built from a configuration, learns to write characters from the
 roles of some plays. Then roles of other plays are clients, who train LoRA adapters (PEFT). Two
@@ -36,7 +36,7 @@ KINDS = ("factors", "svd", "residual", "stack")
 RULES = ("fedavg", "fedadp", "fedawa")
 LENGTH = 64  # characters of a sample
 RANK = 4
-SAMPLES = 300  # of each client's role, at most
+SAMPLES = 150  # of each client's role, at most
 LOCAL = {"lr": 1.0, "batch_size": 16}
 
 
@@ -202,7 +202,7 @@ def main():
     parser.add_argument("--tiny", action="store_true", help="one seed and few rounds")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    seeds, rounds, steps, epochs, clients = (0, 1, 2), 10, 1500, 10, 8
+    seeds, rounds, steps, epochs, clients = (0, 1, 2), 8, 1500, 20, 8
     rules = RULES
     if arguments.tiny:
         seeds, rounds, steps, epochs, clients, rules = (0,), 2, 100, 3, 4, ("fedavg",)
