@@ -63,6 +63,7 @@ PANELS = {  # panels with a title; one by default
     "fedadp-figure7": 4,
 }
 TINY_ROUNDS = 3
+FEW_SAMPLES = 50
 FEW_RUNS = 10  # a figure with more runs is drawn from one seed
 
 
@@ -115,6 +116,9 @@ def test_a_figure_is_drawn_from_tiny_runs_and_judged(name, pool, monkeypatch):
     figure = read_figure(name)
     count = 2 if len(figure.quick.runs) <= FEW_RUNS else 1
     plan = plan_figure(figure, True, rounds=TINY_ROUNDS, seeds=figure.quick.seeds[:count])
+    if "samples" in plan.scale.values:  # of measurements after the runs
+        values = {**plan.scale.values, "samples": FEW_SAMPLES}
+        plan = replace(plan, scale=replace(plan.scale, values=values))
     result = run_figure(plan, pool)
 
     # The drawing: every panel has finite numbers.
