@@ -279,3 +279,13 @@ def test_convolutions_embeddings_and_transposed_layers_are_exact():
     for name, layer in module.named_modules():
         if name in before:
             assert torch.allclose(layer.base_layer.weight, before[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["fedadp", "fedawa"])
+def test_replay_sees_products(rule, tmp_path):
+    """Replaying the rule of a run on the recorded products gives the weights of the run."""
+    history = run("residual", rounds=3, rule=rule, out=tmp_path / "run")
+    replayed = steelyard.replay(tmp_path / "run", [rule]).rounds[rule]
+    for entry, record in zip(replayed, history.records, strict=True):
+        for client, weight in entry.weights.items():
+            assert weight == pytest.approx(record["weights"][str(client)], abs=1e-12)

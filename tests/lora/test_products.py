@@ -222,3 +222,20 @@ def test_the_norm_of_factors_is_that_of_the_product():
     rng = torch.Generator().manual_seed(1)
     factors = Factors(torch.randn(9, 4, generator=rng), torch.randn(4, 6, generator=rng))
     assert factors.norm() == pytest.approx(float((factors.left @ factors.right).norm()), rel=1e-6)
+
+
+def test_the_guard_limits_products():
+    """A client whose product is a thousand times as long moves the model no further than others."""
+    base, clients, _ = make_round(0, 5, is_base_zero=True)
+    attacked = dict(clients)
+    attacked["c2"] = {
+        name: 1000 * tensor if "lora_B" in name else tensor
+        for name, tensor in clients["c2"].items()
+    }
+    norms = {}
+    for rule in ("uniform", "guard(uniform)"):
+        for name, models in (("honest", clients), ("attacked", attacked)):
+            out = steelyard.aggregate(rule, base, models, diagnose=True)
+            norms[rule, name] = out.report["update_norm"]
+    assert norms["guard(uniform)", "attacked"] < 3 * norms["guard(uniform)", "honest"]
+    assert norms["uniform", "attacked"] > 30 * norms["uniform", "honest"]
