@@ -37,7 +37,7 @@ RULES = ("fedavg", "fedadp", "fedawa")
 LENGTH = 64  # characters of a sample
 RANK = 4
 SAMPLES = 150  # of each client's role, at most
-LOCAL = {"lr": 1.0, "batch_size": 16}
+LOCAL = {"lr": 0.5, "batch_size": 16}
 
 
 class Writer(nn.Module):
