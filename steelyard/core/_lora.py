@@ -243,7 +243,7 @@ def model_products(a: torch.Tensor, b: torch.Tensor) -> Array:
 
     # Some models at a time, with themselves and those after them; the rest is symmetric.
     sums = np.zeros((count, count))
-    step = -(-used // 5)
+    step = max(1, -(-used // 5))
     for first in range(0, used, step):
         last = min(first + step, used)
         part = slice(first * rank, last * rank)
@@ -277,14 +277,12 @@ class CombinedPair:
     """The new factors of a pair.
 
     Attributes:
-        pair: the pair.
         factors: the new A and B.
         residual: the exact rest, for the weight itself; None if there is none.
         error: distance of the new product from the exact one, as a share of the step's length;
             with a residual, that of the factors and the residual together.
     """
 
-    pair: LoraPair
     factors: Factors
     residual: Factors | None
     error: float
@@ -332,7 +330,7 @@ def combine_pair(
     elif output.kind == "factors":
         distance = exact.minus(factors).norm()
     error = distance / length if length > 0 else 0.0
-    return CombinedPair(pair, factors, residual, error)
+    return CombinedPair(factors, residual, error)
 
 
 def step_norms(blocks: Array, weights: Array, base: Array) -> Array:
