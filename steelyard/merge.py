@@ -24,7 +24,7 @@ from steelyard.core._state import ClientId, State
 from steelyard.core._weighting import Weighting
 from steelyard.metrics import find_invalid_clients, metric_table
 from steelyard.rules._combinators import parse_rule, with_default_source
-from steelyard.stores._safetensors import SafetensorsStore
+from steelyard.stores._safetensors import Checkpoint, SafetensorsStore, read_metadata
 from steelyard.stores._writer import FileSink
 
 
@@ -106,7 +106,7 @@ class Merge:
         self.table = metric_table(metrics, tuple(clients))
         if "num_examples" not in self.table:
             reported = {
-                c: _number(store.clients[c].metadata.get("num_examples")) for c in store.ids
+                c: _number(read_metadata(store.clients[c]).get("num_examples")) for c in store.ids
             }
             if any(value is not None for value in reported.values()):
                 self.table["num_examples"] = reported
@@ -115,6 +115,7 @@ class Merge:
         self._check_clients(self.store.quarantined)
 
         # The plan.
+        assert isinstance(store.source, Checkpoint)
         count = len(self.store.ids) + 1
         itemsize = store.layout.row_dtype.itemsize
         length = kernels.task_length(count, store.layout.dim, kernels.BLOCK, None, streamed=True)
@@ -162,6 +163,7 @@ class Merge:
         }
 
         # Run it; the sink removes its files if that fails.
+        assert isinstance(store.source, Checkpoint)
         try:
             with FileSink(Path(out), store.source, store.layout, metadata, force) as sink:
                 outcome = rounds.run(self.root, store, job, sink)

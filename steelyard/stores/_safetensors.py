@@ -24,7 +24,8 @@ from steelyard.core._errors import SteelyardError, shorten
 from steelyard.core._layout import DTYPES, Kind
 from steelyard.core._state import ClientId
 from steelyard.stores._json_stream import JsonStream, open_regular
-from steelyard.stores._slices import SliceStore
+from steelyard.stores._padding import PaddedSource, pad_to_layout
+from steelyard.stores._slices import SliceStore, Source, layout_of
 
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 32_000_000  # bytes of a header or an index
@@ -136,8 +137,10 @@ class SafetensorsStore:
         clients: Mapping[ClientId, str | os.PathLike[str]],
         refused: Mapping[ClientId, str] | None = None,
         kinds: Mapping[str, Kind] | None = None,
-    ) -> SliceStore[Checkpoint]:
+    ) -> SliceStore[Source]:
         """Open the global checkpoint and those of the clients.
+
+        LoRA adapters of smaller ranks than the global ones are padded with zeros.
 
         Args:
             base: the global checkpoint.
@@ -162,7 +165,17 @@ class SafetensorsStore:
                             f"allow more (ulimit -n)"
                         ) from error
                     quarantined[client] = str(error)
-        return replace(SliceStore.of(source, opened, quarantined, kinds), all_ids=tuple(clients))
+        layout = layout_of(source, kinds)
+        sources = {client: pad_to_layout(model, layout) for client, model in opened.items()}
+        base_source: Source = source
+        store = SliceStore.of(base_source, sources, quarantined, kinds)
+        return replace(store, all_ids=tuple(clients))
+
+
+def read_metadata(source: Source) -> Mapping[str, str]:
+    """Return the metadata of the file of a model; empty if it has none."""
+    checkpoint = source.source if isinstance(source, PaddedSource) else source
+    return checkpoint.metadata if isinstance(checkpoint, Checkpoint) else {}
 
 
 def _close(handles: list[int]) -> None:
