@@ -70,6 +70,7 @@ class Layer(nn.Module):
         self.fc = nn.Linear(SIDE, SIDE, bias=False)
 
     def forward(self, inputs):
+        """Returns the outputs of the weight."""
         return self.fc(inputs)
 
 
