@@ -3,7 +3,7 @@
     python examples/lora/shakespeare.py --tiny                 # embedded text, one minute
     python examples/lora/shakespeare.py --data-dir DIR         # DIR/shakespeare; half an hour of two cores
 
-A GPT of 0.3 million parameters, built from a configuration, learns to write characters from the
+A GPT of 0.24 million parameters, built from a configuration, learns to write characters from the
 roles of some plays. Then roles of other plays are clients, who train LoRA adapters (PEFT). Two
 questions:
 
