@@ -21,6 +21,7 @@ OTHER = {
     "server": "momentum",
     "broadcast": "fedmut",
     "refine": "feddf",
+    "lora": "svd",
     "model": "logistic",
     "loss": "mse",
     "monitor": "loss",
