@@ -71,7 +71,7 @@ FLOWERS := $(foreach version,1.31 1,.venv-flower/$(version)/.done) # the oldest 
 	touch $@
 
 test-flower: $(FLOWERS) ## the adapter on the oldest and the newest Flower, each in a venv of its own
-	for done in $^; do $$(dirname $$done)/bin/python -m pytest tests/flower || exit 1; done
+	for done in $^; do $$(dirname $$done)/bin/python -m pytest -m "slow or not slow" tests/flower || exit 1; done
 
 bench: setup           ## tables on the screen, JSON in out/
 	$(BIN)/python -m benchmarks.aggregation

@@ -21,6 +21,7 @@ def federation(tmp_path_factory):
     assert made.killed == {}  # all ended when asked to
 
 
+@pytest.mark.slow
 def test_three_nodes_train_for_three_rounds(federation, tmp_path):
     federation.complete(federation.run(rounds=3, out=str(tmp_path / "run")))
     assert_as_simulated(tmp_path / "run", clients=3, rounds=3)

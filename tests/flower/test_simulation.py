@@ -11,6 +11,7 @@ from tests.flower.example import assert_as_simulated
 pytestmark = LINUX
 
 
+@pytest.mark.slow
 def test_three_clients_train_for_two_rounds(tmp_path):
     with Federation(tmp_path / "flower", nodes=3, simulation=True) as federation:
         federation.complete(federation.run(rounds=2, out=str(tmp_path / "run")))
