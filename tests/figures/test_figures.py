@@ -64,7 +64,7 @@ PANELS = {  # panels with a title; one by default
 }
 TINY_ROUNDS = 3
 FEW_SAMPLES = 50
-FEW_RUNS = 10  # a figure with more runs is drawn from one seed
+FEW_RUNS = 4  # a figure with more runs is drawn from one seed
 
 
 def run_in_process(jobs, out, **options):
