@@ -134,6 +134,12 @@ def test_modules_to_save_are_averaged(tmp_path):
 def test_magnitudes_of_dora_are_ordinary_leaves(tmp_path):
     paths = [make_adapter(k, {"r": 2, "use_dora": True}, tmp_path / f"a{k}") for k in range(2)]
     steelyard.AdapterMerge(paths, lora="svd:2").run(tmp_path / "merged")
+    merged = load_file(tmp_path / "merged" / "adapter_model.safetensors")
+    parts = [load_file(path / "adapter_model.safetensors") for path in paths]
+    names = [name for name in merged if "magnitude" in name]
+    assert len(names) == 3
+    for name in names:
+        torch.testing.assert_close(merged[name], (parts[0][name] + parts[1][name]) / 2)
     predict(tmp_path / "merged")
 
 

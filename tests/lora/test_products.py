@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import steelyard
 from steelyard import SteelyardError
 from steelyard.core._layout import Layout
-from steelyard.core._lora import Factors, LoraOutput, parse_lora
+from steelyard.core._lora import Factors, LoraOutput, model_products, parse_lora
 
 MODULES = {"h.0.attn": (7, 5), "h.1.mlp": (4, 9)}
 
@@ -70,6 +70,31 @@ def test_the_gram_is_that_of_the_products(seed, count, is_base_zero, dtype):
     np.testing.assert_allclose(found.dots, dense.dots, atol=tolerance * scale, rtol=0)
     np.testing.assert_allclose(found.theta_dots, dense.theta_dots, atol=tolerance * scale, rtol=0)
     np.testing.assert_allclose(found.theta_sq, dense.theta_sq, atol=tolerance * scale, rtol=0)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(1, 12),
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    rank=st.integers(1, 9),
+    scale=st.floats(1e-4, 1e4),
+    has_base=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+@settings(max_examples=150, deadline=None)
+def test_products_of_any_shape_are_those_of_dense_ones(
+    seed, count, shape, rank, scale, has_base, dtype
+):
+    outputs, inputs = shape
+    rng = torch.Generator().manual_seed(seed)
+    a = torch.randn(count + 1, rank, inputs, generator=rng, dtype=dtype)
+    b = scale * torch.randn(count + 1, outputs, rank, generator=rng, dtype=dtype)
+    a[-1] *= has_base  # the global model
+    dense = torch.bmm(b.double(), a.double()).flatten(1)
+    expected = (dense @ dense.T).numpy()
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    limit = tolerance * np.abs(expected).max()
+    np.testing.assert_allclose(model_products(a, b), expected, atol=limit, rtol=0)
 
 
 RULES = [
