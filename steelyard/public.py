@@ -51,6 +51,7 @@ from steelyard.stores._safetensors import SafetensorsStore as SafetensorsStore
 # Rules.
 bulyan = _rules.Bulyan
 centered_clipping = _rules.CenteredClipping
+craft = _rules.Craft
 fedadp = _rules.FedAdp
 fedavg = _rules.FedAvg
 fedawa = _rules.FedAWA

@@ -12,8 +12,18 @@ from steelyard.testing._rounds import make_cohort as cohort
 from steelyard.testing._rounds import make_model as model
 from steelyard.testing._rounds import make_reports as reports
 from steelyard.testing._rounds import same_bits as equal
+from steelyard.testing._rounds import same_state as equal_states
 
-__all__ = ["Broken", "Quadratic", "cohort", "equal", "every_rule", "model", "reports"]
+__all__ = [
+    "Broken",
+    "Quadratic",
+    "cohort",
+    "equal",
+    "equal_states",
+    "every_rule",
+    "model",
+    "reports",
+]
 
 REQUIRED = {"gamma": 0.9, "max_weight": 0.5}
 SHORT = {

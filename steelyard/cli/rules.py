@@ -93,7 +93,7 @@ def _list_needs(part: Any) -> list[str]:
         "per layer": needs.per_layer is not None,
         "coordinates": needs.coordinates,
         "proxy data": needs.probe,
-        "last global step": bool(needs.broadcast),
+        "last global step": needs.last_step or bool(needs.broadcast),
     }
     return [*sorted(needs.metrics), *(name for name, needed in server_needs.items() if needed)]
 

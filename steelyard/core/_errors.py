@@ -9,6 +9,10 @@ from contextlib import contextmanager
 NOT_FINITE = "NaN or infinity in its parameters"
 BAD_BASE = "the base model itself holds NaN or infinity: pass a finite base model"
 NO_PROBE = "{rule} needs proxy data: pass probe=steelyard.Probe(model, inputs, targets)"
+NO_LAST_STEP = (
+    "the rule follows the step of the previous round, which is recorded only in runs of such a "
+    "rule: run it instead"
+)
 
 
 class SteelyardError(ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,14 @@ from numpy.typing import NDArray
 
 from steelyard import kernels, threads
 from steelyard.core._errors import NO_PROBE, NonFiniteUpdate, SteelyardError
-from steelyard.core._gram import Array, Gram
+from steelyard.core._gram import Array, Gram, StepProducts
 from steelyard.core._layout import Granularity
 from steelyard.core._lora import pair_products
 from steelyard.core._mixture import Mixture
 from steelyard.core._probe import Session, Trial
 from steelyard.core._refiner import Refiner
 from steelyard.core._round_gram import LayeredGram, RoundGram, to_columns
+from steelyard.core._spec import to_text
 from steelyard.core._state import ClientId
 from steelyard.core._store import UpdateStore
 from steelyard.core._view import View
@@ -74,10 +76,48 @@ class Evidence:
         if layers is None and per_layer is not None:
             return self.gram(per_layer).merge_layers()
         if layers not in self._grams:
-            self._grams[layers] = inner_products(
-                self.store, layers, self.job.chunk, self.pair_products
-            )
+            gram = inner_products(self.store, layers, self.job.chunk, self.pair_products)
+            if self.rule.needs.last_step:
+                gram = replace(gram, last_step=self._step_products(layers))
+            self._grams[layers] = gram
         return self._grams[layers]
+
+    @cached_property
+    def last_step(self) -> torch.Tensor | None:
+        """The aggregated step of the previous round, `[d]`; None in the first round."""
+        layout = self.store.layout
+        if layout.pairs:
+            raise SteelyardError(
+                f"{to_text(self.rule)} follows the step of the previous round, which LoRA adapters "
+                "do not have as one vector: use another rule"
+            )
+        step: torch.Tensor | None = self.job.state.get("last_step")
+        if step is not None and step.numel() != layout.dim:
+            raise SteelyardError(
+                f"state is of a model with {step.numel()} parameters, this one has {layout.dim}: "
+                "start from state=None"
+            )
+        return step
+
+    def _step_products(self, layers: Granularity | None) -> StepProducts:
+        """Return the inner products of the previous round's step: one more pass."""
+        store = self.store
+        partition = store.layout.layers(layers)
+        groups = len(partition.names)
+        products = np.zeros((groups, len(store.ids) + 1))
+        squares = np.zeros(groups)
+        step = self.last_step
+        if step is not None:
+            for layer in range(groups):
+                parts = [
+                    (start, step[start:stop])
+                    for start, stop, number in partition.spans
+                    if number == layer
+                ]
+                products[layer] = kernels.project(store, len(store.ids) + 1, parts, self.job.chunk)
+                with threads.alone():
+                    squares[layer] = sum(float(part.double().square().sum()) for _, part in parts)
+        return StepProducts(products[:, :-1], products[:, -1], squares)
 
     @cached_property
     def pair_products(self) -> Array:
@@ -108,10 +148,12 @@ class Evidence:
         if not grams:  # the rule works layer by layer, which nobody asked to record
             grams[None] = LayeredGram(self.gram(None), layout.layers(None).names)
         base = np.array(mixture.base)
+        step_weight = None if mixture.step_weight is None else np.array(mixture.step_weight)
         layers = mixture.layers
         if layers not in (None, job.record_layers):
             weights = weights.mean(axis=0, keepdims=True)
             base = base.mean(keepdims=True)
+            step_weight = None if step_weight is None else step_weight.mean(keepdims=True)
             layers = None
         return RoundGram(
             round=job.number,
@@ -120,6 +162,7 @@ class Evidence:
             metrics=to_columns(job.metrics, self.store.ids),
             weights=weights,
             base=base,
+            step_weight=step_weight,
             layers=layers,
             norms=vars(self).get("norms"),
             global_lr=1.0 if job.server is None else job.server.global_lr,

@@ -7,7 +7,7 @@ model and one entry per layer otherwise; rules are written for `[g, K]` and cove
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +22,21 @@ _NOISE = 4e-15
 
 
 @dataclass(frozen=True)
+class StepProducts:
+    """Inner products of s, the aggregated step of the previous round, in float64.
+
+    Attributes:
+        dots: `<s, d_k>`, `[g, K]`.
+        theta_dot: `<s, theta>`, `[g]`.
+        square: `|s|^2`, `[g]`; 0 in the first round.
+    """
+
+    dots: Array
+    theta_dot: Array
+    square: Array
+
+
+@dataclass(frozen=True)
 class Gram:
     """Inner products of K updates `d_k` and the global parameters `theta`, in float64.
 
@@ -30,12 +45,14 @@ class Gram:
         theta_dots: `<theta, d_k>`, `[g, K]`.
         theta_sq: `|theta|^2`, `[g]`.
         dims: number of coordinates, `[g]`.
+        last_step: the products of the previous round's step, if the rule needs them.
     """
 
     dots: Array
     theta_dots: Array
     theta_sq: Array
     dims: Array
+    last_step: StepProducts | None = None
 
     @staticmethod
     def of_rows(products: Array, dims: Array) -> Gram:
@@ -60,15 +77,25 @@ class Gram:
         """`|theta_k|^2 = |theta + d_k|^2`, `[g, K]`."""
         return np.maximum(self.theta_sq[:, None] + 2 * self.theta_dots + self.sq_norms, 0.0)
 
-    def apply(self, weights: Array) -> Array:
-        """Return `<d_k, m>` for the mixture `m = sum_j w_j d_j`, `[g, K]`."""
+    def apply(self, weights: Array, step_weight: Array | None = None) -> Array:
+        """Return `<d_k, m>` for the mixture `m = sum_j w_j d_j + c s`, `[g, K]`.
+
+        Args:
+            weights: the coefficients w on the updates, `[g, K]`.
+            step_weight: the coefficient c on the previous round's step, `[g]`; None for 0.
+        """
         dots: Array = np.matmul(self.dots, weights[:, :, None])[:, :, 0]
+        if step_weight is not None and self.last_step is not None:
+            dots = dots + step_weight[:, None] * self.last_step.dots
         return dots
 
-    def mixture_sq_norm(self, weights: Array) -> Array:
-        """Return `|sum_k w_k d_k|^2`, `[g]`."""
-        square: Array = np.maximum((weights * self.apply(weights)).sum(axis=1), 0.0)
-        return square
+    def mixture_sq_norm(self, weights: Array, step_weight: Array | None = None) -> Array:
+        """Return `|sum_k w_k d_k + c s|^2`, `[g]`; see `apply`."""
+        square: Array = (weights * self.apply(weights, step_weight)).sum(axis=1)
+        if step_weight is not None and self.last_step is not None:
+            along = (weights * self.last_step.dots).sum(axis=1)
+            square = square + step_weight * (along + step_weight * self.last_step.square)
+        return np.maximum(square, 0.0)
 
     def cosines(self) -> Array:
         """Return the pairwise `cos(d_i, d_j)`, `[g, K, K]`; 0 where an update is zero."""
@@ -121,8 +148,15 @@ class Gram:
         if isinstance(rows, Selection):
             return self._select_rows(rows)
         dots = rows @ self.dots @ rows.T
+        last_step = self.last_step
+        if last_step is not None:
+            last_step = replace(last_step, dots=last_step.dots @ rows.T)
         return Gram(
-            (dots + dots.transpose(0, 2, 1)) / 2, self.theta_dots @ rows.T, self.theta_sq, self.dims
+            (dots + dots.transpose(0, 2, 1)) / 2,
+            self.theta_dots @ rows.T,
+            self.theta_sq,
+            self.dims,
+            last_step,
         )
 
     def _select_rows(self, rows: Selection) -> Gram:
@@ -140,7 +174,10 @@ class Gram:
         block = dots[:, pairs[0], pairs[1]]
         dots[:, pairs[0], pairs[1]] = (block + block.transpose(0, 2, 1)) / 2
         theta_dots = self.theta_dots[:, rows.index] * rows.factors
-        return Gram(dots, theta_dots, self.theta_sq, self.dims)
+        last_step = self.last_step
+        if last_step is not None:
+            last_step = replace(last_step, dots=last_step.dots[:, rows.index] * rows.factors)
+        return Gram(dots, theta_dots, self.theta_sq, self.dims, last_step)
 
     def merge_layers(self) -> Gram:
         """Return the Gram of the whole model."""
@@ -159,7 +196,14 @@ class Gram:
             np.add.at(out, index, blocks)
             return out
 
-        return Gram(add(self.dots), add(self.theta_dots), add(self.theta_sq), add(self.dims))
+        last_step = self.last_step
+        if last_step is not None:
+            last_step = StepProducts(
+                add(last_step.dots), add(last_step.theta_dot), add(last_step.square)
+            )
+        return Gram(
+            add(self.dots), add(self.theta_dots), add(self.theta_sq), add(self.dims), last_step
+        )
 
 
 def _cosine(dots: Array, lengths: Array) -> Array:

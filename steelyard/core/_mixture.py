@@ -29,6 +29,9 @@ class Reducer(Protocol):
 class Mixture:
     """The aggregated model `target = base * theta + sum_k w_k d_k`, per layer or for the whole model.
 
+    With `step_weight`, `step_weight * s` is added, where s is the aggregated step of the previous
+    round.
+
     `base` exists because the coefficients of L-DAWA and FedLAW on models do not sum to 1. Neither
     do FedNova's coefficients on updates (its base is 1).
 
@@ -52,6 +55,8 @@ class Mixture:
         notes: entries for the report.
         scale: the shrinking factor that `weights` and `base` already contain. A server optimizer
             acts before it: `theta' = scale * optimizer(theta, target / scale)`.
+        step_weight: coefficient on the previous round's step, `[g]`, for a rule that needs it; None
+            for 0.
     """
 
     weights: Array
@@ -66,6 +71,7 @@ class Mixture:
     void: str | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     scale: float = 1.0
+    step_weight: Array | None = None
 
     @staticmethod
     def convex(weights: Array) -> Mixture:
@@ -88,19 +94,22 @@ class Mixture:
 
     def scale_by(self, factor: float) -> Mixture:
         """Return a mixture whose model is multiplied by `factor`, after any server optimizer."""
-        weights = self.weights * factor
-        base = self.base * factor
-        return replace(self, weights=weights, base=base, scale=self.scale * factor)
+        mixture = self.scale_step(factor)
+        return replace(mixture, base=self.base * factor, scale=self.scale * factor)
 
-    def with_global_lr(self, lr: float) -> Mixture:
-        """Return a mixture whose aggregated step is multiplied by `lr`; `base` does not change."""
-        return replace(self, weights=self.weights * lr)
+    def scale_step(self, factor: float) -> Mixture:
+        """Return a mixture whose step is multiplied by `factor`; `base` does not change."""
+        step_weight = None if self.step_weight is None else self.step_weight * factor
+        return replace(self, weights=self.weights * factor, step_weight=step_weight)
 
     def in_layers(self, layers: Granularity, count: int) -> Mixture:
         """Return the same mixture with its coefficients repeated for each layer."""
         weights = np.broadcast_to(self.weights, (count, self.weights.shape[1]))
         base = np.broadcast_to(self.base, (count,))
-        return replace(self, weights=weights, base=base, layers=layers)
+        step_weight = self.step_weight
+        if step_weight is not None:
+            step_weight = np.broadcast_to(step_weight, (count,))
+        return replace(self, weights=weights, base=base, layers=layers, step_weight=step_weight)
 
     def of_rows(self, rows: RowMap) -> Mixture:
         """Return this mixture of the updates `rows @ D` as a mixture of the updates `D`.
@@ -116,7 +125,10 @@ class Mixture:
     @property
     def finite(self) -> bool:
         """Whether every coefficient is finite."""
-        return bool(np.isfinite(self.weights).all() and np.isfinite(self.base).all())
+        coefficients = [self.weights, self.base]
+        if self.step_weight is not None:
+            coefficients.append(self.step_weight)
+        return all(bool(np.isfinite(values).all()) for values in coefficients)
 
     @property
     def client_weights(self) -> Array:

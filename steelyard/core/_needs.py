@@ -21,6 +21,8 @@ class Needs:
             whole model.
         coordinates: whether the combine pass passes `[K, n]` chunks of updates to the rule.
         probe: loss and gradient of a proxy set at a mixture.
+        last_step: inner products with the aggregated step of the previous round, and the step
+            itself as a part of the mixture.
         broadcast: names of the vectors that clients receive with the parameters (`step`, `move`).
     """
 
@@ -29,6 +31,7 @@ class Needs:
     per_layer: Granularity | None = None
     coordinates: bool = False
     probe: bool = False
+    last_step: bool = False
     broadcast: frozenset[str] = frozenset()
 
     def __or__(self, other: Needs) -> Needs:
@@ -43,6 +46,7 @@ class Needs:
             per_layer=self.per_layer or other.per_layer,
             coordinates=self.coordinates or other.coordinates,
             probe=self.probe or other.probe,
+            last_step=self.last_step or other.last_step,
             broadcast=self.broadcast | other.broadcast,
         )
 

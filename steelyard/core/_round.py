@@ -234,11 +234,15 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
     bounds = _bounds(evidence, mixture)
     cosines = evidence.direction_cosines()
     # The step goes into a new tensor: `job.step` does not change if a pass fails.
-    step = None if job.step is None else torch.empty_like(job.step)
+    step = None
+    if job.step is not None or rule.needs.last_step:
+        step = torch.empty(store.layout.dim, dtype=store.layout.row_dtype)
     lora_errors, residuals = _write_adapters(evidence, mixture, layers, sink, step)
     weights = _write_model(evidence, mixture, layers, state, sink, bounds, step)
     if job.step is not None and step is not None:
         job.step.copy_(step)
+    if rule.needs.last_step:
+        state["last_step"] = step
 
     # Describe the round.
     gram = evidence.gram_for_report(mixture.layers)
@@ -293,7 +297,7 @@ def _write_model(
     target: Sink = session_sink or sink
 
     # Parameters.
-    usage = _combine(store, mixture, layers, job, state, target, step)
+    usage = _combine(evidence, mixture, layers, state, target, step)
     weights = mixture.client_weights
     if usage is not None:
         share = usage / usage.sum()
@@ -337,10 +341,9 @@ def _probe_buffers(session: Session, layout: Layout) -> Iterator[tuple[Leaf, tor
 
 
 def _combine(
-    store: UpdateStore,
+    evidence: Evidence,
     mixture: Mixture,
     layers: Layers,
-    job: Round,
     state: dict[str, Any],
     sink: Sink,
     step: torch.Tensor | None,
@@ -351,6 +354,8 @@ def _combine(
         How often the reducer used each row; None if the mixture has no reducer.
     """
     # Choose how rows are combined.
+    store = evidence.store
+    job = evidence.job
     layout = store.layout
     server = None
     if job.server is not None:
@@ -359,11 +364,15 @@ def _combine(
     if mixture.reduce is not None:
         reduction = _Reduction(mixture, layout.row_dtype)
     mix = reduction or WeightedSum(mixture.weights, mixture.base, layout.row_dtype)
+    last_step = None if mixture.step_weight is None else evidence.last_step
 
     def emit(piece: kernels.Piece, rows: torch.Tensor) -> None:
         room = sink.room(piece.start, piece.stop)
         layer = all_spans[piece.span][2]
         values = mix(rows, layer, room)
+        if last_step is not None and mixture.step_weight is not None:
+            part = last_step[piece.start : piece.stop]
+            values.add_(part, alpha=float(mixture.step_weight[layer]))
         if step is not None:
             torch.sub(values, rows[-1], out=step[piece.start : piece.stop])
         if server is not None:

@@ -46,6 +46,7 @@ class RoundGram:
         metrics: reported values by name, `[K]` or `[K, C]`; NaN where a client reported nothing.
         weights: the coefficients on the updates that the rule of the run computed, `[g, K]`.
         base: its coefficient on the global model, `[g]`.
+        step_weight: its coefficient on the previous round's step, `[g]`; None for 0.
         layers: the granularity of `weights` and `base`; None for the whole model.
         norms: norms of the updates `[K]` from a pass of their own, if the rule asked for them.
         global_lr: the server's learning rate on the aggregated step.
@@ -58,6 +59,7 @@ class RoundGram:
     metrics: Mapping[str, Array]
     weights: Array
     base: Array
+    step_weight: Array | None = None
     layers: Granularity | None = None
     norms: Array | None = None
     global_lr: float = 1.0

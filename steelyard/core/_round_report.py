@@ -75,19 +75,21 @@ def describe(
         layers=list(layers.names),
     )
     if gram is not None:
-        report.update(_geometry(store, gram, weights, share))
+        report.update(_geometry(store, gram, mixture, weights, share))
         report.update(_diversity(gram.merge_layers(), sizes, weights.mean(axis=0)))
         report.update(_shrinking(gram, mixture.base, global_lr * report["update_norm"]))
     report.update({name: value for name, value in mixture.notes.items() if name != "set_aside"})
     return report
 
 
-def _geometry(store: UpdateStore, gram: Gram, weights: Array, share: Array) -> dict[str, Any]:
+def _geometry(
+    store: UpdateStore, gram: Gram, mixture: Mixture, weights: Array, share: Array
+) -> dict[str, Any]:
     """Return norms and cosines of the updates and of the aggregated step."""
     model_gram = gram.merge_layers()
-    square = (weights * gram.apply(weights)).sum()  # |aggregated step|^2, over all layers
-    dots = gram.apply(weights).sum(axis=0)  # <d_k, aggregated step>
-    length = np.sqrt(max(float(square), 0.0))
+    square = gram.mixture_sq_norm(weights, mixture.step_weight).sum()  # |aggregated step|^2
+    dots = gram.apply(weights, mixture.step_weight).sum(axis=0)  # <d_k, aggregated step>
+    length = np.sqrt(float(square))
     norms = model_gram.norms[0]
     lengths = norms * length
     cosines = np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0)
@@ -213,6 +215,8 @@ def explain(rule: Weighting, meaning: dict[str, str]) -> Explanation:
     memory = "in memory: K+1 models. From disk: one chunk of K+1 rows per thread, whatever the model's size"
     if needs.probe:
         memory += "; and the network, its gradient and its activations"
+    if needs.last_step:
+        memory += "; and the step of the previous round, a vector as long as the model"
 
     # Privacy, part by part.
     parts = _deciding_parts(rule)
@@ -245,6 +249,8 @@ def _describe_visible(needs: Needs) -> list[str]:
     if needs.gram:
         scope = "of every layer" if needs.per_layer is not None else "of the whole model"
         visible.append(f"inner products between single updates, and with the global model, {scope}")
+    if needs.last_step:
+        visible.append("inner products of single updates with the step of the previous round")
     if needs.coordinates:
         visible.append("every coordinate of every single update")
     if needs.probe:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steelyard.core._errors import UndeclaredNeed
-from steelyard.core._gram import Array, Gram
+from steelyard.core._errors import NO_LAST_STEP, SteelyardError, UndeclaredNeed
+from steelyard.core._gram import Array, Gram, StepProducts
 from steelyard.core._layout import Granularity
 from steelyard.core._needs import Needs
 from steelyard.core._probe import Trial
@@ -71,6 +71,16 @@ class View:
     def whole_gram(self) -> Gram:
         """The Gram of the whole model, also inside `per_layer`."""
         return self._gram(None)
+
+    @property
+    def last_step(self) -> StepProducts:
+        """The inner products of the previous round's step, of the whole model or per layer."""
+        if not self.needs.last_step:
+            raise UndeclaredNeed("the rule reads the last step but declares last_step=False")
+        products = self.gram.last_step
+        if products is None:
+            raise SteelyardError(NO_LAST_STEP)
+        return products
 
     @property
     def norms(self) -> Array:

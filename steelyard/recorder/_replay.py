@@ -425,7 +425,9 @@ def _replay_rule(rule: Weighting, recorded: Sequence[RoundGram]) -> list[Replaye
 
 def _weighed_by_run(seen: RoundGram) -> Weighed:
     """Return what the rule of the run did."""
-    return Weighed(seen.ids, seen.weights, seen.base, seen.layers, {}, {})
+    return Weighed(
+        seen.ids, seen.weights, seen.base, seen.layers, {}, {}, step_weight=seen.step_weight
+    )
 
 
 def _describe(seen: RoundGram, weighed: Weighed) -> ReplayedRound:
@@ -433,8 +435,8 @@ def _describe(seen: RoundGram, weighed: Weighed) -> ReplayedRound:
     weights = weighed.weights.mean(axis=0)
     shares = to_shares(weights)
     square = float((shares**2).sum())
-    step = Step(weighed.weights, weighed.base, weighed.layers)
-    run_step = Step(seen.weights, seen.base, seen.layers)
+    step = Step(weighed.weights, weighed.base, weighed.layers, weighed.step_weight)
+    run_step = Step(seen.weights, seen.base, seen.layers, seen.step_weight)
     length = np.sqrt(max(step.dot(step, seen), 0.0))
     run_length = np.sqrt(max(run_step.dot(run_step, seen), 0.0))
     cosine = None
@@ -455,34 +457,49 @@ def _describe(seen: RoundGram, weighed: Weighed) -> ReplayedRound:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the global model: `(base - 1) theta + sum_k w_k d_k`.
+    """A step of the global model: `(base - 1) theta + sum_k w_k d_k + step_weight s`.
 
     Attributes:
         weights: coefficients on the updates, `[g, K]`.
         base: coefficient on the global model, `[g]`.
         layers: the granularity of the leading axis; None for the whole model.
+        step_weight: coefficient on s, the step of the previous round, `[g]`; None for 0.
     """
 
     weights: Array
     base: Array
     layers: Granularity | None = None
+    step_weight: Array | None = None
 
     def dot(self, other: Step, seen: RoundGram) -> float:
         """Return the inner product of two steps of the same round."""
         layers = self.layers if self.layers is not None else other.layers
         gram = seen.find_gram(layers)
-        # Coefficients of both steps for every layer.
-        shape = gram.theta_dots.shape
-        weights = np.broadcast_to(self.weights, shape)
-        other_weights = np.broadcast_to(other.weights, shape)
-        shrinking = np.broadcast_to(self.base - 1, shape[:1])
-        other_shrinking = np.broadcast_to(other.base - 1, shape[:1])
-        # Products of updates with updates, of updates with theta, and of theta with itself.
-        products = (weights * gram.apply(other_weights)).sum()
-        products += (shrinking * (gram.theta_dots * other_weights).sum(axis=1)).sum()
-        products += (other_shrinking * (gram.theta_dots * weights).sum(axis=1)).sum()
-        products += (shrinking * other_shrinking * gram.theta_sq).sum()
-        return float(products)
+        # The products of updates, theta and s with the other step, layer by layer.
+        groups, count = gram.theta_dots.shape
+        weights, shrinking, step_weight = self._spread(groups, count)
+        other_weights, other_shrinking, other_step_weight = other._spread(groups, count)
+        dots = gram.apply(other_weights, other_step_weight)
+        dots += other_shrinking[:, None] * gram.theta_dots
+        theta_dot = (gram.theta_dots * other_weights).sum(axis=1) + other_shrinking * gram.theta_sq
+        step_dot = np.zeros(groups)
+        last_step = gram.last_step
+        if last_step is not None:
+            theta_dot += other_step_weight * last_step.theta_dot
+            step_dot = (last_step.dots * other_weights).sum(axis=1)
+            step_dot += other_shrinking * last_step.theta_dot
+            step_dot += other_step_weight * last_step.square
+        products = (weights * dots).sum(axis=1) + shrinking * theta_dot + step_weight * step_dot
+        return float(products.sum())
+
+    def _spread(self, groups: int, count: int) -> tuple[Array, Array, Array]:
+        """Return the coefficients on updates, theta and s for every layer."""
+        step_weight = np.zeros(1) if self.step_weight is None else self.step_weight
+        return (
+            np.broadcast_to(self.weights, (groups, count)),
+            np.broadcast_to(self.base - 1, (groups,)),
+            np.broadcast_to(step_weight, (groups,)),
+        )
 
 
 def to_shares(weights: Array) -> Array:

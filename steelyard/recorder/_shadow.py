@@ -45,6 +45,11 @@ class ShadowRules:
         for spec in specs:
             rule = parse_rule(spec)
             check_replayable(rule)
+            if rule.needs.last_step:
+                raise SteelyardError(
+                    f"{to_text(rule)}: follows its own previous step, and the step of this run is "
+                    "another: run it instead"
+                )
             name = spec if isinstance(spec, str) else to_text(rule)
             self.rules[name] = with_default_source(rule)
         self._states: dict[str, State] = {}
@@ -136,9 +141,11 @@ def _measure_losses(
     session = probe.open(store.layout, seen.round, base_buffers(store), {})
     trial = Trial(store, session)
     losses = {}
-    run = Weighed(seen.ids, seen.weights, seen.base, seen.layers, {}, {})
+    run = Weighed(
+        seen.ids, seen.weights, seen.base, seen.layers, {}, {}, step_weight=seen.step_weight
+    )
     for name, weighed in {RUN: run, **weighed_rules}.items():
-        if weighed.weights.shape[0] == 1:
+        if weighed.weights.shape[0] == 1 and weighed.step_weight is None:
             trial.mix(weighed.weights[0], float(weighed.base[0]))
             losses[name] = session.evaluate()
     return losses

@@ -32,6 +32,7 @@ class Weighed:
         state: the state for the next round.
         refused: why clients are refused, by id.
         void: why the rule would leave the model as it is; None if it would not.
+        step_weight: coefficient on the previous round's step, `[g]`; None for 0.
     """
 
     ids: tuple[ClientId, ...]
@@ -41,6 +42,7 @@ class Weighed:
     state: State
     refused: Mapping[ClientId, str]
     void: str | None = None
+    step_weight: Array | None = None
 
 
 def check_replayable(rule: Weighting) -> None:
@@ -104,7 +106,15 @@ def weigh(rule: Weighting, seen: RoundGram, state: State) -> Weighed:
         positions = [seen.ids.index(client) for client in accepted]
         weights[:, positions] = mixture.client_weights
     refused |= mixture.notes.get("set_aside", {})
-    return Weighed(seen.ids, weights, np.array(mixture.base), mixture.layers, after, refused)
+    return Weighed(
+        seen.ids,
+        weights,
+        np.array(mixture.base),
+        mixture.layers,
+        after,
+        refused,
+        step_weight=mixture.step_weight,
+    )
 
 
 def _leave_model(

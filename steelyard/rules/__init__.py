@@ -14,6 +14,7 @@ from steelyard.rules._combinators import chain as chain
 from steelyard.rules._combinators import parse_rule as parse_rule
 from steelyard.rules._coordinate import Median as Median
 from steelyard.rules._coordinate import TrimmedMean as TrimmedMean
+from steelyard.rules._craft import Craft as Craft
 from steelyard.rules._detectors import Always as Always
 from steelyard.rules._detectors import AngleGap as AngleGap
 from steelyard.rules._detectors import CriticalFLWindow as CriticalFLWindow

@@ -67,7 +67,7 @@ class Chain(Weighting):
                 )
             if rule.needs.per_layer is not None:
                 layered_rule = rule
-            if rule.final or rule.needs.coordinates:
+            if rule.final or rule.needs.coordinates or rule.needs.last_step:
                 final_rule = rule
         _ = self.needs  # raises an error if two rules use different layers
         object.__setattr__(self, "modifies", self.rules[0].modifies)

@@ -194,7 +194,7 @@ class FedLAW(Weighting):
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Learn gamma, lambda or both in `epochs` passes over the proxy data."""
         # After the critical point, return the prior.
-        prior = prior.with_global_lr(self.global_lr)
+        prior = prior.scale_step(self.global_lr)
         if self.critical is not None:
             state = {"passed": False, **state}
             if state["passed"] or coherence(view.whole_gram, prior.shares[0]) <= self.critical:

@@ -165,7 +165,7 @@ class FedLAWSWA(Weighting):
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Run the stages in order."""
         # Choose the stages.
-        prior = prior.with_global_lr(self.global_lr)
+        prior = prior.scale_step(self.global_lr)
         point = Point.at(prior.shares[0], self.function, self.init)
         curves = Curves()
         stages = [self._lambda]

@@ -145,7 +145,7 @@ class Guard(Weighting):
         # G6: shorten the aggregate.
         shortening = self._shortening(mixture, inner, typical)
         if shortening < 1:
-            mixture = replace(mixture, weights=mixture.weights * shortening)
+            mixture = mixture.scale_step(shortening)
 
         # Report and mixture.
         notes: dict[str, Any] = {
@@ -221,7 +221,8 @@ class Guard(Weighting):
         if layers is None and len(mixture.weights) > 1:
             layers = view.layers
         gram = view.whole_gram if layers is None else view.split_layers(layers).gram
-        length = float(np.sqrt(gram.mixture_sq_norm(mixture.weights).sum()))
+        squares = gram.mixture_sq_norm(mixture.weights, mixture.step_weight)
+        length = float(np.sqrt(squares.sum()))
         limit = self.clip * typical
         return limit / length if length > limit * (1 + 1e-9) else 1.0
 
@@ -272,4 +273,6 @@ def _is_convex(mixture: Mixture) -> bool:
     Then it is not longer than the longest clipped update.
     """
     weights = mixture.weights
+    if mixture.step_weight is not None:
+        return False
     return weights.shape[0] == 1 and bool((weights >= 0).all()) and float(weights.sum()) <= 1 + 1e-9

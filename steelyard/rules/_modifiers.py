@@ -54,7 +54,7 @@ class Shrink(Weighting):
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
         """Multiply the weights by `global_lr`, then base and weights by gamma."""
-        mixture = prior.with_global_lr(self.global_lr).scale_by(self.gamma)
+        mixture = prior.scale_step(self.global_lr).scale_by(self.gamma)
         if self.stats:
             mixture = replace(mixture, stat_scale=prior.stat_scale * self.gamma)
         return mixture.add_report(gamma=self.gamma), state

@@ -17,7 +17,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.core._errors import SteelyardError, shorten
-from steelyard.core._gram import Array, Gram
+from steelyard.core._gram import Array, Gram, StepProducts
 from steelyard.core._layout import Granularity
 from steelyard.core._round_gram import LayeredGram, RoundGram
 from steelyard.runs._files import GRAM_MAGIC
@@ -236,6 +236,9 @@ def encode(seen: RoundGram) -> bytes:
         "metrics": {},
         "grams": [],
     }
+    if seen.step_weight is not None:
+        header["has_step_weight"] = True
+        arrays.append(seen.step_weight)
     if seen.norms is not None:
         arrays.append(seen.norms)
     for name in sorted(seen.metrics):
@@ -243,9 +246,14 @@ def encode(seen: RoundGram) -> bytes:
         header["metrics"][name] = None if values.ndim == 1 else values.shape[1]
         arrays.append(values)
     for layers, entry in seen.grams.items():
-        header["grams"].append({"layers": layers, "names": list(entry.names)})
+        part: dict[str, Any] = {"layers": layers, "names": list(entry.names)}
         products = _to_products(entry.gram)
         arrays += [products.reshape(len(products), -1)[:, triangle], entry.gram.dims]
+        last_step = entry.gram.last_step
+        if last_step is not None:
+            part["has_last_step"] = True
+            arrays += [last_step.dots, last_step.theta_dot, last_step.square]
+        header["grams"].append(part)
 
     # The bytes of the numbers, first bytes first: those that are alike are side by side.
     text = _JSON.encode(header).encode()
@@ -296,6 +304,7 @@ def _build(header: dict[str, Any], numbers: Array) -> RoundGram:
     layers = header["weighted_layers"]
     weights = take(layers, count)
     base = take(layers)
+    step_weight = take(layers) if header.get("has_step_weight") else None
     norms = take(count) if header["has_norms"] else None
     metrics: dict[str, Array] = {}
     for name, width in header["metrics"].items():
@@ -308,9 +317,11 @@ def _build(header: dict[str, Any], numbers: Array) -> RoundGram:
         values = take(len(names), len(rows))
         products[:, rows, columns] = values
         products[:, columns, rows] = values
-        grams[_to_granularity(entry["layers"])] = LayeredGram(
-            Gram.of_rows(products, take(len(names))), names
-        )
+        gram = Gram.of_rows(products, take(len(names)))
+        if entry.get("has_last_step"):
+            last_step = StepProducts(take(len(names), count), take(len(names)), take(len(names)))
+            gram = replace(gram, last_step=last_step)
+        grams[_to_granularity(entry["layers"])] = LayeredGram(gram, names)
     if position != len(numbers):
         raise ValueError(f"{len(numbers)} numbers instead of {position}")
     return RoundGram(
@@ -320,6 +331,7 @@ def _build(header: dict[str, Any], numbers: Array) -> RoundGram:
         metrics=metrics,
         weights=weights,
         base=base,
+        step_weight=step_weight,
         layers=_to_granularity(header["layers"]),
         norms=norms,
         global_lr=header["global_lr"],

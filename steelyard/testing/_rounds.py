@@ -145,6 +145,16 @@ class _QuadraticSession:
         return None
 
 
+def same_state(a: Any, b: Any) -> bool:
+    """Return whether two states are equal; they may hold tensors."""
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        are_tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        return are_tensors and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
 def same_bits(a: Any, b: Any) -> bool:
     """Return whether two models hold the same bits."""
     if isinstance(a, torch.Tensor):

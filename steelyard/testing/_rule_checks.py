@@ -15,7 +15,7 @@ import torch
 
 from steelyard.api import Aggregate
 from steelyard.api import aggregate as call_aggregate
-from steelyard.core._gram import Gram
+from steelyard.core._gram import Gram, StepProducts
 from steelyard.core._layout import Granularity
 from steelyard.core._mixture import Mixture
 from steelyard.core._needs import Needs
@@ -33,6 +33,7 @@ from steelyard.testing._rounds import (
     make_reports,
     require,
     same_bits,
+    same_state,
 )
 
 ROUND = 4  # past the warm-up of every rule of ours
@@ -205,7 +206,7 @@ def check_needs(rule: Weighting) -> None:
         table["grad_norm"] = {c: 2 * value for c, value in table["grad_norm"].items()}
     aggregate(watched, base, clients, metrics=table, state=first.state, round=ROUND + 1)
     declared = set(rule.needs.metrics)
-    declared |= {name for name in ("gram", "probe") if getattr(rule.needs, name)}
+    declared |= {name for name in ("gram", "probe", "last_step") if getattr(rule.needs, name)}
     unread = sorted(declared - watched.reads)
     require(
         not unread,
@@ -232,7 +233,10 @@ def check_purity(rule: Weighting) -> None:
     state = copy.deepcopy(aggregate(rule, base, clients, metrics=table).state)
     before = copy.deepcopy((base, clients, table, state))
     one = aggregate(rule, base, clients, metrics=table, state=state, round=ROUND + 1)
-    require(state == before[3], f"{rule.name}: it changes the state it is given: return a new one")
+    require(
+        same_state(state, before[3]),
+        f"{rule.name}: it changes the state it is given: return a new one",
+    )
     two = aggregate(rule, base, clients, metrics=table, state=state, round=ROUND + 1)
     require(
         torch.equal(one.weights, two.weights) and same_bits(one.params, two.params),
@@ -240,7 +244,7 @@ def check_purity(rule: Weighting) -> None:
         f"generator only",
     )
     require(
-        one.state == two.state,
+        same_state(one.state, two.state),
         f"{rule.name}: two calls with the same input return different states",
     )
     require(same_bits(base, before[0]), f"{rule.name}: it changes the base model")
@@ -264,7 +268,7 @@ def check_saved_state(rule: Weighting) -> None:
             raise AssertionError(f"{rule.name}: its state cannot be saved: {error}") from error
         loaded = load_state(path)
     require(
-        loaded == state,
+        same_state(loaded, state),
         f"{rule.name}: its state comes back from a file as {loaded}, it was {state}",
     )
     straight = aggregate(rule, base, clients, state=state, round=ROUND + 1)
@@ -273,7 +277,10 @@ def check_saved_state(rule: Weighting) -> None:
         same_bits(straight.params, resumed.params),
         f"{rule.name}: the round after a saved state differs",
     )
-    require(straight.state == resumed.state, f"{rule.name}: the state after a saved state differs")
+    require(
+        same_state(straight.state, resumed.state),
+        f"{rule.name}: the state after a saved state differs",
+    )
 
 
 def check_changing_cohorts(rule: Weighting) -> None:
@@ -449,6 +456,12 @@ class RecordingView(View):
         return super()._gram(layers)
 
     @property
+    def last_step(self) -> StepProducts:
+        """As in a plain view."""
+        self.reads.add("last_step")
+        return super().last_step
+
+    @property
     def norms(self) -> Any:
         """As in a plain view."""
         self.reads.add("gram")
@@ -504,4 +517,7 @@ def _arrays_of(rule: Weighting, prior: Mixture, view: View) -> Mapping[str, np.n
         gram = view.grams(view.layers)
         for name in ("dots", "theta_dots", "theta_sq", "norms", "sq_norms", "model_sq_norms"):
             arrays[f"view.gram.{name}"] = getattr(gram, name)
+        if gram.last_step is not None:
+            for name in ("dots", "theta_dot", "square"):
+                arrays[f"view.last_step.{name}"] = getattr(gram.last_step, name)
     return arrays
