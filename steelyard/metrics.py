@@ -44,7 +44,8 @@ class Metric:
             it need not be whole.
         is_divisor: whether rules divide by it. The guard then has a lower limit, too.
         bounds: the guard clips values to this range instead of a multiple of the median.
-        evaluates: the models whose loss and accuracy on the local data it is computed from.
+        evaluates: the models whose loss and accuracy on the local data it is computed from:
+            `received`, `trained`, or `without`, the global model without the client.
         needs_accuracy: whether the task must have an accuracy.
         is_recorded: whether it changes from round to round and is part of the record of a round.
             Sizes and labels do not change, and would make every line longer.
@@ -63,7 +64,7 @@ class Metric:
     is_size: bool = False
     is_divisor: bool = False
     bounds: tuple[float, float] | None = None
-    evaluates: tuple[Literal["received", "trained"], ...] = ()
+    evaluates: tuple[Literal["received", "trained", "without"], ...] = ()
     needs_accuracy: bool = False
     is_recorded: bool = False
     changes_training: bool = False
@@ -151,6 +152,16 @@ _METRICS = (
         needs_accuracy=True,
         is_recorded=True,
     ),
+    Metric(
+        "error_without",
+        "error of the global model without the client on its local data; 1 in its first round",
+        "`fedce`",
+        typical=(0.1, 0.9),
+        bounds=(0.0, 1.0),
+        evaluates=("without",),
+        needs_accuracy=True,
+        is_recorded=True,
+    ),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
@@ -158,6 +169,16 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
 
 MEANING: dict[str, str] = {name: metric.meaning for name, metric in METRICS.items()}
 """The meaning of each metric of `METRICS`."""
+
+
+def needs_evaluation(names: Collection[str], model: str) -> bool:
+    """Return whether one of these metrics is computed from an evaluation of a model.
+
+    Args:
+        names: metrics of `METRICS`.
+        model: `received`, `trained` or `without`.
+    """
+    return any(model in METRICS[name].evaluates for name in names)
 
 
 def find_metric(name: str) -> Metric:

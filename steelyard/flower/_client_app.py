@@ -217,6 +217,8 @@ class _Job:
             state, is_lost = read_client_state(context.state, instructions.accepted)
         if state is not None:
             self._load_client_state(state)
+            if instructions.weight is not None:
+                buffers.last_weights[0] = instructions.weight
         vectors_before = {name: table[0].clone() for name, table in buffers.tables.items()}
 
         # Train. A client without examples returns the model that it received.

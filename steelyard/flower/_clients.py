@@ -150,12 +150,23 @@ class AcceptedRounds:
 
     def __init__(self) -> None:
         self._round_by_node: dict[int, int] = {}
+        self._weight_by_node: dict[int, float] = {}
 
     def of(self, node: int) -> int:
         """Return the last accepted round of a node; 0 if there is none."""
         return self._round_by_node.get(node, 0)
 
-    def add(self, number: int, nodes: Iterable[int]) -> None:
-        """Remember that the replies of these nodes were accepted in this round."""
-        for node in nodes:
+    def weight_of(self, node: int) -> float | None:
+        """Return the weight of a node in its last accepted round; None if there is none."""
+        return self._weight_by_node.get(node)
+
+    def add(self, number: int, weights: Mapping[int, float]) -> None:
+        """Remember that replies were accepted in this round.
+
+        Args:
+            number: number of the round.
+            weights: the weight of each accepted node.
+        """
+        for node, weight in weights.items():
             self._round_by_node[node] = number
+            self._weight_by_node[node] = weight

@@ -46,6 +46,8 @@ class TrainInstructions:
         accepted: the last round whose reply from this node was accepted. The client continues from
             the vectors that it kept in that round, or from zero if it is 0. None if the server
             does not specify it.
+        weight: the weight of this client in the last round in which it was accepted, if a metric
+            needs it and there is such a round.
         tensors: the small tensors that the server sends for feature terms, by name.
         classifier: the name of the network's classifier, for feature terms; empty to find it.
     """
@@ -60,6 +62,7 @@ class TrainInstructions:
     id_key: str
     examples_key: str
     accepted: int | None
+    weight: float | None = None
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     classifier: str = ""
 
@@ -81,6 +84,7 @@ def read_instructions(message: Message) -> TrainInstructions:
         id_key=str(instructions.get("id-key", "partition-id")),
         examples_key=str(instructions.get("examples-key", "num-examples")),
         accepted=instructions.get("accepted"),
+        weight=instructions.get("weight"),
         tensors={} if tensors is None else to_state_dict(tensors),
         classifier=str(instructions.get("classifier", "")),
     )
@@ -99,7 +103,7 @@ def make_instructions(
 ) -> ConfigRecord:
     """Return the record that `read_instructions` reads at the client.
 
-    `address_messages` adds `accepted`, which differs from client to client.
+    `address_messages` adds `accepted` and `weight`, which differ from client to client.
 
     Args:
         algorithm: the algorithm, whose client terms and metrics clients must know.
@@ -135,11 +139,12 @@ def address_messages(
     number: int,
     timeout: float,
     last_accepted: Callable[[int], int],
+    last_weight: Callable[[int], float | None] | None = None,
 ) -> list[Message]:
     """Return one message per node.
 
-    All messages have the same content, apart from the last round whose reply was accepted. They
-    expire after the timeout, so that a node that was frozen does not work on old rounds first.
+    All messages have the same content, apart from the last round whose reply was accepted, and the
+    weight that it got. They expire after the timeout, so that a node that was frozen does not work on old rounds first.
 
     Args:
         content: what to send.
@@ -148,18 +153,21 @@ def address_messages(
         number: number of the round.
         timeout: seconds that the server waits for replies.
         last_accepted: returns the last round in which a reply of a node was accepted.
+        last_weight: returns the weight of a node in that round, or None if it need not know it.
     """
     messages: list[Message] = []
-    content_by_round: dict[int, RecordDict] = {}
+    content_by_key: dict[tuple[int, float | None], RecordDict] = {}
     for node in nodes:
-        accepted = last_accepted(node)
-        if accepted not in content_by_round:
-            instructions = {**content.config_records[STEELYARD_RECORD], "accepted": accepted}
-            content_by_round[accepted] = RecordDict(
+        key = last_accepted(node), None if last_weight is None else last_weight(node)
+        if key not in content_by_key:
+            instructions = {**content.config_records[STEELYARD_RECORD], "accepted": key[0]}
+            if key[1] is not None:
+                instructions["weight"] = key[1]
+            content_by_key[key] = RecordDict(
                 {**content, STEELYARD_RECORD: ConfigRecord(instructions)}
             )
         message = Message(
-            content_by_round[accepted],
+            content_by_key[key],
             dst_node_id=node,
             message_type=message_type,
             ttl=max(timeout, 1.0),

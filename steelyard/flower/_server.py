@@ -72,7 +72,7 @@ class RoundResult:
         record: the record of the round.
         accepted: the clients whose model was used.
         metrics: what these clients reported.
-        counted: those of them whose own vectors are valid from now on.
+        counted: those of them whose own vectors are valid from now on, with their weights.
         seen: the inner products of the round, if they were computed.
     """
 
@@ -81,7 +81,7 @@ class RoundResult:
     record: Record
     accepted: tuple[ClientId, ...] = ()
     metrics: Table | None = None
-    counted: tuple[ClientId, ...] = ()
+    counted: Mapping[ClientId, float] = field(default_factory=dict)
     seen: RoundGram | None = None
 
 
@@ -295,7 +295,7 @@ class FlowerServer:
 
         # The round.
         sink = MemorySink(layout)
-        counted: tuple[ClientId, ...] = ()
+        counted: dict[ClientId, float] = {}
         with one_thread(), threads.parallel(threads.cores()):
             outcome = self.state.aggregate(store, sink, number, metrics, diagnose=self.diagnose)
             if not outcome.void:
@@ -351,11 +351,11 @@ class FlowerServer:
         model: Source,
         results: TrainingResults,
         population: int,
-    ) -> tuple[ClientId, ...]:
+    ) -> dict[ClientId, float]:
         """Let client terms update the server's vectors and the model.
 
         Returns:
-            The clients whose vectors are valid from now on.
+            The clients whose vectors are valid from now on, with their weights.
         """
         ids = outcome.store.ids
         vectors = ReportedVectors(
@@ -374,7 +374,8 @@ class FlowerServer:
             population=population,
             lr=float("nan"),
         )
-        return tuple(ids[row] for row in outcome.counted_rows if vectors.is_complete(row))
+        complete = [ids[row] for row in outcome.counted_rows if vectors.is_complete(row)]
+        return {client: outcome.client_weights[client] for client in complete}
 
     def _model_to_evaluate(self, new_model: StateDict, sink: MemorySink) -> StateDict:
         """Return the model to evaluate: `new_model` itself, unless a term returns another."""

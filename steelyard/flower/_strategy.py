@@ -48,6 +48,7 @@ from steelyard.flower._replies import (
 from steelyard.flower._run_log import RunLog, describe_run
 from steelyard.flower._server import FlowerServer, RoundResult, StateDict
 from steelyard.flower._streaming import ReplyStorage, StreamingGrid, parse_memory
+from steelyard.metrics import METRICS, needs_evaluation
 from steelyard.recorder._shadow import ShadowRules, parse_shadow
 from steelyard.rules._guard import Guard
 from steelyard.runs._gram_log import parse_recording
@@ -405,7 +406,13 @@ class Steelyard(FedAvg):
 
         # One message for each of them, with its own model if there is a broadcast.
         self.train_messages = address_messages(
-            content, nodes, MessageType.TRAIN, number, self.timeout, self.accepted_rounds.of
+            content,
+            nodes,
+            MessageType.TRAIN,
+            number,
+            self.timeout,
+            self.accepted_rounds.of,
+            self._find_last_weight,
         )
         clients = [self.client_ids.of(node) for node in nodes]
         models = self.server.mutate_model(source, clients, number)
@@ -415,6 +422,15 @@ class Steelyard(FedAvg):
             )
         log(INFO, "configure_train: sent messages to %d nodes", len(nodes))
         return self.train_messages
+
+    def _find_last_weight(self, node: int) -> float | None:
+        """Return the weight of a node in its last accepted round, if a metric needs it."""
+        needs = self.algorithm.needs
+        if self.shadow is not None:
+            needs = needs | self.shadow.needs
+        if not needs_evaluation(needs.metrics & METRICS.keys(), "without"):
+            return None
+        return self.accepted_rounds.weight_of(node)
 
     def _check_other_driver(self) -> None:
         """Raise an error for terms that do not work if another strategy runs the rounds.
@@ -457,8 +473,10 @@ class Steelyard(FedAvg):
         population = self.population or self.max_connected
         source = RecordSource(self.model)
         result = self.server.aggregate(number, source, training.results, population)
-        counted_nodes = [training.node_by_client[client] for client in result.counted]
-        self.accepted_rounds.add(number, counted_nodes)
+        weights = {
+            training.node_by_client[client]: weight for client, weight in result.counted.items()
+        }
+        self.accepted_rounds.add(number, weights)
 
         # Record the round; `write_round` writes the record after the evaluation.
         self.run_log.add_client_sizes(result.metrics or {})

@@ -4,23 +4,26 @@ Jiang, Roth, Li, Yang, Zhao, Nath, Xu, Dou, Xu, "Fair Federated Medical Image Se
 Contribution Estimation", CVPR 2023. The equations are those of NVFlare 2.9 (`nvflare.app_opt.pt.
 fedce`, by the same group), where w is the weight of the last round, and equal in the first one:
 
-    cos_k  = cos(d_k, sum_{j != k} w_j d_j)
-    mean_k = the mean of cos_k over the rounds of client k
-    a_k    = normalised max(0, 1 - mean_k)                 the gradient space: new directions count
-    b_k    = normalised score of client k                  the data space
-    w_k    = normalised a_k + b_k (`plus`) or a_k b_k (`times`)
+    cos_k   = cos(d_k, sum_{j != k} w_j d_j)
+    mean_k  = the mean of cos_k over the rounds of client k
+    a_k     = normalised max(0, 1 - mean_k)                the gradient space: new directions count
+    error_k = the error on client k's data of the model without client k
+    b_k     = normalised mean of error_k over the rounds of client k              the data space
+    w_k     = normalised a_k + b_k (`plus`) or a_k b_k (`times`)
 
 `normalised` raises each number to at least `eps` and divides by the sum. A client that was never
 seen before has the weight `1 / (number of known clients + 1)` in the sum of cos_k.
 
-The score is the error of the model without the client on its own data. The client computes it: with
-its model theta_k of its last round and its weight w_k, it evaluates `(theta - w_k theta_k) / (1 -
-w_k)` and reports 1 minus the mean accuracy so far. Our simulated clients and our Flower client do
-not compute it: name the metric that your clients report, `score="minus_error"`. By default
-(`score=None`) the gradient space alone is used, `w = a`: this is half of FedCE.
+Clients report error_k as `error_without`: with its model theta_k of its last round and its weight
+w_k in that round, which the server sends, client k evaluates `(theta - w_k theta_k) / (1 - w_k)` on
+its validation part, or on all its data if it has none. In its first round the error is 1. The model
+is the one without client k if the weights sum to 1, the server takes the weighted mean as it is,
+and the client took part in the round before. `score=None` uses the gradient space alone, `w = a`:
+this is half of FedCE, for clients that cannot report the error.
 
-Differences from NVFlare: only parameters are used, without BatchNorm statistics; a client with a
-negative score is quarantined, and not raised to `eps`.
+Differences from NVFlare: only parameters are used, without BatchNorm statistics; clients report the
+error of the round, of which the rule takes the mean, while NVFlare's clients report the mean; a
+client with a negative error is quarantined, and not raised to `eps`.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class FedCE(Weighting):
     """Weights by how much a client's updates differ from the others', and by its own score.
 
     Attributes:
-        score: name of the reported number for the data space; None leaves the data space out.
+        score: name of the reported number for the data space: more of it is more contribution.
+            None leaves the data space out.
         mode: how the two spaces are combined, `plus` or `times`.
         eps: lower limit of the numbers before they are divided by their sum.
 
@@ -56,12 +60,13 @@ class FedCE(Weighting):
         >>> import torch
         >>> import steelyard
         >>> clients = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-        >>> out = steelyard.aggregate("fedce", torch.zeros(2), clients)
+        >>> errors = {"error_without": [0.2, 0.2, 0.2]}
+        >>> out = steelyard.aggregate("fedce", torch.zeros(2), clients, metrics=errors)
         >>> [round(weight, 3) for weight in out.weights.tolist()]
-        [0.185, 0.185, 0.631]
+        [0.259, 0.259, 0.482]
     """
 
-    score: str | None = None
+    score: str | None = "error_without"
     mode: str = "plus"
     eps: float = 1e-6
 
@@ -85,18 +90,17 @@ class FedCE(Weighting):
 
     @property
     def needs(self) -> Needs:
-        """The Gram, for cosines, and the score if it is named."""
+        """The Gram, for cosines, and the score if there is one."""
         names = () if self.score is None else (self.score,)
         return Needs.of(*names, gram=True)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Which half is missing."""
+        """Which half is missing, if one is."""
         if self.score is not None:
             return ()
         return (
-            "without score= this is half of FedCE: name the metric by which clients report the "
-            "error of the model without them",
+            "score=none is half of FedCE: the error of the model without the client does not count",
         )
 
     def apply(self, prior: Mixture, view: View, state: State) -> tuple[Mixture, State]:
@@ -118,15 +122,20 @@ class FedCE(Weighting):
 
         # Contributions.
         shares = normalize(np.maximum(1 - mean, 0.0), self.eps)
-        if self.score is not None:
-            scores = normalize(self._read_scores(view), self.eps)
-            combined = shares + scores if self.mode == "plus" else shares * scores
-            shares = normalize(combined, self.eps)
         after = {
-            "weights": scatter(weights, view.ids, shares),
             "cosines": scatter(means, view.ids, mean),
             "rounds": scatter(rounds, view.ids, number),
         }
+        if self.score is not None:
+            mean_scores = state.get("scores", {})
+            score = self._read_scores(view)
+            before = gather(mean_scores, view.ids, np.zeros_like(score))
+            score = before + (score - before) / number
+            after["scores"] = scatter(mean_scores, view.ids, score)
+            data_shares = normalize(score, self.eps)
+            combined = shares + data_shares if self.mode == "plus" else shares * data_shares
+            shares = normalize(combined, self.eps)
+        after["weights"] = scatter(weights, view.ids, shares)
         return Mixture.convex(shares), after
 
     def _read_scores(self, view: View) -> Array:

@@ -83,6 +83,8 @@ class Buffers:
         }  # [N, d] each
         self.staged = {name: shared_zeros([num_clients, dim], real) for name in needs.slots}
         self.steps_taken = shared_zeros([clients], f64)
+        # Each client's weight in the last round in which it counted; NaN if there is none.
+        self.last_weights = shared_zeros([clients], f64).fill_(torch.nan)
         self.matrix = shared_zeros([rows + 1, dim], real)
         self.row_stats = shared_zeros([rows, layout.stat_dim], f64)
         self.row_counts = shared_zeros([rows, counters], i64)

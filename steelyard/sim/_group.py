@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -19,10 +20,11 @@ from steelyard.core._errors import NOT_FINITE, SteelyardError
 from steelyard.core._rng import number
 from steelyard.core._sums import are_finite
 from steelyard.core._term import ClientContext, ClientTerm, FeatureTerm
-from steelyard.metrics import METRICS
+from steelyard.metrics import needs_evaluation
 from steelyard.sim._buffers import Buffers
-from steelyard.sim._work import ClientSlot, SimulationContext
+from steelyard.sim._work import OWN_MODEL, ClientSlot, SimulationContext
 
+LARGEST_WEIGHT = 1 - 1e-6  # without a client that has more, no model is left
 FINE, EMPTY, BROKEN = range(3)
 REASONS = {EMPTY: "has no examples", BROKEN: NOT_FINITE}
 
@@ -79,6 +81,7 @@ class _Group:
         buffers = self.buffers
         # Evaluate the received model, if a metric asks for it.
         before = [self._evaluate_start(i) for i in range(len(self.trainees))]
+        errors_without = [self._evaluate_without(i) for i in range(len(self.trainees))]
         for i in range(len(self.trainees)):
             self._write_summaries(i, "received")
         # Train; values that overflow are found later.
@@ -129,7 +132,7 @@ class _Group:
             buffers.steps[trainee.position] = trainee.batches.steps
             buffers.work[trainee.position] = amounts[i]
             self._write_summaries(i, "trained")
-            self._report(i, amounts[i], float(norms[i]), before[i])
+            self._report(i, amounts[i], float(norms[i]), before[i], errors_without[i])
 
     def _open_feature_loss(self, stack: ExitStack) -> FeatureLoss | None:
         """Return what feature terms add to the loss, if there are any.
@@ -276,11 +279,29 @@ class _Group:
 
     def _evaluate_start(self, i: int) -> tuple[float, float]:
         """Return loss and accuracy of the received model on the client's data; 0 if not needed."""
-        if not _needs_evaluation(self.work.metrics, "received"):
+        if not needs_evaluation(self.work.metrics, "received"):
             return 0.0, 0.0
         start = self.received[min(i, len(self.received) - 1)]
         self.work.model.load(start, self.buffers.stats, self.buffers.counts)
         return self.work.evaluate_client(self.clients[i])
+
+    def _evaluate_without(self, i: int) -> float:
+        """Return the error of the global model without the client, on the client's data.
+
+        With the client's last model theta_k and its weight w_k in the sum, this is the error of
+        `(theta - w_k theta_k) / (1 - w_k)`. It is 1 if there is no such model, because the client
+        took part for the first time, or alone; 0 if no metric needs it.
+        """
+        if not needs_evaluation(self.work.metrics, "without"):
+            return 0.0
+        client = self.clients[i]
+        weight = float(self.buffers.last_weights[client])
+        if math.isnan(weight) or weight > LARGEST_WEIGHT:
+            return 1.0
+        own = self.buffers.tables[OWN_MODEL][client]
+        params = (self.buffers.theta - weight * own) / (1 - weight)
+        self.work.model.load(params, self.buffers.stats, self.buffers.counts)
+        return self.work.evaluate_held_out(client)
 
     def _write_updates(self) -> None:
         """Write updates, statistics and per-client state, and mark clients that are not finite."""
@@ -293,6 +314,8 @@ class _Group:
         if self.work.local.persistent:
             for slot, vectors in self.optimizer_slots.items():
                 own[f"local.{slot}"] = list(vectors)
+        if OWN_MODEL in buffers.tables:
+            own[OWN_MODEL] = [self._to_layout_order(row) for row in self.params]
         for i, trainee in enumerate(self.trainees):
             is_finite = all(are_finite(rows[i]) for rows in own.values())
             if trainee.row < 0:
@@ -315,18 +338,21 @@ class _Group:
             if not is_finite:
                 buffers.status[trainee.position] = BROKEN
 
-    def _report(self, i: int, work: float, norm: float, before: tuple[float, float]) -> None:
+    def _report(
+        self, i: int, work: float, norm: float, before: tuple[float, float], error_without: float
+    ) -> None:
         """Write the metrics that the algorithm or the user asks for."""
         # Evaluate the trained model on the client's data, if a metric needs it.
         trainee = self.trainees[i]
         after = (0.0, 0.0)
-        if _needs_evaluation(self.work.metrics, "trained"):
+        if needs_evaluation(self.work.metrics, "trained"):
             if self.model is not self.work.model:
                 self.work.model.load(self.params[i], self.buffers.stats, self.buffers.counts)
             after = self.work.evaluate_client(trainee.client)
 
         # A number for each metric; metrics with a number per class have tables of their own.
         values = self._compute_metrics(trainee, work, norm, before, after)
+        values["error_without"] = error_without
         reports = [values.get(name, 0.0) for name in self.work.metrics]
         self.buffers.reports[trainee.position] = torch.tensor(reports, dtype=torch.float64)
         for name in self.buffers.class_reports.keys() & set(self.work.metrics):
@@ -342,7 +368,7 @@ class _Group:
         before: tuple[float, float],
         after: tuple[float, float],
     ) -> dict[str, float]:
-        """Return all metrics of `steelyard.metrics.METRICS` that are single numbers.
+        """Return the metrics of `steelyard.metrics.METRICS` that describe the training.
 
         Args:
             trainee: the client.
@@ -369,8 +395,3 @@ class _Group:
         classes = self.buffers.class_reports[name].shape[1]
         metrics = {"label_hist": torch.bincount(labels, minlength=classes).double()}
         return metrics[name]
-
-
-def _needs_evaluation(metrics: Sequence[str], model: str) -> bool:
-    """Return whether a metric is computed from an evaluation of the received or trained model."""
-    return any(model in METRICS[name].evaluates for name in metrics)

@@ -7,6 +7,7 @@ from steelyard.core._errors import SteelyardError
 from steelyard.core._evidence import part_needing_proxy_data
 from steelyard.core._layout import Layout
 from steelyard.core._lora import FACTORS, RESTART, LoraOutput, parse_lora
+from steelyard.metrics import METRICS, needs_evaluation
 
 
 def choose_lora_output(
@@ -69,6 +70,13 @@ def _check_algorithm(text: str, output: LoraOutput, algorithm: Algorithm) -> Non
         raise SteelyardError(
             f"lora={text} with {parts[0]}: it acts on the factors A and B, not on their product: "
             "use lora=factors, or leave it out"
+        )
+
+    # The model without a client is not a mean of factors.
+    if needs_evaluation(algorithm.needs.metrics & METRICS.keys(), "without"):
+        raise SteelyardError(
+            f"lora={text} with a rule that needs 'error_without': clients compute it from the factors "
+            "A and B, not from their product: use lora=factors, or fedce:score=none"
         )
 
     # Vectors of earlier rounds belong to the factors of earlier rounds.

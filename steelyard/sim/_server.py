@@ -17,7 +17,7 @@ from steelyard.sim._base_weights import BaseWeights
 from steelyard.sim._buffers import Buffers
 from steelyard.sim._evaluation import report_metrics
 from steelyard.sim._group import FINE, REASONS
-from steelyard.sim._work import ClientSlot, SimulationContext
+from steelyard.sim._work import OWN_MODEL, ClientSlot, SimulationContext
 from steelyard.stores._memory import MemorySink, MemoryStore
 
 
@@ -242,6 +242,9 @@ class SimulationServer:
         counted = [cohort[row] for row in outcome.counted_rows]
         outside = [member for member in members if member.row < 0]
         self._store_client_vectors(counted, outside)
+        for member in counted:
+            weight = outcome.client_weights[work.federation.ids[member.client]]
+            buffers.last_weights[member.client] = weight
 
     def _store_client_vectors(
         self, cohort: Sequence[ClientSlot], outside: Sequence[ClientSlot]
@@ -262,6 +265,7 @@ class SimulationServer:
             if not term.tags.updates_outside_cohort
             for slot in term.client_slots
         }
+        cohort_only.add(OWN_MODEL)
         changed = [*outside, *cohort]
         for name, table in buffers.tables.items():
             for member in cohort if name in cohort_only else changed:
@@ -282,16 +286,20 @@ class SimulationServer:
         ids = self.work.federation.ids
         clients = {}
         steps_taken = {}
+        last_weights = {}
         for client in sorted(self.stateful_clients):
             clients[ids[client]] = {
                 name: table[client].clone() for name, table in buffers.tables.items()
             }
             steps_taken[ids[client]] = float(buffers.steps_taken[client])
+            if OWN_MODEL in buffers.tables:
+                last_weights[ids[client]] = float(buffers.last_weights[client])
         state = {
             **self.state.snapshot(),
             "theta": buffers.theta.clone(),
             "clients": clients,
             "steps_taken": steps_taken,
+            "last_weights": last_weights,
             "progress": dict(progress),
         }
         return Snapshot(round, self.model(), state, identity)
@@ -317,5 +325,6 @@ class SimulationServer:
             for slot, row in rows.items():
                 buffers.tables[slot][client].copy_(row)
             buffers.steps_taken[client] = state["steps_taken"][name]
+            buffers.last_weights[client] = state["last_weights"].get(name, torch.nan)
         progress: Mapping[str, Any] = state["progress"]
         return progress

@@ -306,7 +306,7 @@ def _reported(
         )
     if "label_hist" in needed_metrics and federation.classes is None:
         raise SteelyardError("the rule needs 'label_hist', but the targets are not classes")
-    accuracies = sorted(needed_metrics & {"accuracy", "accuracy_before"})
+    accuracies = sorted(name for name in needed_metrics if METRICS[name].needs_accuracy)
     if accuracies and not has_accuracy:
         raise SteelyardError(
             f"clients cannot report {accuracies[0]!r}: the targets are not classes"

@@ -26,8 +26,11 @@ from steelyard.core._lora import FACTORS, LoraOutput
 from steelyard.core._rng import stream
 from steelyard.core._side_channel import Classifier
 from steelyard.data._dataset import Federation
+from steelyard.metrics import needs_evaluation
 from steelyard.server._probe import Probe
 from steelyard.sim._buffers import SHARD, Buffers, Sizes
+
+OWN_MODEL = "own.model"  # the vector with a client's last model, if a metric needs it
 
 
 class ClientSlot(NamedTuple):
@@ -151,6 +154,8 @@ class SimulationContext:
         own = [term.key(slot) for term in self.algorithm.client for slot in term.client_slots]
         if self.local.persistent:
             own += [f"local.{slot}" for slot in self.local.slots]
+        if needs_evaluation(self.metrics, "without"):
+            own.append(OWN_MODEL)
         return own
 
     def buffers(self, num_clients: int, rows: int) -> Buffers:
@@ -257,6 +262,12 @@ class SimulationContext:
         index = torch.from_numpy(self.federation.index[client]).to(self.model.device)
         loss, right, count = self.model.evaluate(self.inputs, self.targets, index)
         return loss / count, right / count
+
+    def evaluate_held_out(self, client: int) -> float:
+        """Return the error of the loaded model on a client's validation part, or else on all."""
+        trained, held_out = self.split(client)
+        result = self._evaluate_samples(held_out if len(held_out) else trained)
+        return 1 - float(result[1] / result[2])
 
     def compute_features(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loaded model's features of a client's training samples, and their targets."""

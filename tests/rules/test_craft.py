@@ -11,6 +11,7 @@ import steelyard
 from steelyard.stores._safetensors import SafetensorsStore
 from steelyard.testing import check_rule
 from tests.golden import arrays, assert_near, tensor
+from tests.rounds import equal
 
 SIZES = (6, 24, 10)
 RULE = steelyard.craft(layers=SIZES, rtol=1e-6)
@@ -260,8 +261,7 @@ def test_the_same_bits_from_memory_and_from_files(tmp_path):
         out = steelyard.aggregate("uniform|craft", base, clients, state=state)
         store = SafetensorsStore.open(tmp_path / "base.safetensors", paths)
         again = steelyard.aggregate("uniform|craft", None, store, state=file_state, chunk=500)
-        for name, tensor in out.params.items():
-            assert torch.equal(tensor, again.params[name])
+        assert equal(out.params, again.params)
         assert torch.equal(out.state["last_step"], again.state["last_step"])
         base, state, file_state = out.params, out.state, again.state
 

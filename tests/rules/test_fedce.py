@@ -64,16 +64,22 @@ def aggregate(rule, updates, scores=None, **options):
 @pytest.mark.parametrize("mode", ["plus", "times"])
 @pytest.mark.parametrize("has_scores", [False, True])
 def test_the_steps_of_nvflare(mode, has_scores):
-    """Ten rounds with clients that come and go."""
+    """Ten rounds with clients that come and go. NVFlare's clients report means of their scores."""
     rng = np.random.default_rng(0)
     server = Server(mode)
+    reported = {}
     rule = steelyard.fedce(score="error" if has_scores else None, mode=mode)
     state = None
     for number in range(1, 11):
         clients = sorted(rng.choice(list("abcdef"), size=rng.integers(2, 7), replace=False))
         updates = draw_round(rng, clients)
-        scores = {client: rng.uniform() for client in clients} if has_scores else None
-        expected = server.aggregate(updates, scores)
+        scores = means = None
+        if has_scores:
+            scores = {client: rng.uniform() for client in clients}
+            for client in clients:
+                reported.setdefault(client, []).append(scores[client])
+            means = {client: np.mean(reported[client]) for client in clients}
+        expected = server.aggregate(updates, means)
         weights, out = aggregate(rule, updates, scores, state=state, round=number)
         state = out.state
         for client in clients:
@@ -86,10 +92,10 @@ def test_the_numbers_of_nvflares_own_tests():
     weights, _ = aggregate("fedce:score=error", updates, {"site-1": 0.9, "site-2": 0.1})
     assert weights["site-1"] == pytest.approx((0.5 + 0.9) / 2, abs=1e-12)
     first = {"site-1": np.eye(15)[0], "site-3": np.eye(15)[1]}
-    _, out = aggregate("fedce", first)
+    _, out = aggregate("fedce:score=none", first)
     assert out.state["fedce"]["weights"] == {"site-1": 0.5, "site-3": 0.5}
     second = {"site-2": np.eye(15)[0] + np.eye(15)[1], "site-3": np.eye(15)[1]}
-    _, out = aggregate("fedce", second, state=out.state, round=2)
+    _, out = aggregate("fedce:score=none", second, state=out.state, round=2)
     kept = out.state["fedce"]["weights"]
     assert set(kept) == {"site-1", "site-2", "site-3"}
     assert kept["site-1"] == 0.5
@@ -101,10 +107,12 @@ def test_the_numbers_of_nvflares_own_tests():
 def test_weights_are_shares_and_free_of_scale(seed, count, size):
     rng = np.random.default_rng(seed)
     updates = draw_round(rng, [f"c{k}" for k in range(count)])
-    weights, _ = aggregate("fedce", updates)
+    weights, _ = aggregate("fedce:score=none", updates)
     assert sum(weights.values()) == pytest.approx(1, abs=1e-12)
     assert min(weights.values()) > 0
-    scaled, _ = aggregate("fedce", {client: size * update for client, update in updates.items()})
+    scaled, _ = aggregate(
+        "fedce:score=none", {client: size * update for client, update in updates.items()}
+    )
     for client, weight in weights.items():
         assert scaled[client] == pytest.approx(weight, rel=1e-9)
 
@@ -112,24 +120,26 @@ def test_weights_are_shares_and_free_of_scale(seed, count, size):
 def test_edge_cases():
     update = np.arange(15.0)
     # Equal clients have no new direction: equal weights, from eps alone.
-    weights, _ = aggregate("fedce", dict.fromkeys("abc", update))
+    weights, _ = aggregate("fedce:score=none", dict.fromkeys("abc", update))
     assert list(weights.values()) == pytest.approx([1 / 3] * 3)
     # One client, and clients that do not move.
-    assert aggregate("fedce", {"a": update})[0] == {"a": 1.0}
-    weights, _ = aggregate("fedce", dict.fromkeys("abcd", 0 * update))
+    assert aggregate("fedce:score=none", {"a": update})[0] == {"a": 1.0}
+    weights, _ = aggregate("fedce:score=none", dict.fromkeys("abcd", 0 * update))
     assert list(weights.values()) == pytest.approx([1 / 4] * 4)
     # A zero update has the cosine 0.
-    weights, _ = aggregate("fedce", {"a": update, "b": update, "c": 0 * update})
+    weights, _ = aggregate("fedce:score=none", {"a": update, "b": update, "c": 0 * update})
     assert weights["c"] == pytest.approx(1, abs=1e-5)
 
 
 def test_the_state_survives_a_file(tmp_path):
     rng = np.random.default_rng(3)
-    _, out = aggregate("fedce", draw_round(rng, "abcd"))
+    _, out = aggregate("fedce:score=none", draw_round(rng, "abcd"))
     steelyard.save_state(tmp_path / "state", out.state)
     updates = draw_round(rng, "abcd")
-    one, _ = aggregate("fedce", updates, state=out.state, round=2)
-    two, _ = aggregate("fedce", updates, state=steelyard.load_state(tmp_path / "state"), round=2)
+    one, _ = aggregate("fedce:score=none", updates, state=out.state, round=2)
+    two, _ = aggregate(
+        "fedce:score=none", updates, state=steelyard.load_state(tmp_path / "state"), round=2
+    )
     assert one == two
 
 
@@ -145,7 +155,8 @@ def test_text_and_contract():
     rule = steelyard.fedce(score="error", mode="times", eps=0.01)
     assert steelyard.parse_rule(to_text(rule)) == rule
     check_rule(rule)
-    assert "half of FedCE" in steelyard.fedce().remarks[0]
+    assert "half of FedCE" in steelyard.fedce(score=None).remarks[0]
+    assert not steelyard.fedce().remarks
     for wrong in ("fedce:mode=minus", "fedce:eps=0", "fedce:score=3"):
         with pytest.raises(steelyard.SteelyardError):
             steelyard.parse_rule(wrong)

@@ -17,6 +17,8 @@ ALGORITHMS = {
     ),
     "fedcos_move": steelyard.Algorithm("fedavg", client="fedcos:direction=move", server="momentum"),
     "pa3fed": steelyard.Algorithm("pa3fed:detector=criticalfl_window"),
+    "fedce": steelyard.Algorithm("guard(fedce)"),
+    "craft": steelyard.Algorithm("craft:lr=1,length=mean"),
     "scaffold": steelyard.Algorithm("fedavg", client="scaffold"),
     "feddyn": steelyard.Algorithm("uniform", client="feddyn"),
     "fedmut": steelyard.Algorithm("uniform", client="scaffold", broadcast="fedmut:radius=0.5"),
