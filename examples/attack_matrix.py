@@ -79,6 +79,9 @@ RULES = (
     "fedmgda",
     "model_stock:layers=[32,2048,10,320]",
     "fedexp",
+    "fedlws:layers=[32,2048,10,320]",
+    "craft:lr=5,length=mean,layers=[32,2048,10,320]",
+    "fedce:score=none",
 )
 ROOT_SAMPLES = 10  # of each class, for rules that need proxy data
 QUICK = {"rules": ("fedavg", "guard(fedavg)"), "attacks": ("x100", "label flip"), "seeds": 1}

@@ -28,8 +28,9 @@ n * 1.2e-7 of the greatest, where n is the number of coordinates of the layer: 0
 layer of ResNet20, and all of them for more than 8.4 million coordinates. Here the limit is `rtol`.
 
 The length of the step does not depend on the lengths of the updates. `length="mean"` is our
-addition: the step of a layer is multiplied by the mean norm of its updates, so that it is as long
-as that of other rules. Use it, with lr=1, inside a guard, which limits weights.
+addition: the step of a layer is multiplied by the mean norm of its updates, so that it shrinks with
+them. Use it inside a guard, which limits weights. Where K clients agree, the conditions make the
+step 1/K as long as the updates: an lr above 1 is then in order.
 """
 
 from __future__ import annotations
