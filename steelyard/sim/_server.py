@@ -299,9 +299,10 @@ class SimulationServer:
             "theta": buffers.theta.clone(),
             "clients": clients,
             "steps_taken": steps_taken,
-            "last_weights": last_weights,
             "progress": dict(progress),
         }
+        if last_weights:
+            state["last_weights"] = last_weights
         return Snapshot(round, self.model(), state, identity)
 
     def restore(self, snapshot: Snapshot) -> Mapping[str, Any]:
@@ -319,12 +320,13 @@ class SimulationServer:
 
         # What clients keep.
         numbers = {name: client for client, name in enumerate(self.work.federation.ids)}
+        last_weights = state.get("last_weights", {})
         for name, rows in state["clients"].items():
             client = numbers[name]
             self.stateful_clients.add(client)
             for slot, row in rows.items():
                 buffers.tables[slot][client].copy_(row)
             buffers.steps_taken[client] = state["steps_taken"][name]
-            buffers.last_weights[client] = state["last_weights"].get(name, torch.nan)
+            buffers.last_weights[client] = last_weights.get(name, torch.nan)
         progress: Mapping[str, Any] = state["progress"]
         return progress
