@@ -167,11 +167,13 @@ function drawHeats(figure, styles, isNarrow) {
     const columnLabels = columnTicks.map((column) => plain(short(heat.columns[column], 12)));
     const hasLongLabels = columnLabels.some((label) => label.length > (isNarrow ? 5 : 8));
     layout[`xaxis${number}`] = axis(isLast ? figure.x : "", {
-      type: "category", anchor: `y${number}`, showgrid: false, tickmode: "array", tickvals: columnTicks,
+      type: "category", anchor: `y${number}`, showgrid: false, tickmode: "array",
+      tickvals: columnTicks.map((column) => columns[column]), // a position may be the name of another column
       ticktext: columnLabels, tickangle: hasLongLabels ? -40 : 0,
     });
     layout[`yaxis${number}`] = axis(figure.y, {
-      type: "category", anchor: `x${number}`, domain, showgrid: false, autorange: "reversed", tickmode: "array", tickvals: rowTicks,
+      type: "category", anchor: `x${number}`, domain, showgrid: false, autorange: "reversed", tickmode: "array",
+      tickvals: rowTicks.map((row) => rows[row]),
       ticktext: rowTicks.map((row) => plain(short(heat.rows[row], isNarrow ? 9 : 18))),
     });
     if (heat.name) layout.annotations.push({

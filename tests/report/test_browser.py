@@ -50,6 +50,23 @@ def test_every_figure_is_drawn_and_the_page_does_not_scroll_sideways(
     screenshot(page, f"report-{size}")
 
 
+def test_labels_of_a_heatmap_are_at_their_columns_and_rows(tmp_path, opened):
+    """Rounds and clients are numbered: a label must not be taken for a position."""
+    runs = comparison(tmp_path / "runs", ids=list(range(1, 13)), rounds=30)
+    file = write_report(build_report([runs], out="report.html"), tmp_path / "report.html")
+    page = opened(file)
+    draw_all(page)
+    labels = page.locator("#figure-weights .plot").evaluate(
+        "plot => ['xaxis', 'yaxis'].map(name => plot._fullLayout[name]).map("
+        "axis => axis._vals.map(tick => [axis._categories[tick.x], tick.text]))"
+    )
+    rounds, clients = labels
+    assert [text for _, text in rounds] == ["1", "5", "10", "15", "20", "25", "30"]
+    assert [text for _, text in clients] == [str(client) for client in range(1, 13)]
+    for category, text in (*rounds, *clients):
+        assert category == text
+
+
 def test_a_click_on_the_legend_hides_a_series_and_another_shows_it(page_file, opened, screenshot):
     page = opened(page_file)
     button = page.locator("#figure-accuracy .legend button").nth(2)
