@@ -703,7 +703,7 @@ class FedBE(Steelyard):
 
 
 class FedCE(Steelyard):
-    """Weighs clients by what they add: new directions, and what the model misses without them (Jiang et al., CVPR 2023), on Flower.
+    """Weighs clients by what the model would miss without them (Jiang et al., CVPR 2023), on Flower.
 
     Options: `steelyard explain fedce`.
     """

@@ -360,7 +360,8 @@ def _root(square: float) -> float:
 
 FREE_RIDER_NORM = 0.01  # of the median norm of the round
 DUPLICATE_COSINE = 0.999
-CONSENT = 0.05  # median cosine to the others, above which disagreement means something
+CONSENT = 0.15  # median cosine to the others, above which disagreement means something
+CONSENT_SHARE = 0.4  # of a client's rounds, which must have such a median to judge it by its cosine
 DRIFT = 0.2  # fall of the cosine to the others, beyond that of the median client
 DRIFT_SPREAD = 5.0  # the same, as a multiple of the clients' median absolute deviation
 MOST = 0.5  # the share of rounds that a flag needs
@@ -459,21 +460,32 @@ def _find_flags(entries: Sequence[tuple[RoundValues, int]]) -> list[Flag]:
             text = f"its update has a cosine of at least {DUPLICATE_COSINE} to client {twin!r}"
             flags.append(Flag("duplicate", f"{text} in {twins[twin]} of {count} rounds"))
 
-    # An opponent has a negative value, or points away from others that agree.
-    shapley = np.array([values.shapley[k] for values, k in entries])
-    cosines = np.array([values.cosines[k] for values, k in entries])
-    has_consent = np.array([values.median_cosine > CONSENT for values, _ in entries])
-    for numbers, is_against, name in (
-        (shapley, shapley < 0, "value"),
-        (cosines, (cosines < 0) & has_consent, "cosine to the others"),
-    ):
-        rounds = int(is_against.sum())
-        highest = float(numbers.mean()) + _Z * float(numbers.std(ddof=1)) / math.sqrt(count)
-        if rounds > MOST * count and highest < 0:
-            text = f"its {name} is negative in {rounds} of {count} rounds"
-            flags.append(Flag("opponent", f"{text}, {numbers.mean():.3f} in the mean"))
-            break
+    # An opponent has a negative value, or points away from others that agree. Where clients do not
+    # agree, as with very skewed labels, the cosine of an honest client may be negative, too.
+    values_of_client = [values.shapley[k] for values, k in entries]
+    agreeing = [(values, k) for values, k in entries if values.median_cosine > CONSENT]
+    cosines = [values.cosines[k] for values, k in agreeing]
+    if _is_negative(values_of_client):
+        flags.append(Flag("opponent", _describe_negative("value", values_of_client, "rounds")))
+    elif len(agreeing) >= max(FEWEST_ROUNDS, CONSENT_SHARE * count) and _is_negative(cosines):
+        rounds = "rounds in which clients agree"
+        text = _describe_negative("cosine to the others", cosines, rounds)
+        flags.append(Flag("opponent", text))
     return flags
+
+
+def _is_negative(numbers: Sequence[float]) -> bool:
+    """Return whether most numbers are negative, and their mean is beyond chance."""
+    array = np.array(numbers)
+    highest = float(array.mean()) + _Z * float(array.std(ddof=1)) / math.sqrt(len(array))
+    return int((array < 0).sum()) > MOST * len(array) and highest < 0
+
+
+def _describe_negative(name: str, numbers: Sequence[float], rounds: str) -> str:
+    """Return the evidence of an opponent as a sentence."""
+    array = np.array(numbers)
+    text = f"its {name} is negative in {int((array < 0).sum())} of {len(array)} {rounds}"
+    return f"{text}, {array.mean():.3f} in the mean"
 
 
 def _cosine_fall(entries: Sequence[tuple[RoundValues, int]]) -> float | None:

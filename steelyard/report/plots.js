@@ -52,7 +52,7 @@ function looks(styles) {
 const axis = (title, options) => ({
   title: { text: plain(title), font: { size: 12.5 }, standoff: 8 },
   gridcolor: "#eceff2", linecolor: "#8a949e", zeroline: false, showline: true, ticks: "outside", ticklen: 4,
-  tickcolor: "#8a949e", tickfont: { size: 11.5 }, automargin: true, ...options,
+  tickcolor: "#8a949e", tickfont: { size: 11.5 }, automargin: true, exponentformat: "power", ...options,
 });
 
 function baseLayout(isNarrow, options) {

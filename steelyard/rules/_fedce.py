@@ -73,7 +73,7 @@ class FedCE(Weighting):
     name = "fedce"
     modifies = False
     info = Info(
-        "weighs clients by what they add: new directions, and what the model misses without them",
+        "weighs clients by what the model would miss without them",
         "Jiang et al., CVPR 2023",
         secagg="yes, in two passes: the sum is sent to clients, each computes its own cosine",
     )
