@@ -1,6 +1,9 @@
-"""What every test shares: no test writes to the user's own cache."""
+"""What every test shares: the same random numbers, and a cache that is not the user's own."""
+
+import random
 
 import pytest
+import torch
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -8,3 +11,10 @@ def _cache_of_the_session(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEELYARD_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """Start every test with the same random numbers, whatever ran before it."""
+    random.seed(0)
+    torch.manual_seed(0)

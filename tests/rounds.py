@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+import torch
+
 import steelyard
 from steelyard.core._needs import Needs
 from steelyard.core._registry import RULES
@@ -17,6 +19,7 @@ from steelyard.testing._rounds import same_state as equal_states
 __all__ = [
     "Broken",
     "Quadratic",
+    "aggregate_arrays",
     "cohort",
     "equal",
     "equal_states",
@@ -32,6 +35,17 @@ SHORT = {
     "law": 3,
     "fedlaw_swa": 14,
 }  # epochs: their defaults would take minutes here
+
+
+def aggregate_arrays(rule, theta, models, sizes, **options):
+    """Aggregate models that are numpy arrays."""
+    return steelyard.aggregate(
+        rule,
+        torch.from_numpy(theta),
+        torch.from_numpy(models),
+        metrics={"num_examples": sizes.tolist()},
+        **options,
+    )
 
 
 def every_rule():

@@ -144,7 +144,8 @@ def address_messages(
     """Return one message per node.
 
     All messages have the same content, apart from the last round whose reply was accepted, and the
-    weight that it got. They expire after the timeout, so that a node that was frozen does not work on old rounds first.
+    weight that it got. They expire after the timeout, so that a node that was frozen does not work
+    on old rounds first.
 
     Args:
         content: what to send.
@@ -158,11 +159,13 @@ def address_messages(
     messages: list[Message] = []
     content_by_key: dict[tuple[int, float | None], RecordDict] = {}
     for node in nodes:
-        key = last_accepted(node), None if last_weight is None else last_weight(node)
+        accepted = last_accepted(node)
+        weight = None if last_weight is None else last_weight(node)
+        key = accepted, weight
         if key not in content_by_key:
-            instructions = {**content.config_records[STEELYARD_RECORD], "accepted": key[0]}
-            if key[1] is not None:
-                instructions["weight"] = key[1]
+            instructions = {**content.config_records[STEELYARD_RECORD], "accepted": accepted}
+            if weight is not None:
+                instructions["weight"] = weight
             content_by_key[key] = RecordDict(
                 {**content, STEELYARD_RECORD: ConfigRecord(instructions)}
             )

@@ -177,12 +177,12 @@ def _prepare(
     requested = Monitor.from_options(experiment.monitor, experiment.mode, experiment.target)
     monitor = choose_monitor(requested, has_accuracy, test_metrics, bool(callbacks))
     shadow = parse_shadow(experiment.shadow, experiment.execution.record)
-    reported = _reported(algorithm.needs, experiment.metrics, federation, has_accuracy)
+    reported = _choose_metrics(algorithm.needs, experiment.metrics, federation, has_accuracy)
     all_reported = reported
     if shadow is not None:
         shadow.check_metrics(reported)
         needs = algorithm.needs | shadow.needs
-        all_reported = _reported(needs, experiment.metrics, federation, has_accuracy)
+        all_reported = _choose_metrics(needs, experiment.metrics, federation, has_accuracy)
 
     # The work of the clients, who takes part in which round, and the run.
     probe = None if samples is None else Probe.within(flat, samples, experiment.proxy, seed)
@@ -280,10 +280,10 @@ def _describe_clients(simulation: Simulation) -> dict[str, Any]:
     return description
 
 
-def _reported(
+def _choose_metrics(
     needs: Needs, metrics: Sequence[str], federation: Federation, has_accuracy: bool
 ) -> tuple[str, ...]:
-    """Return what clients report, sorted by name.
+    """Return the metrics that clients report, sorted by name.
 
     Args:
         needs: what the algorithm needs.

@@ -11,7 +11,7 @@ import steelyard
 from steelyard.stores._safetensors import SafetensorsStore
 from steelyard.testing import check_rule
 from tests.golden import arrays, assert_near, tensor
-from tests.rounds import equal
+from tests.rounds import aggregate_arrays, equal
 
 SIZES = (6, 24, 10)
 RULE = steelyard.craft(layers=SIZES, rtol=1e-6)
@@ -48,16 +48,6 @@ def resolve_conflicts(theta, models, sizes, last, lr=0.1, length="unit"):
     return step, theta - lr * step
 
 
-def aggregate(rule, theta, models, sizes, **options):
-    return steelyard.aggregate(
-        rule,
-        torch.from_numpy(theta),
-        torch.from_numpy(models),
-        metrics={"num_examples": sizes.tolist()},
-        **options,
-    )
-
-
 def test_the_authors_code_executed():
     """Six rounds with other clients each; single clients, and layers that few clients change."""
     data = arrays("craft")
@@ -87,7 +77,7 @@ def test_the_steps_of_the_authors_code(count, length):
     for _ in range(4):
         models, sizes = draw_round(rng, theta, count)
         last, expected = resolve_conflicts(theta, models, sizes, last, length=length)
-        out = aggregate(rule, theta, models, sizes, state=state)
+        out = aggregate_arrays(rule, theta, models, sizes, state=state)
         np.testing.assert_allclose(out.params, expected, rtol=1e-9, atol=1e-9)
         theta, state = expected, out.state
 
@@ -101,12 +91,12 @@ def test_layers_that_few_clients_change():
     models[1:, 6:30] = theta[6:30]
     models[0, 30:] = theta[30:]
     last, expected = resolve_conflicts(theta, models, sizes, None)
-    out = aggregate(RULE, theta, models, sizes)
+    out = aggregate_arrays(RULE, theta, models, sizes)
     np.testing.assert_allclose(out.params, expected, rtol=1e-9, atol=1e-12)
     assert torch.equal(out.params[:6], torch.from_numpy(theta[:6]))
     models, sizes = draw_round(rng, expected, 3)
     _, second = resolve_conflicts(expected, models, sizes, last)
-    again = aggregate(RULE, expected, models, sizes, state=out.state)
+    again = aggregate_arrays(RULE, expected, models, sizes, state=out.state)
     np.testing.assert_allclose(again.params, second, rtol=1e-9, atol=1e-9)
 
 
@@ -118,7 +108,7 @@ def test_no_client_is_moved_backwards(seed, count, rounds):
     state = None
     for _ in range(rounds):
         models, sizes = draw_round(rng, theta, count)
-        out = aggregate(RULE, theta, models, sizes, state=state)
+        out = aggregate_arrays(RULE, theta, models, sizes, state=state)
         step = out.params.numpy() - theta
         start = 0
         for size in SIZES:
@@ -136,7 +126,7 @@ def test_nearly_equal_updates_do_not_blow_up_the_step():
     update = rng.normal(size=sum(SIZES))
     models = theta + update + 1e-7 * rng.normal(size=(4, sum(SIZES)))
     sizes = np.array([1, 100, 1, 100])
-    out = aggregate(steelyard.craft(layers=SIZES), theta, models, sizes)
+    out = aggregate_arrays(steelyard.craft(layers=SIZES), theta, models, sizes)
     assert np.linalg.norm(out.params.numpy() - theta) < 0.1
 
 
@@ -151,7 +141,7 @@ def test_the_report_knows_the_whole_step():
     state = None
     for _ in range(3):
         models, sizes = draw_round(rng, theta, 4)
-        out = aggregate(RULE, theta, models, sizes, state=state)
+        out = aggregate_arrays(RULE, theta, models, sizes, state=state)
         step = out.params.numpy() - theta
         assert out.report["update_norm"] == pytest.approx(np.linalg.norm(step), rel=1e-9)
         updates = models - theta
@@ -165,8 +155,8 @@ def test_a_server_optimizer_acts_on_the_step():
     rng = np.random.default_rng(6)
     theta = rng.normal(size=sum(SIZES))
     models, sizes = draw_round(rng, theta, 4)
-    half = aggregate(RULE, theta, models, sizes, server="sgd:lr=0.5")
-    whole = aggregate(RULE, theta, models, sizes)
+    half = aggregate_arrays(RULE, theta, models, sizes, server="sgd:lr=0.5")
+    whole = aggregate_arrays(RULE, theta, models, sizes)
     step, whole_step = half.params.numpy() - theta, whole.params.numpy() - theta
     np.testing.assert_allclose(step, 0.5 * whole_step, rtol=1e-9)
     # The previous step is that of the rule, before the optimizer.
@@ -177,11 +167,11 @@ def test_shrink_multiplies_all_parts_of_the_model():
     rng = np.random.default_rng(7)
     theta = rng.normal(size=sum(SIZES))
     models, sizes = draw_round(rng, theta, 4)
-    first = aggregate(RULE, theta, models, sizes)
+    first = aggregate_arrays(RULE, theta, models, sizes)
     models, sizes = draw_round(rng, theta, 4)
-    plain = aggregate(RULE, theta, models, sizes, state=first.state)
+    plain = aggregate_arrays(RULE, theta, models, sizes, state=first.state)
     state = {"craft": {}, **first.state}
-    shrunk = aggregate(steelyard.shrink(RULE, 0.9), theta, models, sizes, state=state)
+    shrunk = aggregate_arrays(steelyard.shrink(RULE, 0.9), theta, models, sizes, state=state)
     np.testing.assert_allclose(shrunk.params, 0.9 * plain.params, rtol=1e-12)
 
 
@@ -199,7 +189,7 @@ def test_a_guard_bounds_the_step():
     for _ in range(3):
         models, sizes = draw_round(rng, theta, 5)
         models[0] = theta + 1e6
-        out = aggregate(rule, theta, models, sizes, state=state)
+        out = aggregate_arrays(rule, theta, models, sizes, state=state)
         median = np.median(np.linalg.norm(models - theta, axis=1))
         assert np.linalg.norm(out.params.numpy() - theta) <= 2 * median * (1 + 1e-6)
         theta, state = out.params.numpy(), out.state
@@ -231,7 +221,7 @@ def test_a_state_of_another_model_is_refused():
     models, sizes = draw_round(rng, theta, 3)
     state = {"last_step": torch.ones(7, dtype=torch.float64)}
     with pytest.raises(steelyard.SteelyardError, match="7 parameters, this one has 40"):
-        aggregate(RULE, theta, models, sizes, state=state)
+        aggregate_arrays(RULE, theta, models, sizes, state=state)
 
 
 def test_lora_adapters_are_refused():

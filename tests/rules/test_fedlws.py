@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import steelyard
 from steelyard.core._spec import to_text
 from steelyard.testing import check_rule
+from tests.rounds import aggregate_arrays
 
 SIZES = (6, 24, 10)
 
@@ -39,22 +40,12 @@ def shrink_layers(theta, models, sizes, beta=0.03, low=0.01, high=0.2):
     return np.concatenate(merged), gammas
 
 
-def aggregate(rule, theta, models, sizes, **options):
-    return steelyard.aggregate(
-        rule,
-        torch.from_numpy(theta),
-        torch.from_numpy(models),
-        metrics={"num_examples": sizes.tolist()},
-        **options,
-    )
-
-
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("step", [0.01, 1.0, 5.0])  # tau at its lower limit, between, at its upper
 def test_the_steps_of_the_authors_code(count, step):
     theta, models, sizes = draw_round(count, count, step)
     expected, gammas = shrink_layers(theta, models, sizes)
-    out = aggregate(steelyard.fedlws(layers=SIZES), theta, models, sizes)
+    out = aggregate_arrays(steelyard.fedlws(layers=SIZES), theta, models, sizes)
     np.testing.assert_allclose(out.params, expected, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(out.base, gammas, rtol=1e-12)
 
@@ -63,13 +54,15 @@ def test_options():
     theta, models, sizes = draw_round(9, 5)
     rule = steelyard.fedlws(beta=0.5, min_tau=0.0, max_tau=10.0, layers=SIZES)
     expected, _ = shrink_layers(theta, models, sizes, 0.5, 0.0, 10.0)
-    np.testing.assert_allclose(aggregate(rule, theta, models, sizes).params, expected, rtol=1e-11)
+    np.testing.assert_allclose(
+        aggregate_arrays(rule, theta, models, sizes).params, expected, rtol=1e-11
+    )
 
 
 def test_tau_is_the_ratio_of_regularisation_to_optimisation():
     """The step is gamma g - (1 - gamma) theta; with one client tau is its lower limit."""
     theta, models, sizes = draw_round(4, 1)
-    out = aggregate(steelyard.fedlws(layers=SIZES), theta, models, sizes)
+    out = aggregate_arrays(steelyard.fedlws(layers=SIZES), theta, models, sizes)
     start = 0
     for gamma, size in zip(out.base.tolist(), SIZES, strict=True):
         layer = slice(start, start + size)
@@ -83,8 +76,8 @@ def test_after_another_rule_the_step_is_that_rules():
     """Also if it is a shrunk model, whose step is not a sum of updates alone."""
     theta, models, sizes = draw_round(6, 4)
     rule = steelyard.chain("fedavg", "shrink:gamma=0.8", steelyard.fedlws(layers=SIZES))
-    out = aggregate(rule, theta, models, sizes)
-    before = aggregate("fedavg|shrink:gamma=0.8", theta, models, sizes).params.numpy()
+    out = aggregate_arrays(rule, theta, models, sizes)
+    before = aggregate_arrays("fedavg|shrink:gamma=0.8", theta, models, sizes).params.numpy()
     start = 0
     for gamma, size in zip((out.base / 0.8).tolist(), SIZES, strict=True):
         layer = slice(start, start + size)
@@ -101,7 +94,7 @@ def test_after_another_rule_the_step_is_that_rules():
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 10), step=st.floats(1e-6, 1e6))
 def test_gamma_is_in_the_unit_interval_and_shares_stay(seed, count, step):
     theta, models, sizes = draw_round(seed, count, step)
-    out = aggregate(steelyard.fedlws(layers=SIZES), theta, models, sizes)
+    out = aggregate_arrays(steelyard.fedlws(layers=SIZES), theta, models, sizes)
     assert ((out.base > 0) & (out.base <= 1)).all()
     shares = out.weights / out.weights.sum(dim=1, keepdim=True)
     np.testing.assert_allclose(shares, np.tile(sizes / sizes.sum(), (3, 1)), rtol=1e-9)
