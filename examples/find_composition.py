@@ -20,8 +20,6 @@ SETTINGS = ("dirichlet-0.1", "3-iid-7-one-class", "100-clients")
 WEIGHTINGS = {
     "fedavg": "fedavg",
     "feddisco": "feddisco",
-    "fedadp": "fedadp",
-    "fedadp-others": "fedadp:reference=others",
     "gated-fedadp": "gate(angle_gap,fedadp:reference=others)",
     "feddisco-gated-fedadp": "feddisco|gate(angle_gap,fedadp:reference=others)",
 }
@@ -31,9 +29,10 @@ TERMS = {
     "fedcos-0.05": "client=fedcos:mu=0.05",
     "scaffold": "client=scaffold",
     "scaffold-fedcos-0.02": "client=scaffold+fedcos:mu=0.02",
+    "feddyn-0.01": "client=feddyn:alpha=0.01",
 }
-STEPS = {"": "", "step-1.5": "server=sgd:lr=1.5"}
-RUNGS = (12, 25, 50)  # rounds after which the better third goes on
+STEPS = {"": "", "step-1.5": "server=sgd:lr=1.5", "adam-0.01": "server=adam:lr=0.01"}
+RUNGS = (10, 25, 50)  # rounds after which the better third goes on
 WINDOW = 5  # evaluations at the end that count: the curves still rise
 
 

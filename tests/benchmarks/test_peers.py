@@ -130,6 +130,7 @@ def test_how_far_models_are_apart(tmp_path):
     assert np.isfinite(found["pfl"]["loss"])
 
 
+@pytest.mark.slow
 def test_our_own_turn_and_the_bare_loop_agree(tmp_path):
     workload = replace(same_work(), clients=2, cohort=2, tests=20)
     job = write(workload, tmp_path / "w", None)

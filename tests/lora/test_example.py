@@ -18,6 +18,7 @@ def read_rows(text, columns):
     return [[cell.strip() for cell in row] for row in rows if len(row) == columns][2:]
 
 
+@pytest.mark.slow
 def test_the_example_runs():
     command = [sys.executable, str(EXAMPLE), "--tiny"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
