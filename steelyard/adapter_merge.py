@@ -192,9 +192,9 @@ class MergeSummary:
 
 def summarize_merge(outcome: rounds.Outcome) -> MergeSummary:
     """Return the summary of a merge from what `AdapterMerge.run` returned."""
-    assert outcome.seen is not None
-    gram = outcome.seen.whole
-    layers = outcome.seen.grams["module"]
+    assert outcome.round_gram is not None
+    gram = outcome.round_gram.whole
+    layers = outcome.round_gram.grams["module"]
     weights = np.broadcast_to(outcome.weights, layers.gram.norms.shape)
     steps = layers.gram.mixture_sq_norm(weights)  # of the exact merge, by module
     errors = {str(name): float(value) for name, value in outcome.report["lora_error"].items()}
@@ -204,7 +204,7 @@ def summarize_merge(outcome: rounds.Outcome) -> MergeSummary:
     shares = np.abs(means) / np.abs(means).sum()
     mean_norm = float(gram.norms[0].mean())
     return MergeSummary(
-        ids=outcome.seen.ids,
+        ids=outcome.round_gram.ids,
         weights=means,
         norms=gram.norms[0],
         cosines=gram.cosines()[0],

@@ -212,7 +212,7 @@ def aggregate(
         base=torch.from_numpy(outcome.base),
         state=dict(outcome.state),
         report=outcome.report,
-        gram=outcome.seen,
+        gram=outcome.round_gram,
         residuals=outcome.residuals,
     )
 

@@ -130,7 +130,7 @@ class Evidence:
             return self.gram(layers)
         return None
 
-    def seen(self, mixture: Mixture, weights: Array) -> RoundGram:
+    def make_round_gram(self, mixture: Mixture, weights: Array) -> RoundGram:
         """Return what a recorder keeps of the round.
 
         Args:

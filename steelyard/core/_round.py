@@ -72,8 +72,8 @@ class Round:
         population_examples: number of examples of all clients, including those that are not in
             this round; None if unknown.
         lora: what to return for LoRA adapters.
-        record_layers: a granularity whose Gram `Outcome.seen` has beside that of the whole model,
-            if any.
+        record_layers: a granularity whose Gram `Outcome.round_gram` has beside that of the whole
+            model, if any.
     """
 
     metrics: Mapping[str, Mapping[ClientId, Any]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Outcome:
         report: a description of the round.
         void: whether the round was void, so that model and state did not change.
         bounds: the bounds that a guard in the rule applied, if there is one.
-        seen: the inner products and reports of the round, if the Gram was computed.
+        round_gram: the inner products and reports of the round, if the Gram was computed.
         residuals: with `lora=residual`, what is to be added to the weights that LoRA adapters
             change, as factors, by the name of the adapted module.
     """
@@ -115,7 +115,7 @@ class Outcome:
     report: Report
     void: bool
     bounds: Bounds | None = None
-    seen: RoundGram | None = None
+    round_gram: RoundGram | None = None
     residuals: Mapping[str, Factors] = field(default_factory=dict)
 
     @property
@@ -253,9 +253,9 @@ def _attempt(rule: Weighting, store: UpdateStore, job: Round, sink: Sink) -> Out
         report["direction_cosines"] = cosines
     if lora_errors:
         report["lora_error"] = lora_errors
-    seen = None if gram is None else evidence.seen(mixture, weights)
+    round_gram = None if gram is None else evidence.make_round_gram(mixture, weights)
     base = np.array(mixture.base)
-    return Outcome(store, weights, base, state, report, False, bounds, seen, residuals)
+    return Outcome(store, weights, base, state, report, False, bounds, round_gram, residuals)
 
 
 def _bounds(evidence: Evidence, mixture: Mixture) -> Bounds | None:

@@ -58,7 +58,7 @@ class Observer(Protocol):
     """Sees every round beside the rule, and cannot change it: shadow rules."""
 
     def observe(
-        self, seen: RoundGram, store: UpdateStore, probe: ProxyLoss | None
+        self, round_gram: RoundGram, store: UpdateStore, probe: ProxyLoss | None
     ) -> dict[str, Any]:
         """Return entries for the record of a round; must not raise an error."""
 
@@ -181,8 +181,9 @@ class ServerState:
             lora=self.lora,
         )
         outcome = rounds.run_or_void(self.rule, store, job, sink)
-        if self.observer is not None and outcome.seen is not None:
-            outcome.report.update(self.observer.observe(outcome.seen, outcome.store, self.probe))
+        if self.observer is not None and outcome.round_gram is not None:
+            entries = self.observer.observe(outcome.round_gram, outcome.store, self.probe)
+            outcome.report.update(entries)
         return outcome
 
     def apply_server_terms(

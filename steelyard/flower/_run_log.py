@@ -44,7 +44,7 @@ class _Round:
 
     record: Record
     cohort: list[ClientId]
-    seen: RoundGram | None = None
+    round_gram: RoundGram | None = None
 
 
 class RunLog:
@@ -236,7 +236,7 @@ class RunLog:
         record: Record,
         cohort: list[ClientId],
         aggregate_start: float,
-        seen: RoundGram | None = None,
+        round_gram: RoundGram | None = None,
     ) -> None:
         """Start the record of a round, after the aggregation.
 
@@ -244,13 +244,13 @@ class RunLog:
             record: what is known of the round so far.
             cohort: the clients that got a message.
             aggregate_start: when the aggregation started, as `time.perf_counter`.
-            seen: the inner products of the round, if they were computed.
+            round_gram: the inner products of the round, if they were computed.
         """
         timings = {
             "train": round(aggregate_start - self._round_start, 6),
             "aggregate": round(time.perf_counter() - aggregate_start, 6),
         }
-        self._round = _Round({**record, "timings": timings}, cohort, seen)
+        self._round = _Round({**record, "timings": timings}, cohort, round_gram)
 
     @property
     def record(self) -> Record | None:
@@ -319,9 +319,13 @@ class RunLog:
         record["timings"] |= {"evaluate": round(evaluate, 6), "total": round(total, 6)}
 
         # Write it.
-        seen = current.seen
-        if self._recording is not None and seen is not None and self._recording.includes(seen):
-            self._directory.grams.append(seen)
+        round_gram = current.round_gram
+        if (
+            self._recording is not None
+            and round_gram is not None
+            and self._recording.includes(round_gram)
+        ):
+            self._directory.grams.append(round_gram)
             self._directory.grams.flush()
         self._directory.append(record)
         self.cohorts.append(current.cohort)

@@ -73,7 +73,7 @@ class RoundResult:
         accepted: the clients whose model was used.
         metrics: what these clients reported.
         counted: those of them whose own vectors are valid from now on, with their weights.
-        seen: the inner products of the round, if they were computed.
+        round_gram: the inner products of the round, if they were computed.
     """
 
     model: StateDict | None
@@ -82,7 +82,7 @@ class RoundResult:
     accepted: tuple[ClientId, ...] = ()
     metrics: Table | None = None
     counted: Mapping[ClientId, float] = field(default_factory=dict)
-    seen: RoundGram | None = None
+    round_gram: RoundGram | None = None
 
 
 class ReportedVectors:
@@ -317,7 +317,7 @@ class FlowerServer:
         }
         model_to_evaluate = self._model_to_evaluate(new_model, sink)
         return RoundResult(
-            new_model, model_to_evaluate, record, ids, reported, counted, outcome.seen
+            new_model, model_to_evaluate, record, ids, reported, counted, outcome.round_gram
         )
 
     def _find_refused(self, metrics: Table, results: TrainingResults) -> dict[ClientId, str]:

@@ -483,7 +483,7 @@ class Steelyard(FedAvg):
         record = {**result.record, **matched.record, **training.record}
         nodes = [message.metadata.dst_node_id for message in self.train_messages]
         cohort = [self.client_ids.of(node) for node in nodes]
-        self.run_log.add_training(record, cohort, start, result.seen)
+        self.run_log.add_training(record, cohort, start, result.round_gram)
 
         # Keep the new model.
         arrays = self._keep_model(number, result, matched)

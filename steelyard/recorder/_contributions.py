@@ -186,22 +186,22 @@ def contributions(run: str | Path | History) -> Contributions:
         2.0
     """
     path = find_directory(run)
-    return summarize(path.name, [value_round(seen) for seen in read_rounds(path)])
+    return summarize(path.name, [value_round(round_gram) for round_gram in read_rounds(path)])
 
 
-def value_round(seen: RoundGram) -> RoundValues:
+def value_round(round_gram: RoundGram) -> RoundValues:
     """Return the contributions of the clients of one round."""
-    gram = seen.whole
-    weights = seen.weights.mean(axis=0)
+    gram = round_gram.whole
+    weights = round_gram.weights.mean(axis=0)
     products = weights[:, None] * gram.dots[0] * weights  # <w_i d_i, w_j d_j>
 
     # Shapley values: all groups, or drawn orders.
-    count = len(seen.ids)
+    count = len(round_gram.ids)
     if count <= EXACT_CLIENTS:
         shapley = shapley_values(products)
         errors = np.zeros(count)
     else:
-        shapley, errors = sample_shapley_values(products, seen.round)
+        shapley, errors = sample_shapley_values(products, round_gram.round)
 
     # The step without each client.
     rows = products.sum(axis=1)
@@ -213,8 +213,8 @@ def value_round(seen: RoundGram) -> RoundValues:
     pairs = gram.cosines()[0].copy()
     np.fill_diagonal(pairs, -np.inf)
     return RoundValues(
-        round=seen.round,
-        ids=seen.ids,
+        round=round_gram.round,
+        ids=round_gram.ids,
         shapley=shapley,
         errors=errors,
         leave_one_out=1 - without if count > 1 else np.ones(1),

@@ -34,7 +34,7 @@ class Ledger:
             self._rounds = []
             self._summary = None
         if rounds:
-            self._rounds += [value_round(seen) for seen in rounds]
+            self._rounds += [value_round(round_gram) for round_gram in rounds]
             self._summary = summarize(self.path.name, self._rounds)
         return self._summary
 

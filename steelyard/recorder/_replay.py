@@ -279,7 +279,7 @@ def replay_rules(
 
     # The rule of the run, then the others.
     rounds: dict[str, list[ReplayedRound]] = {}
-    rounds[RUN] = [_describe(seen, _weighed_by_run(seen)) for seen in recorded]
+    rounds[RUN] = [_describe(round_gram, _weighed_by_run(round_gram)) for round_gram in recorded]
     for spec in rules:
         rule = parse_rule(spec)
         name = spec if isinstance(spec, str) else to_text(rule)
@@ -294,7 +294,7 @@ def replay_rules(
             report(name)
 
     # Rounds that are not on record.
-    present = {seen.round for seen in recorded}
+    present = {round_gram.round for round_gram in recorded}
     missing = [
         record["round"]
         for record in history
@@ -376,7 +376,7 @@ def read_rounds(path: Path) -> list[RoundGram]:
     if not recorded:
         raise SteelyardError(f"{path / GRAMS}: no round is recorded yet")
     known_metrics = _read_known_metrics(path)
-    return [_add_metrics(seen, known_metrics) for seen in recorded]
+    return [_add_metrics(round_gram, known_metrics) for round_gram in recorded]
 
 
 def find_directory(run: str | Path | History) -> Path:
@@ -402,54 +402,62 @@ def _read_known_metrics(path: Path) -> dict[str, dict[str, Any]]:
     return known_metrics
 
 
-def _add_metrics(seen: RoundGram, known_metrics: Mapping[str, Mapping[str, Any]]) -> RoundGram:
+def _add_metrics(
+    round_gram: RoundGram, known_metrics: Mapping[str, Mapping[str, Any]]
+) -> RoundGram:
     """Return the round with metrics that its clients did not report, if all of them are known."""
-    metrics = dict(seen.metrics)
-    names = [str(client) for client in seen.ids]
+    metrics = dict(round_gram.metrics)
+    names = [str(client) for client in round_gram.ids]
     for metric, values in known_metrics.items():
         if metric not in metrics and all(name in values for name in names):
             metrics[metric] = np.array([values[name] for name in names], dtype=np.float64)
-    return replace(seen, metrics=metrics)
+    return replace(round_gram, metrics=metrics)
 
 
 def _replay_rule(rule: Weighting, recorded: Sequence[RoundGram]) -> list[ReplayedRound]:
     """Apply a rule to all rounds, with its state carried along."""
     state: State = {}
     rounds = []
-    for seen in recorded:
-        weighed = weigh(rule, seen, state)
+    for round_gram in recorded:
+        weighed = weigh(rule, round_gram, state)
         state = weighed.state
-        rounds.append(_describe(seen, weighed))
+        rounds.append(_describe(round_gram, weighed))
     return rounds
 
 
-def _weighed_by_run(seen: RoundGram) -> Weighed:
+def _weighed_by_run(round_gram: RoundGram) -> Weighed:
     """Return what the rule of the run did."""
     return Weighed(
-        seen.ids, seen.weights, seen.base, seen.layers, {}, {}, step_weight=seen.step_weight
+        round_gram.ids,
+        round_gram.weights,
+        round_gram.base,
+        round_gram.layers,
+        {},
+        {},
+        step_weight=round_gram.step_weight,
     )
 
 
-def _describe(seen: RoundGram, weighed: Weighed) -> ReplayedRound:
+def _describe(round_gram: RoundGram, weighed: Weighed) -> ReplayedRound:
     """Return the numbers of one rule in one round."""
     weights = weighed.weights.mean(axis=0)
     shares = to_shares(weights)
     square = float((shares**2).sum())
     step = Step(weighed.weights, weighed.base, weighed.layers, weighed.step_weight)
-    run_step = Step(seen.weights, seen.base, seen.layers, seen.step_weight)
-    length = np.sqrt(max(step.dot(step, seen), 0.0))
-    run_length = np.sqrt(max(run_step.dot(run_step, seen), 0.0))
+    run_step = Step(round_gram.weights, round_gram.base, round_gram.layers, round_gram.step_weight)
+    length = np.sqrt(max(step.dot(step, round_gram), 0.0))
+    run_length = np.sqrt(max(run_step.dot(run_step, round_gram), 0.0))
     cosine = None
     if length > 0 and run_length > 0:
-        cosine = float(np.clip(step.dot(run_step, seen) / (length * run_length), -1.0, 1.0))
-    limit = MUTED / len(seen.ids)
+        cosine = float(np.clip(step.dot(run_step, round_gram) / (length * run_length), -1.0, 1.0))
+    limit = MUTED / len(round_gram.ids)
     return ReplayedRound(
-        round=seen.round,
-        weights=dict(zip(seen.ids, weights.tolist(), strict=True)),
+        round=round_gram.round,
+        weights=dict(zip(round_gram.ids, weights.tolist(), strict=True)),
         effective_clients=1 / square if square > 0 else 0.0,
         step_norm=float(length),
         cosine=cosine,
-        muted=tuple(seen.ids[k] for k in np.flatnonzero(shares < limit)),
+        muted=tuple(round_gram.ids[k] for k in np.flatnonzero(shares < limit)),
         refused=weighed.refused,
         void=weighed.void,
     )
@@ -471,10 +479,10 @@ class Step:
     layers: Granularity | None = None
     step_weight: Array | None = None
 
-    def dot(self, other: Step, seen: RoundGram) -> float:
+    def dot(self, other: Step, round_gram: RoundGram) -> float:
         """Return the inner product of two steps of the same round."""
         layers = self.layers if self.layers is not None else other.layers
-        gram = seen.find_gram(layers)
+        gram = round_gram.find_gram(layers)
         # The products of updates, theta and s with the other step, layer by layer.
         groups, count = gram.theta_dots.shape
         weights, shrinking, step_weight = self._spread(groups, count)

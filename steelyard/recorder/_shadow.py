@@ -78,12 +78,12 @@ class ShadowRules:
                     )
 
     def observe(
-        self, seen: RoundGram, store: UpdateStore, probe: ProxyLoss | None
+        self, round_gram: RoundGram, store: UpdateStore, probe: ProxyLoss | None
     ) -> dict[str, Any]:
         """Compute the weights of every rule for a round, and return the entries for its record.
 
         Args:
-            seen: the inner products and reports of the round.
+            round_gram: the inner products and reports of the round.
             store: the updates of the same clients.
             probe: the server's proxy data, if any: then the loss of each rule's model is recorded.
         """
@@ -94,7 +94,7 @@ class ShadowRules:
             if text in self._failures:
                 continue
             try:
-                weighed = weigh(rule, seen, self._states.get(text, {}))
+                weighed = weigh(rule, round_gram, self._states.get(text, {}))
             except Exception as error:
                 failures[text] = f"{type(error).__name__}: {error}"
                 continue
@@ -106,13 +106,13 @@ class ShadowRules:
         weights = {}
         for text, weighed in weighed_rules.items():
             means = weighed.weights.mean(axis=0).tolist()
-            weights[text] = dict(zip(seen.ids, means, strict=True))
+            weights[text] = dict(zip(round_gram.ids, means, strict=True))
         entries: dict[str, Any] = {"shadow_weights": weights}
         if failures:
             entries["shadow_failures"] = failures
         if probe is not None:
             try:
-                entries["shadow_loss"] = _measure_losses(seen, store, probe, weighed_rules)
+                entries["shadow_loss"] = _measure_losses(round_gram, store, probe, weighed_rules)
             except Exception as error:
                 entries["shadow_failures"] = {
                     **failures,
@@ -131,18 +131,27 @@ class ShadowRules:
 
 
 def _measure_losses(
-    seen: RoundGram, store: UpdateStore, probe: ProxyLoss, weighed_rules: Mapping[str, Weighed]
+    round_gram: RoundGram,
+    store: UpdateStore,
+    probe: ProxyLoss,
+    weighed_rules: Mapping[str, Weighed],
 ) -> dict[str, float]:
     """Return the loss on the proxy data of the model that each rule would aggregate.
 
     BatchNorm uses the statistics of the global model. Rules that weigh layers differently are left
     out.
     """
-    session = probe.open(store.layout, seen.round, base_buffers(store), {})
+    session = probe.open(store.layout, round_gram.round, base_buffers(store), {})
     trial = Trial(store, session)
     losses = {}
     run = Weighed(
-        seen.ids, seen.weights, seen.base, seen.layers, {}, {}, step_weight=seen.step_weight
+        round_gram.ids,
+        round_gram.weights,
+        round_gram.base,
+        round_gram.layers,
+        {},
+        {},
+        step_weight=round_gram.step_weight,
     )
     for name, weighed in {RUN: run, **weighed_rules}.items():
         if weighed.weights.shape[0] == 1 and weighed.step_weight is None:
@@ -156,7 +165,7 @@ def parse_shadow(specs: Sequence[str | Weighting], record: str) -> ShadowRules |
 
     Args:
         specs: rules or their spec strings.
-        record: the option `record`, which says which layers are seen.
+        record: the option `record`, which says which layers are recorded.
     """
     if not specs:
         return None

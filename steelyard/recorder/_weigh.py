@@ -60,12 +60,12 @@ def check_replayable(rule: Weighting) -> None:
         )
 
 
-def weigh(rule: Weighting, seen: RoundGram, state: State) -> Weighed:
+def weigh(rule: Weighting, round_gram: RoundGram, state: State) -> Weighed:
     """Apply a rule to a recorded round.
 
     Args:
         rule: a rule that needs only inner products and reports.
-        seen: the round.
+        round_gram: the round.
         state: the rule's state after the previous round.
 
     Raises:
@@ -73,19 +73,19 @@ def weigh(rule: Weighting, seen: RoundGram, state: State) -> Weighed:
     """
     # Clients whose reports the rule cannot use are refused, as in a round.
     needed = rule.needs.metrics
-    for name in sorted(needed - seen.metrics.keys()):
+    for name in sorted(needed - round_gram.metrics.keys()):
         raise SteelyardError(
-            f"{to_text(rule)}: needs {name!r}, which clients did not report in round {seen.round}: "
+            f"{to_text(rule)}: needs {name!r}, which clients did not report in round {round_gram.round}: "
             f"let them report it (metrics=[{name!r}], --set 'metrics=[\"{name}\"]')"
         )
     refused: dict[ClientId, str] = {}
-    if not all(are_valid_values(name, seen.metrics[name]) for name in needed):
-        refused |= find_invalid_clients(rule, _to_table(seen, needed), seen.ids)
+    if not all(are_valid_values(name, round_gram.metrics[name]) for name in needed):
+        refused |= find_invalid_clients(rule, _to_table(round_gram, needed), round_gram.ids)
     while True:
-        accepted = [client for client in seen.ids if client not in refused]
+        accepted = [client for client in round_gram.ids if client not in refused]
         if not accepted:
-            return _leave_model(seen, state, refused, "no client is valid")
-        part = seen if len(accepted) == len(seen.ids) else seen.only(accepted)
+            return _leave_model(round_gram, state, refused, "no client is valid")
+        part = round_gram if len(accepted) == len(round_gram.ids) else round_gram.only(accepted)
         prior = Mixture.convex(np.ones((1, len(accepted))))
         try:
             mixture, after = rule.apply(prior, part.view(rule.needs), state)
@@ -98,16 +98,16 @@ def weigh(rule: Weighting, seen: RoundGram, state: State) -> Weighed:
     if not mixture.finite:
         raise SteelyardError(f"{to_text(rule)}: returned a weight that is NaN or infinite")
     if mixture.void is not None:
-        return _leave_model(seen, state, refused, mixture.void)
-    weights = np.zeros((mixture.client_weights.shape[0], len(seen.ids)))
-    if part is seen:
+        return _leave_model(round_gram, state, refused, mixture.void)
+    weights = np.zeros((mixture.client_weights.shape[0], len(round_gram.ids)))
+    if part is round_gram:
         weights[:] = mixture.client_weights
     else:
-        positions = [seen.ids.index(client) for client in accepted]
+        positions = [round_gram.ids.index(client) for client in accepted]
         weights[:, positions] = mixture.client_weights
     refused |= mixture.notes.get("set_aside", {})
     return Weighed(
-        seen.ids,
+        round_gram.ids,
         weights,
         np.array(mixture.base),
         mixture.layers,
@@ -118,23 +118,23 @@ def weigh(rule: Weighting, seen: RoundGram, state: State) -> Weighed:
 
 
 def _leave_model(
-    seen: RoundGram, state: State, refused: Mapping[ClientId, str], reason: str
+    round_gram: RoundGram, state: State, refused: Mapping[ClientId, str], reason: str
 ) -> Weighed:
     """Return the result of a rule that leaves the model and its state as they are."""
-    weights = np.zeros((1, len(seen.ids)))
-    return Weighed(seen.ids, weights, np.ones(1), None, state, refused, reason)
+    weights = np.zeros((1, len(round_gram.ids)))
+    return Weighed(round_gram.ids, weights, np.ones(1), None, state, refused, reason)
 
 
-def _to_table(seen: RoundGram, names: Collection[str]) -> dict[str, dict[ClientId, Any]]:
+def _to_table(round_gram: RoundGram, names: Collection[str]) -> dict[str, dict[ClientId, Any]]:
     """Return what clients reported: by metric, then by client id, without missing values.
 
     Args:
-        seen: the round.
+        round_gram: the round.
         names: the metrics to return.
     """
     table: dict[str, dict[ClientId, Any]] = {}
     for name in names:
-        rows = zip(seen.ids, seen.metrics[name].tolist(), strict=True)
+        rows = zip(round_gram.ids, round_gram.metrics[name].tolist(), strict=True)
         table[name] = {client: value for client, value in rows if not _is_missing(value)}
     return table
 

@@ -62,9 +62,9 @@ class Recording:
         """Whether nobody asked for the recording."""
         return self.max_clients is not None
 
-    def includes(self, seen: RoundGram) -> bool:
+    def includes(self, round_gram: RoundGram) -> bool:
         """Return whether a round is recorded."""
-        return self.max_clients is None or len(seen.ids) <= self.max_clients
+        return self.max_clients is None or len(round_gram.ids) <= self.max_clients
 
 
 def parse_recording(text: str) -> Recording | None:
@@ -135,9 +135,9 @@ class GramLog:
             raise SteelyardError(f"{self.path}: cannot be written: {error.strerror}") from error
         return warning
 
-    def append(self, seen: RoundGram) -> None:
+    def append(self, round_gram: RoundGram) -> None:
         """Append the entry of a round."""
-        data = encode(seen)
+        data = encode(round_gram)
         self._entries.append(_FRAME.pack(GRAM_MAGIC, len(data), zlib.crc32(data)) + data)
         if time.monotonic() - self._last_write > _DELAY:
             self.flush()
@@ -219,33 +219,33 @@ def split_entries(content: bytes) -> Iterator[tuple[int, bytes]]:
         start += FRAME_SIZE + length
 
 
-def encode(seen: RoundGram) -> bytes:
+def encode(round_gram: RoundGram) -> bytes:
     """Return a recorded round as compressed bytes; equal rounds have equal bytes."""
     # What is in the arrays.
-    count = len(seen.ids)
+    count = len(round_gram.ids)
     triangle = _list_triangle(count + 1)
-    arrays: list[Array] = [seen.weights, seen.base]
+    arrays: list[Array] = [round_gram.weights, round_gram.base]
     header: dict[str, Any] = {
-        "round": seen.round,
-        "ids": list(seen.ids),
-        "global_lr": seen.global_lr,
-        "population_examples": seen.population_examples,
-        "has_norms": seen.norms is not None,
-        "layers": seen.layers,
-        "weighted_layers": len(seen.base),
+        "round": round_gram.round,
+        "ids": list(round_gram.ids),
+        "global_lr": round_gram.global_lr,
+        "population_examples": round_gram.population_examples,
+        "has_norms": round_gram.norms is not None,
+        "layers": round_gram.layers,
+        "weighted_layers": len(round_gram.base),
         "metrics": {},
         "grams": [],
     }
-    if seen.step_weight is not None:
+    if round_gram.step_weight is not None:
         header["has_step_weight"] = True
-        arrays.append(seen.step_weight)
-    if seen.norms is not None:
-        arrays.append(seen.norms)
-    for name in sorted(seen.metrics):
-        values = seen.metrics[name]
+        arrays.append(round_gram.step_weight)
+    if round_gram.norms is not None:
+        arrays.append(round_gram.norms)
+    for name in sorted(round_gram.metrics):
+        values = round_gram.metrics[name]
         header["metrics"][name] = None if values.ndim == 1 else values.shape[1]
         arrays.append(values)
-    for layers, entry in seen.grams.items():
+    for layers, entry in round_gram.grams.items():
         part: dict[str, Any] = {"layers": layers, "names": list(entry.names)}
         products = _to_products(entry.gram)
         arrays += [products.reshape(len(products), -1)[:, triangle], entry.gram.dims]

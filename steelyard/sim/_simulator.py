@@ -106,7 +106,7 @@ class Simulation:
         self.last_checkpoint = 0  # the round of it
         self.warned: set[str] = set()
         self.recording = parse_recording(options.record)
-        self.seen: RoundGram | None = None  # the inner products of the present round
+        self.round_gram: RoundGram | None = None  # the inner products of the present round
         if self.recording is not None:
             self.server.state.record_layers = self.recording.layers
 
@@ -339,7 +339,7 @@ class Simulation:
 
     def _aggregate(self, number: int, members: Sequence[ClientSlot]) -> Record:
         """Aggregate the updates; too many void rounds in a row end the run."""
-        self.seen = None
+        self.round_gram = None
         cohort = [member for member in members if member.row >= 0]
         valid = [member for member in cohort if int(self.buffers.status[member.position]) == FINE]
         if len(valid) < self.participation.quorum:
@@ -348,7 +348,7 @@ class Simulation:
             outcome = self.server.aggregate(number, members)
             record = make_record(outcome.report, outcome.client_weights, outcome.weights)
             self._add_heterogeneity(record, outcome.client_weights)
-            self.seen = outcome.seen
+            self.round_gram = outcome.round_gram
         self.voids = self.voids + 1 if record["void"] else 0
         if self.voids >= min(self.participation.patience, self.work.rounds):
             saved = (
@@ -493,10 +493,10 @@ class Simulation:
 
     def _write_gram(self, directory: RunDirectory) -> None:
         """Write the inner products of the round, if they are recorded."""
-        if self.recording is None or self.seen is None:
+        if self.recording is None or self.round_gram is None:
             return
-        if self.recording.includes(self.seen):
-            directory.grams.append(self.seen)
+        if self.recording.includes(self.round_gram):
+            directory.grams.append(self.round_gram)
 
     def _checkpoint(self, writer: Writer) -> None:
         """Write the best model, then a checkpoint, which may only refer to a model that exists."""
