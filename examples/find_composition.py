@@ -3,7 +3,7 @@
     python examples/find_composition.py --out runs/search            # two hours on two cores; start it again to go on
 
 Successive halving on the tuning seeds and three settings of the benchmark: every candidate runs for
-a few rounds, the better third goes on. A candidate is as good as its worst setting: its regret is
+a few rounds, the best quarter goes on. A candidate is as good as its worst setting: its regret is
 how many points it is behind the best candidate there, and the least regret wins. All candidates
 stay on record, with the rounds they had.
 """
@@ -31,8 +31,14 @@ TERMS = {
     "scaffold-fedcos-0.02": "client=scaffold+fedcos:mu=0.02",
     "feddyn-0.01": "client=feddyn:alpha=0.01",
 }
-STEPS = {"": "", "step-1.5": "server=sgd:lr=1.5", "adam-0.01": "server=adam:lr=0.01"}
-RUNGS = (10, 25, 50)  # rounds after which the better third goes on
+STEPS = {
+    "": "",
+    "step-1.5": "server=sgd:lr=1.5",
+    "momentum-0.5": "server=momentum:beta=0.5",
+    "adam-0.005": "server=adam:lr=0.005",
+}
+RUNGS = (10, 25, 50)  # rounds after which the best candidates go on
+KEPT = 0.25  # the share of candidates that goes on
 WINDOW = 5  # evaluations at the end that count: the curves still rise
 
 
@@ -128,7 +134,7 @@ def main():
     )
     rungs = ",".join(map(str, RUNGS))
     parser.add_argument(
-        "--rungs", default=rungs, help="rounds after which the better third goes on"
+        "--rungs", default=rungs, help="rounds after which the best quarter goes on"
     )
     parser.add_argument(
         "--parallel", type=int, default=None, help="runs at a time; one per core by default"
@@ -146,7 +152,7 @@ def main():
         ranked = run_rung(benchmark, rules, rounds, options.out, options.parallel)
         standings |= {standing.rule.name: standing for standing in ranked}
         write_standings(standings.values(), options.out / "search.csv")
-        rules = [standing.rule for standing in ranked[: max(3, len(ranked) // 3)]]
+        rules = [standing.rule for standing in ranked[: max(3, int(KEPT * len(ranked)))]]
     for standing in ranked[:3]:
         print(f"regret {standing.regret:.2f}: {standing.rule.algorithm}")
 
