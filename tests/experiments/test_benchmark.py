@@ -1,14 +1,18 @@
 """The benchmark: its file, its results as CSV, and what is said of them."""
 
+from pathlib import Path
+from statistics import mean
+
 import pytest
 
 from steelyard.core._errors import SteelyardError
 from steelyard.experiments import _benchmark as bench
-from steelyard.experiments._benchmark import Result, Rule, read_benchmark
+from steelyard.experiments._benchmark import Result, Rule, read_benchmark, read_results
 from steelyard.experiments._jobs import Outcome
 from steelyard.experiments._ranking import analyse, rank_rules
 from steelyard.runs._history import History
 
+ROOT = Path(__file__).parent.parent.parent
 ISSUE_RULES = {
     *(
         "fedavg",
@@ -79,6 +83,22 @@ def test_the_algorithm_of_a_tuned_rule_is_one_of_those_tried():
     candidates = benchmark.candidates()
     assert len(candidates.rules) == 3 * len(tuned)
     assert candidates.seeds == benchmark.tuning_seeds
+
+
+def test_the_tuning_on_record_chose_the_algorithm_of_every_tuned_rule():
+    benchmark = read_benchmark()
+    results = read_results(ROOT / "docs" / "results" / "benchmark-tuning.csv")
+    assert {result.seed for result in results} == set(benchmark.tuning_seeds)
+    scores = {}
+    for result in results:
+        scores.setdefault(result.rule.algorithm, []).append(result.scores["last10"])
+    for rule in benchmark.rules:
+        if rule.tried:
+            assert {len(scores[algorithm]) for algorithm in rule.tried} == {3 * 2}
+            best = max(rule.tried, key=lambda algorithm: mean(scores[algorithm]))
+            setting = benchmark.settings[0]
+            chosen = benchmark.config(Rule("x", "x", best), setting)
+            assert chosen == benchmark.config(rule, setting)
 
 
 def test_a_row_of_ones_own_as_text():
