@@ -1,9 +1,16 @@
-"""What every test shares: the same random numbers, and a cache that is not the user's own."""
+"""What every test shares: the same random numbers and examples, and a cache that is not the user's."""
 
+import os
 import random
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples in every run; `HYPOTHESIS_PROFILE=explore make test` looks for new ones.
+settings.register_profile("repeat", derandomize=True)
+settings.register_profile("explore", derandomize=False, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
 
 @pytest.fixture(autouse=True, scope="session")
