@@ -3,14 +3,16 @@
     python examples/find_composition.py --out runs/search            # two hours on two cores; start it again to go on
 
 Successive halving on the tuning seeds and three settings of the benchmark: every candidate runs for
-a few rounds, the best quarter goes on. A candidate is as good as its worst setting: its regret is
-how many points it is behind the best candidate there, and the least regret wins. All candidates
-stay on record, with the rounds they had.
+a few rounds, the best quarter of each server step goes on. Candidates are compared with those of the
+same server step because some, such as Adam, are slow at first and good at last. A candidate is as
+good as its worst setting: its regret is how many points it is behind the best candidate there, and
+the least regret wins. All candidates stay on record, with the rounds they had.
 """
 
 import argparse
 import csv
 import itertools
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,34 +40,43 @@ STEPS = {
     "adam-0.005": "server=adam:lr=0.005",
 }
 RUNGS = (10, 25, 50)  # rounds after which the best candidates go on
-KEPT = 0.25  # the share of candidates that goes on
+KEPT = 0.25  # the share of candidates of each server step that goes on
 WINDOW = 5  # evaluations at the end that count: the curves still rise
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A composition as a row of the benchmark, and the name of its server step."""
+
+    rule: Rule
+    step: str
 
 
 @dataclass(frozen=True)
 class Standing:
     """A candidate after a rung: mean accuracy by setting, and the points it is behind the best of its worst setting."""
 
-    rule: Rule
+    candidate: Candidate
     rounds: int
     accuracy: dict
     regret: float
 
 
 def make_candidates():
-    """Return every combination as a row of the benchmark."""
-    rules = []
+    """Return every combination of a weighting, client terms and a server step."""
+    candidates = []
     for weighting, term, step in itertools.product(WEIGHTINGS, TERMS, STEPS):
         name = "-".join(filter(None, (weighting, term, step)))
         algorithm = " ".join(filter(None, (WEIGHTINGS[weighting], TERMS[term], STEPS[step])))
-        rules.append(Rule(name, name, algorithm))
-    return rules
+        candidates.append(Candidate(Rule(name, name, algorithm), step))
+    return candidates
 
 
-def run_rung(benchmark, rules, rounds, out, parallel):
+def run_rung(benchmark, candidates, rounds, out, parallel):
     """Run candidates up to this round, those that have run before from where they stopped, and rank them."""
     # The rounds of the last rung are planned from the start, so that a run can go on.
-    rung = replace(benchmark.change([f"rounds={rounds}"]), rules=tuple(rules))
+    rules = tuple(candidate.rule for candidate in candidates)
+    rung = replace(benchmark.change([f"rounds={rounds}"]), rules=rules)
     outcomes = run_jobs(rung.jobs(benchmark.tuning_seeds), out, parallel=parallel, watch=Progress())
     values = {}
     for outcome in outcomes:
@@ -84,14 +95,23 @@ def run_rung(benchmark, rules, rounds, out, parallel):
     }
     standings = [
         Standing(
-            rule,
+            candidate,
             rounds,
-            accuracy[rule.name],
-            max(best[s] - value for s, value in accuracy[rule.name].items()),
+            accuracy[candidate.rule.name],
+            max(best[s] - value for s, value in accuracy[candidate.rule.name].items()),
         )
-        for rule in rules
+        for candidate in candidates
     ]
     return sorted(standings, key=lambda standing: standing.regret)
+
+
+def choose_survivors(ranked):
+    """Return the best candidates of each server step, from standings with the best first."""
+    survivors = []
+    for step in STEPS:
+        standings = [standing for standing in ranked if standing.candidate.step == step]
+        survivors += standings[: math.ceil(KEPT * len(standings))]
+    return [standing.candidate for standing in survivors]
 
 
 class Progress:
@@ -116,8 +136,8 @@ def write_standings(standings, path):
         for standing in sorted(standings, key=lambda one: (-one.rounds, one.regret)):
             values = [f"{standing.accuracy[setting]:.2f}" for setting in SETTINGS]
             row = [
-                standing.rule.name,
-                standing.rule.algorithm,
+                standing.candidate.rule.name,
+                standing.candidate.rule.algorithm,
                 standing.rounds,
                 *values,
                 f"{standing.regret:.2f}",
@@ -134,7 +154,9 @@ def main():
     )
     rungs = ",".join(map(str, RUNGS))
     parser.add_argument(
-        "--rungs", default=rungs, help="rounds after which the best quarter goes on"
+        "--rungs",
+        default=rungs,
+        help="rounds after which the best quarter of each server step goes on",
     )
     parser.add_argument(
         "--parallel", type=int, default=None, help="runs at a time; one per core by default"
@@ -145,16 +167,16 @@ def main():
     options = parser.parse_args()
 
     benchmark = read_benchmark().select(settings=SETTINGS).change(options.set)
-    rules = make_candidates()
+    candidates = make_candidates()
     standings = {}
     for rounds in map(int, options.rungs.split(",")):
-        print(f"{len(rules)} candidates up to round {rounds}", flush=True)
-        ranked = run_rung(benchmark, rules, rounds, options.out, options.parallel)
-        standings |= {standing.rule.name: standing for standing in ranked}
+        print(f"{len(candidates)} candidates up to round {rounds}", flush=True)
+        ranked = run_rung(benchmark, candidates, rounds, options.out, options.parallel)
+        standings |= {standing.candidate.rule.name: standing for standing in ranked}
         write_standings(standings.values(), options.out / "search.csv")
-        rules = [standing.rule for standing in ranked[: max(3, int(KEPT * len(ranked)))]]
+        candidates = choose_survivors(ranked)
     for standing in ranked[:3]:
-        print(f"regret {standing.regret:.2f}: {standing.rule.algorithm}")
+        print(f"regret {standing.regret:.2f}: {standing.candidate.rule.algorithm}")
 
 
 if __name__ == "__main__":

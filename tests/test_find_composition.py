@@ -27,7 +27,7 @@ def search(monkeypatch):
 
 
 def test_every_candidate_is_a_valid_run(search):
-    rules = search.make_candidates()
+    rules = [candidate.rule for candidate in search.make_candidates()]
     assert len({rule.name for rule in rules}) == len(rules) == 4 * 6 * 4
     benchmark = read_benchmark().select(settings=search.SETTINGS)
     assert len(replace(benchmark, rules=tuple(rules)).jobs([101])) == 96 * 3
@@ -38,7 +38,7 @@ def test_the_best_go_on_and_the_others_stay_on_record(search, monkeypatch, tmp_p
         search, "WEIGHTINGS", {"fedavg": "fedavg", "uniform": "uniform", "fedadp": "fedadp"}
     )
     monkeypatch.setattr(search, "TERMS", {"": "", "fedcos": "client=fedcos"})
-    monkeypatch.setattr(search, "STEPS", {"": ""})
+    monkeypatch.setattr(search, "STEPS", {"": "", "slow": "server=sgd:lr=0.01"})
     monkeypatch.setattr(search, "SETTINGS", ("dirichlet-0.5", "quantity"))
     small = ["data.name=digits", "model=logistic", "executor=serial"]
     arguments = [word for setting in small for word in ("--set", setting)]
@@ -47,10 +47,12 @@ def test_the_best_go_on_and_the_others_stay_on_record(search, monkeypatch, tmp_p
     )
     search.main()
     rows = list(csv.DictReader(io.StringIO((tmp_path / "search.csv").read_text())))
-    assert len(rows) == 3 * 2
-    assert [row["rounds"] for row in rows] == ["3"] * 3 + ["1"] * 3
+    assert len(rows) == 3 * 2 * 2
+    assert [row["rounds"] for row in rows] == ["3"] * 4 + ["1"] * 8
+    steps = [row["candidate"].endswith("slow") for row in rows[:4]]
+    assert sorted(steps) == [False, False, True, True]  # two of six of each server step
     for column in ("dirichlet-0.5", "quantity"):
-        best = max(float(row[column]) for row in rows[:3])
-        for row in rows[:3]:
+        best = max(float(row[column]) for row in rows[:4])
+        for row in rows[:4]:
             assert float(row["regret"]) >= best - float(row[column]) - 0.011  # both are rounded
-    assert min(float(row["regret"]) for row in rows[:3]) == float(rows[0]["regret"])
+    assert min(float(row["regret"]) for row in rows[:4]) == float(rows[0]["regret"])
