@@ -42,6 +42,7 @@ def accuracy(matrix):
     return mean
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_and_goes_on_where_it_was(tmp_path, matrix):
     path = tmp_path / "matrix.csv"
     command = [sys.executable, str(SCRIPT), "--quick", "--processes", "1", "--out", str(path)]

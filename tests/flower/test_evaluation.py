@@ -216,6 +216,17 @@ def evaluations(tmp_path, change=None, rounds=3, **options):
     return read_log(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def evaluation_without_1(tmp_path_factory):
+    """The evaluation of a round in which client 1 trains, but does not evaluate."""
+
+    def silent(number, reply):
+        return [] if number == 1 and not reply.content.array_records else reply
+
+    (record,) = evaluations(tmp_path_factory.mktemp("silent"), silent, rounds=1)
+    return record["client_evaluation"]
+
+
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
@@ -238,16 +249,11 @@ def evaluations(tmp_path, change=None, rounds=3, **options):
         ({"num-examples": float("nan")}, "invalid num-examples=nan"),
     ],
 )
-def test_a_report_that_cannot_be_right_is_quarantined(lie, reason, tmp_path):
-    (record,) = evaluations(tmp_path / "lie", lying(lambda number: lie), rounds=1)
+def test_a_report_that_cannot_be_right_is_quarantined(lie, reason, tmp_path, evaluation_without_1):
+    (record,) = evaluations(tmp_path, lying(lambda number: lie), rounds=1)
     ((who, said),) = record["evaluation"]["quarantined"].items()
     assert (who, said[: len(reason)]) == ("1", reason)
-
-    def silent(number, reply):
-        return [] if number == 1 and not reply.content.array_records else reply
-
-    (without,) = evaluations(tmp_path / "silent", silent, rounds=1)
-    assert record["client_evaluation"] == without["client_evaluation"]
+    assert record["client_evaluation"] == evaluation_without_1
 
 
 def test_percentages_are_taken_where_most_clients_report_them(tmp_path):
