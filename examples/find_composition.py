@@ -40,7 +40,7 @@ STEPS = {
     "adam-0.005": "server=adam:lr=0.005",
 }
 RUNGS = (10, 25, 50)  # rounds after which the best candidates go on
-KEPT = 0.25  # the share of candidates of each server step that goes on
+SURVIVING_SHARE = 0.25  # of the candidates of each server step
 WINDOW = 5  # evaluations at the end that count: the curves still rise
 
 
@@ -110,7 +110,7 @@ def choose_survivors(ranked):
     survivors = []
     for step in STEPS:
         standings = [standing for standing in ranked if standing.candidate.step == step]
-        survivors += standings[: math.ceil(KEPT * len(standings))]
+        survivors += standings[: math.ceil(SURVIVING_SHARE * len(standings))]
     return [standing.candidate for standing in survivors]
 
 
@@ -133,7 +133,7 @@ def write_standings(standings, path):
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["candidate", "algorithm", "rounds", *SETTINGS, "regret"])
-        for standing in sorted(standings, key=lambda one: (-one.rounds, one.regret)):
+        for standing in sorted(standings, key=lambda standing: (-standing.rounds, standing.regret)):
             values = [f"{standing.accuracy[setting]:.2f}" for setting in SETTINGS]
             row = [
                 standing.candidate.rule.name,

@@ -56,3 +56,16 @@ def test_the_best_go_on_and_the_others_stay_on_record(search, monkeypatch, tmp_p
         for row in rows[:2]:
             assert float(row["regret"]) >= best - float(row[column]) - 0.011  # both are rounded
     assert min(float(row["regret"]) for row in rows[:2]) == float(rows[0]["regret"])
+
+
+def test_the_best_of_each_server_step_survive(search):
+    """Also where all candidates of another server step are better at this time."""
+    regrets = {"adam-0.005": [9, 8, 7, 6, 5], "": [1, 2, 3, 4]}
+    standings = []
+    for step, values in regrets.items():
+        for regret in values:
+            candidate = search.Candidate(f"{step} {regret}", step)
+            standings.append(search.Standing(candidate, 10, {}, regret))
+    standings.sort(key=lambda standing: standing.regret)
+    survivors = [candidate.rule for candidate in search.choose_survivors(standings)]
+    assert survivors == [" 1", "adam-0.005 5", "adam-0.005 6"]  # a quarter of each, rounded up

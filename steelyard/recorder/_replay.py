@@ -18,7 +18,7 @@ from steelyard.core._round_gram import RoundGram
 from steelyard.core._spec import to_text
 from steelyard.core._state import ClientId, State, sort_key
 from steelyard.core._weighting import Weighting
-from steelyard.recorder._weigh import Weighed, check_replayable, weigh
+from steelyard.recorder._weigh import Weighed, check_replayable, get_run_weights, weigh
 from steelyard.rules._combinators import parse_rule, with_default_source
 from steelyard.runs._directory import CONFIG, read_clients, read_config
 from steelyard.runs._files import GRAMS
@@ -279,7 +279,7 @@ def replay_rules(
 
     # The rule of the run, then the others.
     rounds: dict[str, list[ReplayedRound]] = {}
-    rounds[RUN] = [_describe(round_gram, _weighed_by_run(round_gram)) for round_gram in recorded]
+    rounds[RUN] = [_describe(round_gram, get_run_weights(round_gram)) for round_gram in recorded]
     for spec in rules:
         rule = parse_rule(spec)
         name = spec if isinstance(spec, str) else to_text(rule)
@@ -423,19 +423,6 @@ def _replay_rule(rule: Weighting, recorded: Sequence[RoundGram]) -> list[Replaye
         state = weighed.state
         rounds.append(_describe(round_gram, weighed))
     return rounds
-
-
-def _weighed_by_run(round_gram: RoundGram) -> Weighed:
-    """Return what the rule of the run did."""
-    return Weighed(
-        round_gram.ids,
-        round_gram.weights,
-        round_gram.base,
-        round_gram.layers,
-        {},
-        {},
-        step_weight=round_gram.step_weight,
-    )
 
 
 def _describe(round_gram: RoundGram, weighed: Weighed) -> ReplayedRound:

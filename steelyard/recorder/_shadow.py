@@ -19,7 +19,7 @@ from steelyard.core._state import State
 from steelyard.core._store import UpdateStore
 from steelyard.core._weighting import Weighting
 from steelyard.metrics import find_metric
-from steelyard.recorder._weigh import Weighed, check_replayable, weigh
+from steelyard.recorder._weigh import Weighed, check_replayable, get_run_weights, weigh
 from steelyard.rules._combinators import parse_rule, with_default_source
 from steelyard.runs._gram_log import parse_recording
 
@@ -144,16 +144,7 @@ def _measure_losses(
     session = probe.open(store.layout, round_gram.round, base_buffers(store), {})
     trial = Trial(store, session)
     losses = {}
-    run = Weighed(
-        round_gram.ids,
-        round_gram.weights,
-        round_gram.base,
-        round_gram.layers,
-        {},
-        {},
-        step_weight=round_gram.step_weight,
-    )
-    for name, weighed in {RUN: run, **weighed_rules}.items():
+    for name, weighed in {RUN: get_run_weights(round_gram), **weighed_rules}.items():
         if weighed.weights.shape[0] == 1 and weighed.step_weight is None:
             trial.mix(weighed.weights[0], float(weighed.base[0]))
             losses[name] = session.evaluate()

@@ -60,6 +60,19 @@ def check_replayable(rule: Weighting) -> None:
         )
 
 
+def get_run_weights(round_gram: RoundGram) -> Weighed:
+    """Return what the rule of the run did with a round."""
+    return Weighed(
+        round_gram.ids,
+        round_gram.weights,
+        round_gram.base,
+        round_gram.layers,
+        {},
+        {},
+        step_weight=round_gram.step_weight,
+    )
+
+
 def weigh(rule: Weighting, round_gram: RoundGram, state: State) -> Weighed:
     """Apply a rule to a recorded round.
 
@@ -75,8 +88,8 @@ def weigh(rule: Weighting, round_gram: RoundGram, state: State) -> Weighed:
     needed = rule.needs.metrics
     for name in sorted(needed - round_gram.metrics.keys()):
         raise SteelyardError(
-            f"{to_text(rule)}: needs {name!r}, which clients did not report in round {round_gram.round}: "
-            f"let them report it (metrics=[{name!r}], --set 'metrics=[\"{name}\"]')"
+            f"{to_text(rule)}: needs {name!r}, which clients did not report in round "
+            f"{round_gram.round}: let them report it (metrics=[{name!r}], --set 'metrics=[\"{name}\"]')"
         )
     refused: dict[ClientId, str] = {}
     if not all(are_valid_values(name, round_gram.metrics[name]) for name in needed):

@@ -217,7 +217,7 @@ def evaluations(tmp_path, change=None, rounds=3, **options):
 
 
 @pytest.fixture(scope="module")
-def evaluation_without_1(tmp_path_factory):
+def honest_evaluation(tmp_path_factory):
     """The evaluation of a round in which client 1 trains, but does not evaluate."""
 
     def silent(number, reply):
@@ -249,11 +249,11 @@ def evaluation_without_1(tmp_path_factory):
         ({"num-examples": float("nan")}, "invalid num-examples=nan"),
     ],
 )
-def test_a_report_that_cannot_be_right_is_quarantined(lie, reason, tmp_path, evaluation_without_1):
+def test_a_report_that_cannot_be_right_is_quarantined(lie, reason, tmp_path, honest_evaluation):
     (record,) = evaluations(tmp_path, lying(lambda number: lie), rounds=1)
     ((who, said),) = record["evaluation"]["quarantined"].items()
     assert (who, said[: len(reason)]) == ("1", reason)
-    assert record["client_evaluation"] == evaluation_without_1
+    assert record["client_evaluation"] == honest_evaluation
 
 
 def test_percentages_are_taken_where_most_clients_report_them(tmp_path):
