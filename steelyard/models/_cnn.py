@@ -1,4 +1,8 @@
-"""Small convolutional networks."""
+"""Small convolutional networks.
+
+Where a paper applies ReLU and then max-pooling, max-pooling comes first here: results and gradients
+have the same bits, and ReLU then works on a quarter of the values.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +44,11 @@ class McMahanCNN(Architecture):
             features = 64 * compute_side(height) * compute_side(width)
         return nn.Sequential(
             nn.Conv2d(channels, 32, 5, padding=padding),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Conv2d(32, 64, 5, padding=padding),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Flatten(),
             nn.Linear(features, 512),
             nn.ReLU(),
@@ -65,11 +69,11 @@ class SimpleCNN(Architecture):
         channels, height, width = image_shape(self.name, input_shape, low=18)
         return nn.Sequential(
             nn.Conv2d(channels, 32, 3),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Conv2d(32, 64, 3),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Conv2d(64, 64, 3),
             nn.ReLU(),
             nn.Flatten(),
@@ -97,8 +101,8 @@ class PflCNN(Architecture):
             nn.Conv2d(channels, 32, 3),
             nn.ReLU(),
             nn.Conv2d(32, 64, 3),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Dropout(0.25),
             nn.Flatten(),
             nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128),
@@ -142,11 +146,11 @@ class LeNet(Architecture):
         channels, height, width = image_shape(self.name, input_shape, low=16)
         return nn.Sequential(
             nn.Conv2d(channels, 6, 5),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Conv2d(6, 16, 5),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Flatten(),
             nn.Linear(16 * compute_side(height) * compute_side(width), 120),
             nn.ReLU(),
@@ -172,11 +176,11 @@ class FedLAWLeNet(Architecture):
         channels, height, width = image_shape(self.name, input_shape, low=4)
         return nn.Sequential(
             nn.Conv2d(channels, 16, 5, padding=2),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Conv2d(16, 32, 5, padding=2),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Flatten(),
             nn.Linear(32 * (height // 4) * (width // 4), classes),
         )

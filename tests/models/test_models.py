@@ -166,8 +166,29 @@ def test_the_mlp_is_a_plain_sequence():
 
 def test_the_order_of_layers_in_simple_cnn():
     names = [type(layer).__name__ for layer in build("simple_cnn", COLOUR, 10, seed=0)]
-    block = ["Conv2d", "ReLU", "MaxPool2d"]
+    block = ["Conv2d", "MaxPool2d", "ReLU"]
     assert names == [*block, *block, "Conv2d", "ReLU", "Flatten", "Linear", "ReLU", "Linear"]
+
+
+@pytest.mark.parametrize("spec", ["mcmahan_cnn", "simple_cnn", "pfl_cnn", "lenet", "fedlaw_lenet"])
+def test_pooling_before_relu_gives_the_bits_of_relu_before_pooling(spec):
+    model = build(spec, COLOUR, 10, seed=0).eval()
+    layers = list(model)
+    for position, layer in enumerate(layers[:-1]):
+        if isinstance(layer, nn.MaxPool2d):
+            layers[position : position + 2] = [layers[position + 1], layer]
+    paper_order = nn.Sequential(*layers)
+    assert [type(layer) for layer in paper_order][1] is nn.ReLU
+    images = torch.rand(8, *COLOUR)
+
+    gradients = [
+        torch.autograd.grad(network(images).square().sum(), model.parameters())
+        for network in (model, paper_order)
+    ]
+
+    assert torch.equal(model(images), paper_order(images))
+    for ours, theirs in zip(*gradients, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_fedcos_drops_before_the_relu():
