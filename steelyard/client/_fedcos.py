@@ -33,6 +33,8 @@ from steelyard.core._registry import TERMS
 from steelyard.core._term import ClientContext, ClientTerm
 from steelyard.core._weighting import Info
 
+_BLOCK = 1 << 18  # numbers that are worked on at a time
+
 
 @TERMS.register
 @dataclass(frozen=True)
@@ -73,12 +75,25 @@ class FedCos(ClientTerm):
         if not length > 0:
             return
 
+        # All clients together, or a few at a time if they would not fit into the cache.
+        if x.numel() <= _BLOCK:
+            self._add_block(grad, x - at.start, step, length)
+            return
+        starts = at.start.expand_as(x)
+        rows = max(1, _BLOCK // x.shape[1])
+        for first in range(0, len(x), rows):
+            block = slice(first, first + rows)
+            self._add_block(grad[block], x[block] - starts[block], step, length)
+
+    def _add_block(
+        self, grad: torch.Tensor, change: torch.Tensor, step: torch.Tensor, length: torch.Tensor
+    ) -> None:
+        """Add the gradient of some clients; `change` is D, and is overwritten."""
         # |D|^2 and <D, d>. The bits of a matrix product would depend on the other clients.
-        change = x - at.start  # [C, d]
         square = (change * change).sum(dim=1, keepdim=True)  # [C, 1]
         inner = (change * step).sum(dim=1, keepdim=True)  # [C, 1]
 
-        # The gradient. In the paper's form it is zero where D is zero: there, cos = 1 is constant.
+        # In the paper's form the gradient is zero where D is zero: there, cos = 1 is constant.
         eps = self.eps if self.form == "official" else 0.0
         root = torch.sqrt(square * length + eps)
         safe = torch.where(root > 0, root, torch.ones_like(root))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import steelyard
+from steelyard.client._fedcos import _BLOCK
 from steelyard.core._errors import SteelyardError
 from steelyard.core._registry import TERMS
 from steelyard.core._term import ClientContext, ServerContext, Terms
@@ -111,6 +112,26 @@ def test_fedcos_does_nothing_without_a_last_step(form):
     grad = torch.zeros(C, D, dtype=torch.float64)
     steelyard.fedcos(form=form).add(grad, at.start + 1.0, at)
     assert not grad.any()
+
+
+@pytest.mark.parametrize("start_count", [1, 5], ids=["one start", "a start per client"])
+def test_fedcos_on_a_large_model_gives_each_client_the_bits_it_has_alone(start_count):
+    clients = 5
+    size = _BLOCK // 2  # two clients at a time, and one is left
+    x = torch.randn(clients, size)
+    starts = torch.randn(start_count, size)
+    sent = {"step": torch.randn(size)}
+    together = torch.randn(clients, size)
+    alone = together.clone()
+    term = steelyard.fedcos(mu=0.02)
+
+    term.add(together, x, ClientContext(starts, 0.1, {}, sent, torch.ones(clients, 1)))
+    for client in range(clients):
+        start = starts[client if start_count > 1 else 0]
+        at = ClientContext(start[None], 0.1, {}, sent, torch.ones(1, 1))
+        term.add(alone[client : client + 1], x[client : client + 1], at)
+
+    assert torch.equal(together, alone)
 
 
 def test_fedcos_at_the_start_pulls_along_the_step_or_not_at_all():
