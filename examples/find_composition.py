@@ -1,6 +1,7 @@
 """Search for a composition of a rule, client terms and a server step that is good in every setting of the benchmark.
 
-    python examples/find_composition.py --out runs/search            # two hours on two cores; start it again to go on
+    python examples/find_composition.py --out runs/search            # three hours on two cores; start it again to go on
+    python examples/find_composition.py --out runs/near --space narrow --rungs 50
 
 Successive halving on the tuning seeds and three settings of the benchmark: every candidate runs for
 a few rounds, the best quarter of each server step goes on. Candidates are compared with those of the
@@ -19,25 +20,55 @@ from pathlib import Path
 from steelyard.experiments import Rule, last, mean, read_benchmark, run_jobs
 
 SETTINGS = ("dirichlet-0.1", "3-iid-7-one-class", "100-clients")
-WEIGHTINGS = {
-    "fedavg": "fedavg",
-    "feddisco": "feddisco",
-    "gated-fedadp": "gate(angle_gap,fedadp:reference=others)",
-    "feddisco-gated-fedadp": "feddisco|gate(angle_gap,fedadp:reference=others)",
-}
-TERMS = {
-    "": "",
-    "fedcos-0.02": "client=fedcos:mu=0.02",
-    "fedcos-0.05": "client=fedcos:mu=0.05",
-    "scaffold": "client=scaffold",
-    "scaffold-fedcos-0.02": "client=scaffold+fedcos:mu=0.02",
-    "feddyn-0.01": "client=feddyn:alpha=0.01",
-}
-STEPS = {
-    "": "",
-    "step-1.5": "server=sgd:lr=1.5",
-    "momentum-0.5": "server=momentum:beta=0.5",
-    "adam-0.005": "server=adam:lr=0.005",
+
+
+@dataclass(frozen=True)
+class Space:
+    """The parts that are combined, as words of an algorithm's text by their names."""
+
+    weightings: dict
+    terms: dict
+    steps: dict
+
+
+SPACES = {
+    "wide": Space(
+        weightings={
+            "fedavg": "fedavg",
+            "feddisco": "feddisco",
+            "gated-fedadp": "gate(angle_gap,fedadp:reference=others)",
+            "feddisco-gated-fedadp": "feddisco|gate(angle_gap,fedadp:reference=others)",
+        },
+        terms={
+            "": "",
+            "fedcos-0.02": "client=fedcos:mu=0.02",
+            "fedcos-0.05": "client=fedcos:mu=0.05",
+            "scaffold": "client=scaffold",
+            "scaffold-fedcos-0.02": "client=scaffold+fedcos:mu=0.02",
+            "feddyn-0.01": "client=feddyn:alpha=0.01",
+        },
+        steps={
+            "": "",
+            "step-1.5": "server=sgd:lr=1.5",
+            "momentum-0.5": "server=momentum:beta=0.5",
+            "adam-0.005": "server=adam:lr=0.005",
+        },
+    ),
+    # Around the best of "wide", FedDisco with Adam and FedDisco with FedCos: both together, where
+    # FedCos may follow the move of the global model, which Adam makes another than the mean step.
+    "narrow": Space(
+        weightings={"feddisco": "feddisco"},
+        terms={
+            "": "",
+            "fedcos-0.01": "client=fedcos:mu=0.01",
+            "fedcos-0.01-move": "client=fedcos:mu=0.01,direction=move",
+            "fedcos-0.02-move": "client=fedcos:mu=0.02,direction=move",
+        },
+        steps={
+            "adam-0.003": "server=adam:lr=0.003",
+            "adam-0.005": "server=adam:lr=0.005",
+        },
+    ),
 }
 RUNGS = (10, 25, 50)  # rounds after which the best candidates go on
 SURVIVING_SHARE = 0.25  # of the candidates of each server step
@@ -62,12 +93,13 @@ class Standing:
     regret: float
 
 
-def make_candidates():
+def make_candidates(space):
     """Return every combination of a weighting, client terms and a server step."""
     candidates = []
-    for weighting, term, step in itertools.product(WEIGHTINGS, TERMS, STEPS):
+    for weighting, term, step in itertools.product(space.weightings, space.terms, space.steps):
         name = "-".join(filter(None, (weighting, term, step)))
-        algorithm = " ".join(filter(None, (WEIGHTINGS[weighting], TERMS[term], STEPS[step])))
+        words = space.weightings[weighting], space.terms[term], space.steps[step]
+        algorithm = " ".join(filter(None, words))
         candidates.append(Candidate(Rule(name, name, algorithm), step))
     return candidates
 
@@ -108,7 +140,7 @@ def run_rung(benchmark, candidates, rounds, out, parallel):
 def choose_survivors(ranked):
     """Return the best candidates of each server step, from standings with the best first."""
     survivors = []
-    for step in STEPS:
+    for step in dict.fromkeys(standing.candidate.step for standing in ranked):
         standings = [standing for standing in ranked if standing.candidate.step == step]
         survivors += standings[: math.ceil(SURVIVING_SHARE * len(standings))]
     return [standing.candidate for standing in survivors]
@@ -152,6 +184,9 @@ def main():
     parser.add_argument(
         "--out", type=Path, default=Path("runs/search"), help="where runs and search.csv go"
     )
+    parser.add_argument(
+        "--space", choices=SPACES, default="wide", help="the parts that are combined"
+    )
     rungs = ",".join(map(str, RUNGS))
     parser.add_argument(
         "--rungs",
@@ -167,7 +202,7 @@ def main():
     options = parser.parse_args()
 
     benchmark = read_benchmark().select(settings=SETTINGS).change(options.set)
-    candidates = make_candidates()
+    candidates = make_candidates(SPACES[options.space])
     standings = {}
     for rounds in map(int, options.rungs.split(",")):
         print(f"{len(candidates)} candidates up to round {rounds}", flush=True)

@@ -26,24 +26,25 @@ def search(monkeypatch):
     return module
 
 
-def test_every_candidate_is_a_valid_run(search):
-    rules = [candidate.rule for candidate in search.make_candidates()]
-    assert len({rule.name for rule in rules}) == len(rules) == 4 * 6 * 4
+@pytest.mark.parametrize(("space", "count"), [("wide", 4 * 6 * 4), ("narrow", 4 * 2)])
+def test_every_candidate_is_a_valid_run(search, space, count):
+    rules = [candidate.rule for candidate in search.make_candidates(search.SPACES[space])]
+    assert len({rule.name for rule in rules}) == len(rules) == count
     benchmark = read_benchmark().select(settings=search.SETTINGS)
-    assert len(replace(benchmark, rules=tuple(rules)).jobs([101])) == 96 * 3
+    assert len(replace(benchmark, rules=tuple(rules)).jobs([101])) == count * 3
 
 
 def test_the_best_go_on_and_the_others_stay_on_record(search, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        search, "WEIGHTINGS", {"fedavg": "fedavg", "uniform": "uniform", "fedadp": "fedadp"}
-    )
-    monkeypatch.setattr(search, "TERMS", {"": ""})
-    monkeypatch.setattr(search, "STEPS", {"": "", "slow": "server=sgd:lr=0.01"})
+    weightings = {name: name for name in ("fedavg", "uniform", "fedadp")}
+    steps = {"": "", "slow": "server=sgd:lr=0.01"}
+    monkeypatch.setitem(search.SPACES, "small", search.Space(weightings, {"": ""}, steps))
     monkeypatch.setattr(search, "SETTINGS", ("dirichlet-0.5", "quantity"))
     small = ["data.name=digits", "model=logistic", "executor=serial"]
     arguments = [word for setting in small for word in ("--set", setting)]
     monkeypatch.setattr(
-        sys, "argv", ["search", "--out", str(tmp_path), "--rungs", "1,3", *arguments]
+        sys,
+        "argv",
+        ["search", "--out", str(tmp_path), "--space", "small", "--rungs", "1,3", *arguments],
     )
     search.main()
     rows = list(csv.DictReader(io.StringIO((tmp_path / "search.csv").read_text())))
