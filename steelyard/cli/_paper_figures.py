@@ -30,8 +30,12 @@ def print_figures(console: Console) -> None:
         figure = read_figure(name)
         fields = [name, escape(figure.title)]
         for is_quick in (False, True):
-            jobs = plan_figure(figure, is_quick).jobs
-            fields += [str(len(jobs)), format_duration(_estimate_jobs(jobs))]
+            seeds = figure.scale(is_quick).seeds
+            jobs = plan_figure(figure, is_quick, seeds=seeds[:1]).jobs
+            seconds = _estimate_jobs(jobs)
+            if seconds is not None:
+                seconds *= len(seeds)
+            fields += [str(len(jobs) * len(seeds)), format_duration(seconds)]
         grid.add_row(*fields)
     console.print(grid)
 

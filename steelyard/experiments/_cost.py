@@ -9,7 +9,7 @@ than that, so the estimate is only right within a factor of two or three.
 from __future__ import annotations
 
 import time
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import nn
@@ -123,7 +123,7 @@ def measure_speed() -> float:
 @cache
 def _count_operations(model: str, shape: Shape, classes: int) -> float:
     """Return the floating-point operations of a forward pass of one sample."""
-    network = build(model, shape, classes, seed=0).eval()
+    network = _build_network(model, shape, classes)
     sample = torch.zeros(1, *shape, dtype=torch.int64 if _is_text(shape) else torch.float32)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network(sample)
@@ -142,10 +142,16 @@ def _count_table_operations(model: str, shape: Shape, classes: int) -> float:
 
     Gradient, weight decay, momentum and the step each pass over the whole table in memory.
     """
-    network = build(model, shape, classes, seed=0)
+    network = _build_network(model, shape, classes)
     kinds = (nn.Embedding, nn.EmbeddingBag)
     tables = [layer for layer in network.modules() if isinstance(layer, kinds)]
     return TABLE_COST * sum(table.weight.numel() for table in tables)
+
+
+@lru_cache(maxsize=1)
+def _build_network(model: str, shape: Shape, classes: int) -> nn.Module:
+    """Return a network; it is kept for the next question about it."""
+    return build(model, shape, classes, seed=0).eval()
 
 
 def _is_text(shape: Shape) -> bool:

@@ -16,7 +16,8 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,11 +122,12 @@ def plan_figure(
         for change in changes:
             set_key(raw, change)
         where = f"{figure.name}, run {format_key(key)}"
+        config = Experiment.from_dict(raw, where)
+        directory = name_directory(config)
         jobs = []
         for seed in chosen_seeds:
-            config = Experiment.from_dict({**raw, "seed": seed}, where)
             labels = {"run": format_key(key), "seed": str(seed)}
-            jobs.append(Job(f"{name_directory(config)}/seed-{seed}", config, labels))
+            jobs.append(Job(f"{directory}/seed-{seed}", replace(config, seed=seed), labels))
         jobs_by_key[key] = jobs
     return Plan(figure, scale, is_quick, chosen_seeds, jobs_by_key, tuple(changes))
 
@@ -240,16 +242,21 @@ def name_directory(config: Experiment) -> str:
     Runs with the same settings have the same directory, so figures share them. Only settings that
     differ from their defaults count, so that a new option does not change the name.
     """
-    defaults = flatten_keys(Experiment().to_stored())
     changes = {}
     for key, value in flatten_keys(config.to_stored()).items():
-        if key != "seed" and value != defaults.get(key):
+        if key != "seed" and value != _list_defaults().get(key):
             changes[key] = value
     digest = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:10]
     data = str(config.data.name).partition(":")[0]
     parts = [data, *(str(text) for text in config.algorithm.texts.values() if text)]
     slug = re.sub("[^a-z0-9.]+", "-", " ".join(parts).lower())[:60].strip("-.")
     return f"{slug}-{digest}"
+
+
+@cache
+def _list_defaults() -> dict[str, Any]:
+    """Return the defaults of all options that are stored."""
+    return flatten_keys(Experiment().to_stored())
 
 
 def format_key(key: Key) -> str:
