@@ -125,6 +125,7 @@ def test_names_of_clients_do_no_harm(tmp_path, opened, screenshot):
     screenshot(page, "replay-hostile")
 
 
+@pytest.mark.slow
 def test_a_long_run_with_every_rule_is_a_small_page(tmp_path, opened):
     ids = [f"client-{k:02d}" for k in range(20)]
     run = write_recorded_run(tmp_path / "long", ids=ids, rounds=200)
