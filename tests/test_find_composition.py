@@ -13,7 +13,9 @@ from steelyard.experiments import _jobs as jobs
 from steelyard.experiments._benchmark import read_benchmark
 from tests.experiments.jobs import Here
 
-SCRIPT = Path(__file__).parent.parent / "examples" / "find_composition.py"
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "examples" / "find_composition.py"
+RESULTS = ROOT / "docs" / "results"
 
 
 @pytest.fixture
@@ -70,3 +72,17 @@ def test_the_best_of_each_server_step_survive(search):
     standings.sort(key=lambda standing: standing.regret)
     survivors = [candidate.rule for candidate in search.choose_survivors(standings)]
     assert survivors == [" 1", "adam-0.005 5", "adam-0.005 6"]  # a quarter of each, rounded up
+
+
+def test_the_page_shows_the_numbers_on_record(search):
+    page = (RESULTS / "composition.md").read_text()
+    with (RESULTS / "composition-search.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 96
+    shown = [row for row in rows if int(row["rounds"]) > 10]
+    assert len(shown) == 8 + 16
+    for row in shown:
+        cells = [f"`{row['algorithm']}`".replace("|", r"\|")]
+        cells += [f"{float(row[setting]):.1f}" for setting in search.SETTINGS]
+        cells.append(row["regret"])
+        assert f"| {' | '.join(cells)} |" in page
