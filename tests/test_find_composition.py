@@ -74,13 +74,17 @@ def test_the_best_of_each_server_step_survive(search):
     assert survivors == [" 1", "adam-0.005 5", "adam-0.005 6"]  # a quarter of each, rounded up
 
 
-def test_the_page_shows_the_numbers_on_record(search):
+@pytest.mark.parametrize(
+    ("file", "candidates", "on_page"),
+    [("composition-search.csv", 96, 8 + 16), ("composition-search-narrow.csv", 8, 8)],
+)
+def test_the_page_shows_the_numbers_on_record(search, file, candidates, on_page):
     page = (RESULTS / "composition.md").read_text()
-    with (RESULTS / "composition-search.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 96
+    with (RESULTS / file).open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == candidates
     shown = [row for row in rows if int(row["rounds"]) > 10]
-    assert len(shown) == 8 + 16
+    assert len(shown) == on_page
     for row in shown:
         cells = [f"`{row['algorithm']}`".replace("|", r"\|")]
         cells += [f"{float(row[setting]):.1f}" for setting in search.SETTINGS]
