@@ -27,8 +27,11 @@ def run_table(
     overwrite: bool,
     quiet: bool,
     console: Console,
+    known: Path | None = None,
 ) -> tuple[list[Result], list[Outcome]]:
     """Run the cells of a table with every seed, and write table.md and table.csv.
+
+    After Ctrl-C, the two files have the runs that are finished.
 
     Args:
         table: the table.
@@ -38,23 +41,42 @@ def run_table(
         overwrite: replace runs of another configuration.
         quiet: do not show progress.
         console: where to show it.
+        known: a table.csv whose values need no runs; None for no such file.
 
     Returns:
         The result of each cell, and the outcome of each run.
     """
-    from steelyard.experiments._reproduce import compute_results, make_jobs, to_csv, to_markdown
-    from steelyard.runs._directory import describe_environment, write_text
+    from steelyard.experiments._jobs import read_finished
+    from steelyard.experiments._reproduce import (
+        compute_results,
+        make_jobs,
+        read_values,
+        select_missing_jobs,
+    )
 
     if parallel is None and table.measures_time:
         parallel = 1
-    outcomes = run_with_board(
-        make_jobs(table, seeds), out, "reproduction", parallel, overwrite, quiet, console
-    )
-    results = compute_results(table, outcomes)
+    known_values = {} if known is None else read_values(known, table)
+    jobs = select_missing_jobs(table, make_jobs(table, seeds), known_values)
+    try:
+        outcomes = run_with_board(jobs, out, "reproduction", parallel, overwrite, quiet, console)
+    except KeyboardInterrupt:
+        finished = read_finished(jobs, out)
+        _write_table(table, compute_results(table, finished, known_values), out)
+        raise
+    results = compute_results(table, outcomes, known_values)
+    _write_table(table, results, out)
+    return results, outcomes
+
+
+def _write_table(table: Table, results: Sequence[Result], out: Path) -> None:
+    """Write table.md and table.csv."""
+    from steelyard.experiments._reproduce import to_csv, to_markdown
+    from steelyard.runs._directory import describe_environment, write_text
+
     command = ["steelyard", *sys.argv[1:]]
     write_text(out / "table.md", to_markdown(table, results, command, describe_environment()))
     write_text(out / "table.csv", to_csv(results))
-    return results, outcomes
 
 
 def print_table(

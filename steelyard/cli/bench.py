@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from steelyard.experiments._benchmark import Benchmark, Result
+    from steelyard.experiments._jobs import Outcome
     from steelyard.experiments._ranking import Analysis
 
 RESULTS = "results.csv"
@@ -68,6 +69,14 @@ def bench(
     listing: Annotated[
         bool, typer.Option("--list", help="List rules and settings, and exit.")
     ] = False,
+    known: Annotated[
+        Path | None,
+        typer.Option(
+            "--results",
+            help="results.csv of earlier runs, e.g. on another machine: these are not repeated.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where runs, results and page go.")] = Path(
         "runs/benchmark"
     ),
@@ -92,22 +101,24 @@ def bench(
 
     steelyard bench --rules fedavg,fedadp --settings quantity --seeds 1,2 --set rounds=5
 
-    Data is looked for in $STEELYARD_DATA, or --set data.dir=DIR. Start it again after Ctrl-C:
-    finished runs are kept, others go on. In --out: results.csv (one line per run), benchmark.md and
-    benchmark.html.
+    steelyard bench --results other/results.csv                    # what another machine has not run
+
+    Data is looked for in $STEELYARD_DATA, or --set data.dir=DIR. After Ctrl-C, start the same
+    command again: finished runs are kept and others are resumed. In --out: results.csv (one line per
+    run), benchmark.md and benchmark.html; after Ctrl-C they have the runs that are finished.
     """
     console = Console()
     try:
         from steelyard.experiments._benchmark import (
             PUBLISHED,
             combine_results,
-            format_results,
             make_results,
             parse_rule_text,
             read_benchmark,
             read_results,
+            select_missing_jobs,
         )
-        from steelyard.runs._directory import write_text
+        from steelyard.experiments._jobs import read_finished
 
         # Choose what is to be run.
         benchmark = read_benchmark(file).change(changes or [])
@@ -117,6 +128,11 @@ def bench(
             raise SteelyardError(
                 "--add and --page-only use the published results, which --set and --file do not fit"
             )
+        if known is not None and other_changes:
+            raise SteelyardError(
+                "--results: the file does not say what --set changed: leave --set out, or write a "
+                "benchmark of your own (--file)"
+            )
         selection = benchmark.select(_names(rules), _names(settings))
         if add:
             selection = selection.with_rules([parse_rule_text(text) for text in add], alone=True)
@@ -125,33 +141,47 @@ def bench(
         if listing:
             _print_benchmark(selection, console)
             return
+
         jobs = []
         if not page_only:
             jobs = selection.jobs(selection.seeds if seeds is None else read_seeds(seeds))
 
-        # Read the published results, if they are to stand beside the new ones.
+        # Read the results that stand beside the new ones.
         if uses_published and not PUBLISHED.exists():
             raise SteelyardError(
                 "no results are published yet: run the benchmark without --add and --page-only"
             )
-        published = read_results(PUBLISHED) if uses_published else []
+        known_results = read_results(PUBLISHED) if uses_published else []
+        if known is not None:
+            known_results = combine_results(known_results, read_results(known))
 
-        # Run the benchmark, and write results and pages.
-        outcomes = (
-            run_with_board(jobs, out, "benchmark", parallel, overwrite, quiet, console)
-            if jobs
-            else []
-        )
-        results = combine_results(published, make_results(selection, outcomes))
+        # Run what they do not have.
+        jobs = select_missing_jobs(selection, jobs, known_results)
+        outcomes: list[Outcome] = []
+        is_interrupted = False
+        try:
+            if jobs:
+                outcomes = run_with_board(
+                    jobs, out, "benchmark", parallel, overwrite, quiet, console
+                )
+        except KeyboardInterrupt:
+            is_interrupted = True
+            outcomes = read_finished(jobs, out)
+
+        # Write results and pages, also of an interrupted benchmark.
         if tune:
             benchmark = selection
         elif add:
             benchmark = benchmark.with_rules(selection.rules)
-        out.mkdir(parents=True, exist_ok=True)
-        write_text(out / RESULTS, format_results(results))
-        _write_pages(benchmark, results, out, quiet, console)
+        results = combine_results(known_results, make_results(selection, outcomes))
+        if results:
+            analysis = _write_pages(benchmark, results, out)
+        if is_interrupted:
+            raise KeyboardInterrupt
+        if not quiet:
+            _print_analysis(benchmark, analysis, out, console)
     except KeyboardInterrupt:
-        fail("interrupted; finished runs are kept: start the same command again to go on", 130)
+        fail("interrupted; finished runs are kept: start the same command again to resume", 130)
     except (SteelyardError, OSError) as error:
         fail(error)
     print_failures([outcome for outcome in outcomes if outcome.error is not None], len(outcomes))
@@ -180,25 +210,23 @@ def _print_benchmark(benchmark: Benchmark, console: Console) -> None:
     console.print(f"{runs} runs with seeds {seeds}", highlight=False)
 
 
-def _write_pages(
-    benchmark: Benchmark, results: Sequence[Result], out: Path, quiet: bool, console: Console
-) -> None:
-    """Write the two pages, and show the table of the first."""
-    from steelyard.experiments._benchmark import SCORE_NAMES
+def _write_pages(benchmark: Benchmark, results: Sequence[Result], out: Path) -> Analysis:
+    """Write results.csv and the two pages; return what they say."""
+    from steelyard.experiments._benchmark import SCORE_NAMES, format_results
     from steelyard.experiments._ranking import analyse
     from steelyard.report._benchmark import write_html, write_markdown
+    from steelyard.runs._directory import write_text
 
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / RESULTS, format_results(results))
     analysis = analyse(benchmark, results, SCORE_NAMES)
     write_markdown(benchmark, analysis, out / "benchmark.md")
     write_html(benchmark, analysis, results, out / "benchmark.html")
-    if not quiet:
-        _print_analysis(benchmark, analysis, console)
-        console.print(
-            f"page: {escape(str(out / 'benchmark.html'))}", highlight=False, soft_wrap=True
-        )
+    return analysis
 
 
-def _print_analysis(benchmark: Benchmark, analysis: Analysis, console: Console) -> None:
+def _print_analysis(benchmark: Benchmark, analysis: Analysis, out: Path, console: Console) -> None:
+    """Print the table of differences, and where the page is."""
     from steelyard.report._benchmark import format_difference
 
     table = Shown(
@@ -222,3 +250,4 @@ def _print_analysis(benchmark: Benchmark, analysis: Analysis, console: Console) 
         "* told apart from the reference after Holm's correction; ± half of the 95 % interval",
         highlight=False,
     )
+    console.print(f"page: {escape(str(out / 'benchmark.html'))}", highlight=False, soft_wrap=True)

@@ -76,6 +76,14 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
+    known: Annotated[
+        Path | None,
+        typer.Option(
+            "--results",
+            help="table.csv of earlier runs, e.g. on another machine: these are not repeated.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -106,8 +114,9 @@ def reproduce(
 
     Data is read from $STEELYARD_DATA, or from DIR with --set data.dir=DIR. After Ctrl-C, start the
     same command again: finished runs are kept and others are resumed. The directory of a table
-    contains table.md, table.csv, and one run directory per cell and seed; that of a figure contains
-    figure.md, figure.png, figure.svg and figure.csv.
+    contains table.md, table.csv, and one run directory per cell and seed; after Ctrl-C the tables
+    have the runs that are finished. That of a figure contains figure.md, figure.png, figure.svg and
+    figure.csv.
     """
     console = Console()
     changes = list(settings or [])
@@ -116,7 +125,7 @@ def reproduce(
     try:
         # All of them, or the list of all.
         if everything or name is None:
-            others = [name, cells, seeds, changes]
+            others = [name, cells, seeds, changes, known]
             _handle_all(everything, quick, listing, any(others), out, parallel, overwrite, quiet)
             return
 
@@ -128,13 +137,19 @@ def reproduce(
                 print_cells(table, table_seeds, console)
                 return
             directory = out or Path("runs", "quick" if quick else "", table.name)
+            if known is not None and _has_other_settings(changes):
+                raise SteelyardError(
+                    "--results: the file does not say what --set changed: leave --set out"
+                )
             results, outcomes = run_table(
-                table, table_seeds, directory, parallel, overwrite, quiet, console
+                table, table_seeds, directory, parallel, overwrite, quiet, console, known
             )
             print_table(table, results, outcomes, directory, quiet, console)
             return
 
         # A figure.
+        if known is not None:
+            raise SteelyardError(f"--results: {name} is a figure: only tables have such a file")
         plan = _plan_figure(name, quick, cells, changes, seed_list)
         if listing:
             print_runs(plan, console)
@@ -179,9 +194,16 @@ def _handle_all(
     elif not quick:
         fail("--all: all tables take years: use --quick --all, or name one")
     elif has_others:
-        fail("--all: runs everything as it is: leave NAME, --cells, --rounds, --seeds, --set out")
+        fail(
+            "--all: runs everything as it is: leave NAME, --cells, --rounds, --seeds, --set, --results out"
+        )
     else:
         run_all(out or Path("runs", "quick"), parallel, overwrite, quiet, console)
+
+
+def _has_other_settings(changes: list[str]) -> bool:
+    """Return whether settings change more than where data lies, and the rounds, which are checked."""
+    return any(not change.startswith(("data.dir=", "rounds=")) for change in changes)
 
 
 def _is_table(name: str) -> bool:

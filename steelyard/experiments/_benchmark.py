@@ -307,10 +307,8 @@ def format_results(results: Iterable[Result]) -> str:
     for result in results:
         rule = result.rule
         # A share of 10,000 images has four digits: six are more than there is to know.
-        scores = [
-            None if value is None else round(value, 6)
-            for value in (result.scores[name] for name in SCORE_NAMES)
-        ]
+        values = [result.scores[name] for name in SCORE_NAMES]
+        scores = [None if value is None else f"{value:.6g}" for value in values]
         note = "control" if rule.is_control else rule.note
         head = [rule.name, rule.label, rule.algorithm, note, result.setting]
         rows.append([*head, result.seed, *scores, result.error, result.version])
@@ -345,6 +343,39 @@ def read_results(path: Path) -> list[Result]:
                 f"{path}, line {number}: not a result of the benchmark: {error!r}"
             ) from None
     return results
+
+
+def select_missing_jobs(
+    benchmark: Benchmark, jobs: Sequence[Job], known: Iterable[Result]
+) -> list[Job]:
+    """Return the jobs that have no result yet; a run that failed is repeated.
+
+    Args:
+        benchmark: what the jobs run.
+        jobs: from `Benchmark.jobs`.
+        known: results of earlier runs, perhaps on another machine.
+
+    Raises:
+        SteelyardError: if a known result is of another algorithm with the same name.
+    """
+    algorithms = {rule.name: rule.algorithm for rule in benchmark.rules}
+    names = set()
+    for result in known:
+        rule = result.rule
+        expected = algorithms.get(rule.name, rule.algorithm)
+        if rule.algorithm != expected:
+            raise SteelyardError(
+                f"rule {rule.name!r} is {rule.algorithm!r} in the results and {expected!r} here: "
+                "give one of them another name"
+            )
+        if not result.error:
+            names.add((rule.name, result.setting, str(result.seed)))
+    remaining = []
+    for job in jobs:
+        labels = job.labels
+        if (labels["rule"], labels["setting"], labels["seed"]) not in names:
+            remaining.append(job)
+    return remaining
 
 
 def combine_results(old: Iterable[Result], new: Iterable[Result]) -> list[Result]:

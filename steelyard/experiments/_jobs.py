@@ -346,6 +346,17 @@ def is_finished(job: Job, out: str | Path) -> bool:
     ).is_target_reached(records)
 
 
+def read_finished(jobs: Iterable[Job], out: str | Path) -> list[Outcome]:
+    """Return the outcomes of the jobs that are finished, without running the others.
+
+    Args:
+        jobs: the jobs.
+        out: the directory that contains all run directories.
+    """
+    out = Path(out)
+    return [_read_outcome(job, out, None, reused=True) for job in jobs if is_finished(job, out)]
+
+
 def _holds_other_run(job: Job, path: Path, overwrite: bool) -> bool:
     """Return whether a directory holds a run with other settings than the job's.
 

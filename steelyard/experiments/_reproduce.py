@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import platform
 import re
@@ -38,7 +39,7 @@ class Result:
         values: by seed, our number, in the unit of the paper's; None if the run has none, because
             the target was not reached or the rounds that count were not run.
         best: by seed, the highest accuracy in percent.
-        seconds: the recorded time of all rounds of all seeds.
+        seconds: by seed, the recorded time of all rounds.
         errors: by seed, why a run failed.
         subset: what part of the data set was used; None for all. The paper's number cannot be
             compared with that of a subset.
@@ -49,7 +50,7 @@ class Result:
     rounds: int
     values: Mapping[int, float | None]
     best: Mapping[int, float]
-    seconds: float
+    seconds: Mapping[int, float]
     errors: Mapping[int, str]
     subset: str | None = None
 
@@ -88,6 +89,83 @@ class Result:
         return statistics.stdev(value for value in self.values.values() if value is not None)
 
 
+@dataclass(frozen=True)
+class KnownValue:
+    """What table.csv has of a cell and a seed.
+
+    Attributes:
+        value: our number; None if the run has none.
+        best: the highest accuracy in percent.
+        seconds: the recorded time of all rounds; 0 if the file does not have it.
+        remark: what a reader must know about the cell; None for nothing.
+    """
+
+    value: float | None
+    best: float
+    seconds: float
+    remark: str | None
+
+
+KnownValues = Mapping[tuple[str, int], KnownValue]  # by the name of the cell and the seed
+
+
+def read_values(path: Path, table: Table) -> dict[tuple[str, int], KnownValue]:
+    """Read the values of a table.csv that `to_csv` made, perhaps on another machine.
+
+    Cells that the table does not have are left out.
+
+    Args:
+        path: the file.
+        table: the table, with the settings of the new runs.
+
+    Raises:
+        SteelyardError: if the file is not one of this table, or has another number of rounds.
+    """
+    cells = {cell.name: cell for cell in table.cells}
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise SteelyardError(f"{path}: cannot be read: {error.strerror or error}") from None
+    values = {}
+    for number, row in enumerate(rows, 2):
+        try:
+            if row["cell"] not in cells:
+                continue
+            seed = int(row["seed"])
+            rounds = int(row["rounds_planned"])
+            values[row["cell"], seed] = KnownValue(
+                value=float(row["ours"]) if row["ours"] else None,
+                best=float(row["best_accuracy"]),
+                seconds=float(row.get("seconds") or 0),
+                remark=row.get("remark") or None,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise SteelyardError(
+                f"{path}, line {number}: not a result of a table: {error!r}"
+            ) from None
+        planned = cells[row["cell"]].config(seed).rounds
+        if rounds != planned:
+            raise SteelyardError(
+                f"{path}, line {number}: {rounds} rounds there, {planned} here: use the same"
+            )
+    if not values:
+        raise SteelyardError(f"{path}: has no cell of {table.name}")
+    return values
+
+
+def select_missing_jobs(table: Table, jobs: Sequence[Job], known: KnownValues) -> list[Job]:
+    """Return the jobs that a cell without a known value needs."""
+    needed = set()
+    for job in jobs:
+        seed = job.config.seed
+        for cell in table.cells:
+            is_known = cell.impossible is not None or (cell.name, seed) in known
+            if not is_known and job.labels["run"] in {run.name for run in cell.runs}:
+                needed.add(job.name)
+    return [job for job in jobs if job.name in needed]
+
+
 def make_jobs(table: Table, seeds: Sequence[int]) -> list[Job]:
     """Return all runs of a table, seed by seed, so that an interrupted table has complete seeds."""
     table_jobs = []
@@ -98,34 +176,61 @@ def make_jobs(table: Table, seeds: Sequence[int]) -> list[Job]:
     return table_jobs
 
 
-def compute_results(table: Table, outcomes: Sequence[Outcome]) -> list[Result]:
-    """Return the result of each cell."""
+def compute_results(
+    table: Table, outcomes: Sequence[Outcome], known: KnownValues | None = None
+) -> list[Result]:
+    """Return the result of each cell.
+
+    Args:
+        table: the table.
+        outcomes: those of its jobs, perhaps not of all.
+        known: values that need no runs.
+    """
     outcomes_by_seed: dict[int, dict[str, Outcome]] = {}
     for outcome in outcomes:
         seed = outcome.job.config.seed
         outcomes_by_seed.setdefault(seed, {})[outcome.job.labels["run"]] = outcome
-    return [_compute_result(cell, outcomes_by_seed) for cell in table.cells]
+    return [_compute_result(cell, outcomes_by_seed, known or {}) for cell in table.cells]
 
 
-def _compute_result(cell: Cell, outcomes_by_seed: Mapping[int, Mapping[str, Outcome]]) -> Result:
+def _compute_result(
+    cell: Cell, outcomes_by_seed: Mapping[int, Mapping[str, Outcome]], known: KnownValues
+) -> Result:
     """Return the result of a cell.
 
     Args:
         cell: the cell.
         outcomes_by_seed: the outcomes of all runs, by seed and the name of the run.
+        known: values that need no runs.
     """
     score = find_table_score(cell.metric)
     rounds = 0
     values: dict[int, float | None] = {}
     best = {}
     errors = {}
-    seconds = 0.0
+    seconds = {}
     part = None
+    known_seeds = {seed for name, seed in known if name == cell.name}
+    seeds = sorted(known_seeds.union(outcomes_by_seed))
     if cell.impossible is not None:
-        outcomes_by_seed = {}
-    for seed, outcomes in outcomes_by_seed.items():
-        # The runs of this seed: one, or several that are pooled.
-        cell_outcomes = [outcomes[run.name] for run in cell.runs]
+        seeds = []
+    for seed in seeds:
+        # A known value.
+        if seed in known_seeds:
+            value = known[cell.name, seed]
+            rounds = cell.config(seed).rounds
+            values[seed] = value.value
+            best[seed] = value.best
+            seconds[seed] = value.seconds
+            if value.remark not in (None, "control", cell.difference):
+                part = value.remark
+            continue
+
+        # The runs of this seed: one, or several that are pooled. Some may not be finished.
+        outcomes = outcomes_by_seed[seed]
+        cell_outcomes = [outcomes[run.name] for run in cell.runs if run.name in outcomes]
+        if len(cell_outcomes) < len(cell.runs):
+            continue
         config = cell_outcomes[0].job.config
         rounds = config.rounds
         failures = [outcome.error for outcome in cell_outcomes if outcome.error is not None]
@@ -138,8 +243,9 @@ def _compute_result(cell: Cell, outcomes_by_seed: Mapping[int, Mapping[str, Outc
         # Their score.
         values[seed] = score.compute(histories, config.target)
         best[seed] = 100 * (histories[0].best or 0.0)
-        for history in histories:
-            seconds += sum(record["timings"]["total"] for record in history.records)
+        seconds[seed] = sum(
+            record["timings"]["total"] for history in histories for record in history.records
+        )
         for outcome in cell_outcomes:
             part = part or describe_subset(outcome.job.config, outcome.path)
     return Result(cell, score, rounds, values, best, seconds, errors, part)
@@ -259,7 +365,7 @@ def to_markdown(
         environment: the versions and cores, as `environment.json` has them.
     """
     # The command and the versions.
-    seconds = sum(result.seconds for result in cell_results)
+    seconds = sum(sum(result.seconds.values()) for result in cell_results)
     packages = ("steelyard", "python", "torch", "numpy")
     versions = ", ".join(f"{name} {environment[name]}" for name in packages)
     manner = "one run after the other" if table.measures_time else "runs side by side"
@@ -396,6 +502,7 @@ def to_csv(cell_results: Sequence[Result]) -> str:
             "paper",
             "ours",
             "best_accuracy",
+            "seconds",
             "remark",
         ]
     ]
@@ -406,7 +513,8 @@ def to_csv(cell_results: Sequence[Result]) -> str:
             number = "" if value is None else f"{value:g}"
             best = f"{result.best[seed]:.4f}"
             names = [cell.name, cell.column, cell.row]
-            rows.append([*names, seed, result.rounds, paper, number, best, result.remark])
+            seconds = f"{result.seconds[seed]:.0f}"
+            rows.append([*names, seed, result.rounds, paper, number, best, seconds, result.remark])
     return csv_lines(rows)
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from steelyard.cli.app import app
 from steelyard.experiments import _benchmark as bench
 from steelyard.experiments import _jobs as jobs
-from tests.experiments.jobs import Here
+from tests.experiments.jobs import Here, Interrupted
 
 SMALL = [
     "--set",
@@ -75,11 +75,7 @@ def test_it_runs_leaves_both_pages_and_reuses_what_is_finished(tmp_path):
 
 def test_a_row_of_ones_own_stands_beside_the_published_results(tmp_path, monkeypatch):
     """Only the new row is run."""
-    settings = tmp_path / "small.toml"
-    text = bench.DEFINITION.read_text()
-    text = text.replace('"fashion-mnist"', '"digits"').replace("rounds = 50", "rounds = 2")
-    settings.write_text(text.replace("hidden=[200,200]", "hidden=[8]"))
-    monkeypatch.setattr(bench, "DEFINITION", settings)
+    monkeypatch.setattr(bench, "DEFINITION", make_small_benchmark(tmp_path / "small.toml"))
     monkeypatch.setattr(bench, "PUBLISHED", tmp_path / "published.csv")
     common = ["--settings", "dirichlet-0.5", "--seeds", "1,2"]
     first = call("--rules", "fedavg", *common, "--out", tmp_path / "first")
@@ -99,6 +95,47 @@ def test_a_row_of_ones_own_stands_beside_the_published_results(tmp_path, monkeyp
     assert "| FedAvg |" in (tmp_path / "page" / "benchmark.md").read_text()
 
 
+def make_small_benchmark(path):
+    """Write the benchmark with digits and a small network instead of Fashion-MNIST."""
+    text = bench.DEFINITION.read_text()
+    text = text.replace('"fashion-mnist"', '"digits"').replace("rounds = 50", "rounds = 2")
+    path.write_text(text.replace("hidden=[200,200]", "hidden=[8]"))
+    return path
+
+
+def test_results_of_an_interrupted_benchmark_are_used_on_another_machine(tmp_path, monkeypatch):
+    file = make_small_benchmark(tmp_path / "small.toml")
+    chosen = ["--file", file, "--rules", "fedavg,control", "--settings", "dirichlet-0.5"]
+    chosen += ["--seeds", "1,2", "--parallel", "1"]
+    monkeypatch.setattr(jobs, "Child", Interrupted)
+    first = call(*chosen, "--out", tmp_path / "first")
+    assert first.exit_code == 130, first.output
+    known = read(tmp_path / "first" / "results.csv")
+    assert [(line["rule"], line["seed"]) for line in known] == [("fedavg", "1"), ("control", "1")]
+
+    monkeypatch.setattr(jobs, "Child", Here)
+    results = tmp_path / "first" / "results.csv"
+    second = call(*chosen, "--results", results, "--out", tmp_path / "second")
+    assert second.exit_code == 0, second.output
+    assert not (tmp_path / "second" / "dirichlet-0.5" / "fedavg" / "seed-1").exists()
+    lines = read(tmp_path / "second" / "results.csv")
+    assert lines[:2] == known
+    assert [(line["rule"], line["seed"]) for line in lines[2:]] == [
+        ("fedavg", "2"),
+        ("control", "2"),
+    ]
+
+
+def test_runs_that_failed_are_not_known():
+    benchmark = bench.read_benchmark().select(["fedavg"], ["quantity"])
+    all_jobs = benchmark.jobs([1, 2])
+    (rule,) = benchmark.rules
+    known = [bench.Result(rule, "quantity", 1, {}, error="diverged")]
+    assert bench.select_missing_jobs(benchmark, all_jobs, known) == all_jobs
+    known = [bench.Result(rule, "quantity", 1, {}), bench.Result(rule, "two-classes", 2, {})]
+    assert bench.select_missing_jobs(benchmark, all_jobs, known) == all_jobs[1:]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -109,6 +146,8 @@ def test_a_row_of_ones_own_stands_beside_the_published_results(tmp_path, monkeyp
         (["--add", "mine: nosuchrule"], "nosuchrule"),
         (["--add", "mine: fedadp", "--set", "rounds=3"], "published"),
         (["--file", "missing.toml"], "missing.toml"),
+        (["--results", "missing.csv"], "missing.csv"),
+        (["--results", "any.csv", "--set", "rounds=3"], "--set"),
     ],
 )
 def test_mistakes_are_named(tmp_path, arguments, named):
@@ -116,6 +155,17 @@ def test_mistakes_are_named(tmp_path, arguments, named):
     assert outcome.exit_code == 2
     assert named in outcome.output
     assert not (tmp_path / "results.csv").exists()
+
+
+def test_results_of_another_algorithm_with_the_same_name_are_refused(tmp_path):
+    rule = bench.Rule("fedprox", "FedProx", "fedavg client=fedprox:mu=7")
+    scores = dict.fromkeys(bench.SCORE_NAMES, 0.5)
+    path = tmp_path / "results.csv"
+    path.write_text(bench.format_results([bench.Result(rule, "quantity", 1, scores)]))
+    outcome = call("--rules", "fedprox", "--results", path, "--out", tmp_path / "runs")
+    assert outcome.exit_code == 2
+    assert "mu=7" in outcome.output
+    assert "another name" in outcome.output
 
 
 def test_options_that_were_tried_are_compared(tmp_path):

@@ -8,9 +8,11 @@ from typer.testing import CliRunner
 
 from steelyard.cli.app import app
 from steelyard.experiments import _cost as cost
+from steelyard.experiments import _jobs as jobs
 from steelyard.experiments import _paper_table as table
 from steelyard.figures import Check, PaperFigure, Scale, Source, Verdict
 from steelyard.figures import _figure as figure_list
+from tests.experiments.jobs import Here, Interrupted
 
 RUNS = """
 title = "Two rules on digits"
@@ -90,6 +92,28 @@ def test_a_table_is_run_reused_and_written(small):
     assert (small / "out" / "table.csv").read_text().count("\n") == 3
     again = call("small", "--out", small / "out", "--rounds", 2, "--seeds", "1")
     assert again.output.count("reused    iid") == 2
+
+
+def test_an_interrupted_table_is_completed_on_another_machine(small, monkeypatch):
+    monkeypatch.setattr(jobs, "Child", Interrupted)
+    first = call("small", "--parallel", 1, "--out", small / "first")
+    assert first.exit_code == 130, first.output
+    known = (small / "first" / "table.csv").read_text().splitlines()
+    assert [line.split(",")[3] for line in known] == ["seed", "1", "1"]
+
+    monkeypatch.setattr(jobs, "Child", Here)
+    results = small / "first" / "table.csv"
+    second = call("small", "--results", results, "--out", small / "second")
+    assert second.exit_code == 0, second.output
+    assert [path.name for path in (small / "second").glob("iid/*/*")] == ["seed-2", "seed-2"]
+    whole = call("small", "--out", small / "whole")
+    assert whole.exit_code == 0, whole.output
+    read_numbers = [
+        [line.split(",")[:8] for line in (small / name / "table.csv").read_text().splitlines()]
+        for name in ("second", "whole")
+    ]
+    assert read_numbers[0] == read_numbers[1]
+    assert len(read_numbers[0]) == 5
 
 
 def test_a_control_is_listed_and_printed_as_one(small):
@@ -223,7 +247,7 @@ def test_a_subset_is_told_from_the_whole(small, monkeypatch):
         (["--all"], "use --quick --all"),
         (
             ["--quick", "--all", "--rounds", "3"],
-            "leave NAME, --cells, --rounds, --seeds, --set out",
+            "leave NAME, --cells, --rounds, --seeds, --set, --results out",
         ),
         (["fedadp-table1", "--quick", "--all"], "leave NAME"),
         (["fedadp-table9"], "did you mean 'fedadp-table1'"),
@@ -237,6 +261,9 @@ def test_a_subset_is_told_from_the_whole(small, monkeypatch):
         (["fedadp-table1", "--seeds", "1,a"], "write whole numbers with commas"),
         (["fedadp-table1", "--seeds", "1,1"], "use distinct numbers"),
         (["fedadp-table1", "--set", "modle=mlp"], "did you mean 'model'"),
+        (["fedadp-table1", "--results", "missing.csv"], "missing.csv: cannot be read"),
+        (["fedadp-table1", "--results", __file__], "not a result of a table"),
+        (["fedlaw-figure1", "--results", "any.csv"], "only tables have such a file"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, message):

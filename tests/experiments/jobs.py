@@ -72,6 +72,15 @@ class Here(Child):
         return None
 
 
+class Interrupted(Here):
+    """A child that raises Ctrl-C at the start of every run with another seed than 1."""
+
+    def __init__(self, order, worker=None):
+        if order["config"]["seed"] != 1:
+            raise KeyboardInterrupt
+        super().__init__(order, worker)
+
+
 def fake(path, config, rounds):
     """A run directory without the run."""
     path.mkdir(parents=True)
