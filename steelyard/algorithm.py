@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -25,6 +26,11 @@ from steelyard.rules._combinators import Chain, parse_rule, with_default_source
 
 _PLUS = re.compile(r"(?<![0-9][eE])\+")  # but not the one in 1e+3
 _NONE = (None, "", "none")
+
+# Compositions that have a name: their parts, by the argument of `Algorithm`.
+COMPOSITIONS = {
+    "recommended": {"weighting": "feddisco", "client": "fedcos:mu=0.02"},
+}
 
 
 def parse_optimizer(spec: str | ServerOptimizer | None) -> ServerOptimizer | None:
@@ -133,11 +139,20 @@ class Algorithm:
         broadcast: str | Broadcast | None = None,
         refine: str | Refiner | None = None,
     ) -> None:
-        object.__setattr__(self, "weighting", parse_rule(weighting))
-        object.__setattr__(self, "client", parse_terms(client))
-        object.__setattr__(self, "server", parse_optimizer(server))
-        object.__setattr__(self, "broadcast", parse_broadcast(broadcast))
-        object.__setattr__(self, "refine", parse_refiner(refine))
+        parts = expand_composition(
+            {
+                "weighting": weighting,
+                "client": client,
+                "server": server,
+                "broadcast": broadcast,
+                "refine": refine,
+            }
+        )
+        object.__setattr__(self, "weighting", parse_rule(parts["weighting"]))
+        object.__setattr__(self, "client", parse_terms(parts["client"]))
+        object.__setattr__(self, "server", parse_optimizer(parts["server"]))
+        object.__setattr__(self, "broadcast", parse_broadcast(parts["broadcast"]))
+        object.__setattr__(self, "refine", parse_refiner(parts["refine"]))
         self._check()
 
     def _check(self) -> None:
@@ -213,3 +228,42 @@ class Algorithm:
             if texts[name]
         ]
         return " ".join([str(texts["weighting"]), *extra])
+
+
+def recommended() -> Algorithm:
+    """Return the composition to try first: FedDisco's weights and FedCos's penalty.
+
+    Its text form is `recommended`: `steelyard run --set weighting=recommended`. FedDisco needs the
+    label histograms of the clients. docs/results/composition.md has the measurements, which are
+    not finished.
+
+    Examples:
+        >>> import steelyard
+        >>> print(steelyard.recommended())
+        feddisco client=fedcos
+        >>> steelyard.recommended() == steelyard.Algorithm("recommended")
+        True
+    """
+    return Algorithm("recommended")
+
+
+def expand_composition(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of an algorithm; a composition's name as the rule becomes its parts.
+
+    Args:
+        parts: by the argument of `Algorithm`, objects or spec strings.
+
+    Raises:
+        SteelyardError: if a part is given that the composition has itself.
+    """
+    name = parts["weighting"]
+    if not isinstance(name, str) or name.strip() not in COMPOSITIONS:
+        return dict(parts)
+    composition = COMPOSITIONS[name.strip()]
+    for argument, spec in composition.items():
+        if argument != "weighting" and parts[argument] not in _NONE:
+            raise SteelyardError(
+                f"{argument}={parts[argument]} with {name.strip()}: it has {argument}={spec} "
+                f"itself: leave {argument} out, or write weighting={composition['weighting']}"
+            )
+    return {**parts, **composition}

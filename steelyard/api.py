@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard.algorithm import parse_optimizer, parse_refiner
+from steelyard.algorithm import COMPOSITIONS, Algorithm, parse_optimizer, parse_refiner
 from steelyard.core import _round as rounds
 from steelyard.core import checks
 from steelyard.core._errors import NO_PROBE, SteelyardError, shorten
@@ -156,6 +156,11 @@ def aggregate(
         )
 
     # Build the parts.
+    if isinstance(rule, str) and rule.strip() in COMPOSITIONS:
+        raise SteelyardError(
+            f"{rule.strip()!r} is {Algorithm(rule)}, which is more than a rule: train clients with "
+            f"its client term, and aggregate with {COMPOSITIONS[rule.strip()]['weighting']!r}"
+        )
     root = with_default_source(parse_rule(rule))
     refiner = parse_refiner(refine)
     needing_part = part_needing_proxy_data(root, refiner)

@@ -12,6 +12,7 @@ from steelyard.algorithm import Algorithm as Algorithm
 from steelyard.algorithm import parse_optimizer as parse_optimizer
 from steelyard.algorithm import parse_refiner as parse_refiner
 from steelyard.algorithm import parse_terms as parse_terms
+from steelyard.algorithm import recommended as recommended
 from steelyard.api import Aggregate as Aggregate
 from steelyard.api import aggregate as aggregate
 from steelyard.client._adapters import load_model as load_model

@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from steelyard.algorithm import COMPOSITIONS, Algorithm
 from steelyard.cli._console import Json, console, describe_entry, fail, show
 from steelyard.core._errors import SteelyardError
 from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, Entry
@@ -63,6 +64,8 @@ def rules(as_json: Json = False) -> None:
                 cells = [row["name"], row["title"], row["paper"], needs, options]
                 table.add_row(*map(escape, cells))
         show(table, console)
+    for name in COMPOSITIONS:
+        console.print(f"[bold]{name}[/] is {escape(str(Algorithm(name)))}", highlight=False)
     console.print("To read more about one: [bold]steelyard explain NAME[/]")
 
 
@@ -114,6 +117,9 @@ def explain(
         if name in registry:
             _explain_other(option, registry[name])
             return
+    if name in COMPOSITIONS:
+        console.print(f"[bold]{name}[/] is {escape(str(Algorithm(name)))}. Its rule:\n")
+        rule = COMPOSITIONS[name]["weighting"]
     try:
         weighting = parse_rule(rule)
     except SteelyardError as error:

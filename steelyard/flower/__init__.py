@@ -80,6 +80,7 @@ def _make_plugin_strategy(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    from steelyard.flower import _strategies
     from steelyard.flower._generate_strategies import find_parts
 
-    return sorted([*__all__, *find_parts()])
+    return sorted({*__all__, *_strategies.__all__, *find_parts()})

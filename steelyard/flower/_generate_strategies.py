@@ -14,10 +14,11 @@ import builtins
 import inspect
 import re
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from steelyard.algorithm import Algorithm
+from steelyard.algorithm import COMPOSITIONS, Algorithm
 from steelyard.core._registry import BROADCASTS, OPTIMIZERS, REFINERS, RULES, TERMS, UNSET, Entry
 from steelyard.flower._strategy import Steelyard
 
@@ -89,6 +90,21 @@ class {name}(Steelyard):
 '''
 
 
+_COMPOSITION = '''
+
+class {name}(Steelyard):
+    """The composition {algorithm}, on Flower."""
+
+    def __init__(
+        self,
+{parameters}
+    ) -> None:
+        super().__init__(
+{arguments}
+        )
+'''
+
+
 def find_parts() -> dict[str, tuple[str, Entry]]:
     """Return the parts that have a strategy, by the name of its class.
 
@@ -142,7 +158,8 @@ def make_plugin_strategy(name: str, argument: str, entry: Entry) -> type[Steelya
 def generate() -> str:
     """Return the source of `_strategies.py`."""
     parts = {name: part for name, part in find_parts().items() if part[1].is_builtin}
-    classes = [_render_class(name, *parts[name]) for name in sorted(parts)]
+    sources = {name: _render_class(name, *part) for name, part in parts.items()}
+    sources |= {name.title(): _render_composition(name) for name in COMPOSITIONS}
 
     # Imports of the registries, and of types that are not built in.
     modules = {"UNSET": "steelyard.core._registry"}
@@ -160,44 +177,65 @@ def generate() -> str:
     for module in sorted(set(modules.values())):
         imported = sorted(name for name in modules if modules[name] == module)
         imports.append(f"from {module} import {', '.join(imported)}")
-    names = "\n".join(f'    "{name}",' for name in sorted(parts))
-    return _HEADER.format(imports="\n".join(imports), names=names) + "".join(classes)
+    names = "\n".join(f'    "{name}",' for name in sorted(sources))
+    classes = "".join(sources[name] for name in sorted(sources))
+    return _HEADER.format(imports="\n".join(imports), names=names) + classes
 
 
 def _render_class(name: str, argument: str, entry: Entry) -> str:
-    """Return the source of one class."""
-    # The parameters: Flower's ten, the options of the part, and the other options of `Steelyard`.
-    steelyard_parameters = list(inspect.signature(Steelyard.__init__).parameters.values())[2:]
-    own = [p for p in steelyard_parameters if p.name not in entry.options]
-    positional = own[:_FLOWER_ARGUMENTS]
-    keyword_only = own[_FLOWER_ARGUMENTS:]
-    parameters = [_render_parameter(p) for p in positional]
-    parameters.append("*")
+    """Return the source of the class of a part."""
+    # The options of the part, and the algorithm.
+    own_parameters = [_render_parameter(p) for p in entry.options.values()]
+    algorithm = "Algorithm(part)"
     if argument != "weighting":
-        parameters.append(f'weighting: str = "{_default_weighting(entry)}"')
-    parameters += [_render_parameter(p) for p in entry.options.values()]
-    parameters += [_render_parameter(p) for p in keyword_only]
+        own_parameters.insert(0, f'weighting: str = "{_default_weighting(entry)}"')
+        algorithm = f"Algorithm(weighting, {argument}=part)"
+    parameters, arguments = _render_call(algorithm, own_parameters, entry.options)
 
-    # The algorithm, and the call of the base class.
+    # How the part is built.
     _, registry = _REGISTRIES[argument]
     options = ""
     if entry.options:
         options = "\n" + _join([f"{key}={key}" for key in entry.options], 12) + "\n        "
-    algorithm = "Algorithm(part)"
-    if argument != "weighting":
-        algorithm = f"Algorithm(weighting, {argument}=part)"
-    arguments = [algorithm, *(p.name for p in positional)]
-    arguments += [f"{p.name}={p.name}" for p in keyword_only]
     return _CLASS.format(
         name=name,
         description=_describe(entry),
         part=entry.name,
-        parameters=_join(parameters, 8),
+        parameters=parameters,
         registry=registry,
         options=options,
-        algorithm=algorithm,
-        arguments=_join(arguments, 12),
+        arguments=arguments,
     )
+
+
+def _render_composition(name: str) -> str:
+    """Return the source of the class of a composition."""
+    parameters, arguments = _render_call(f'Algorithm("{name}")', [], ())
+    return _COMPOSITION.format(
+        name=name.title(), algorithm=Algorithm(name), parameters=parameters, arguments=arguments
+    )
+
+
+def _render_call(
+    algorithm: str, own_parameters: list[str], hidden: Collection[str]
+) -> tuple[str, str]:
+    """Return the parameters of a class, and the arguments of its call of `Steelyard`, as source.
+
+    Args:
+        algorithm: the source of the algorithm.
+        own_parameters: the source of the parameters that the class adds.
+        hidden: names of the parameters of `Steelyard` that these replace.
+    """
+    # Flower's ten come first.
+    all_parameters = list(inspect.signature(Steelyard.__init__).parameters.values())[2:]
+    inherited = [p for p in all_parameters if p.name not in hidden]
+    positional = inherited[:_FLOWER_ARGUMENTS]
+    keyword_only = inherited[_FLOWER_ARGUMENTS:]
+    parameters = [_render_parameter(p) for p in positional]
+    parameters += ["*", *own_parameters, *(_render_parameter(p) for p in keyword_only)]
+    arguments = [algorithm, *(p.name for p in positional)]
+    arguments += [f"{p.name}={p.name}" for p in keyword_only]
+    return _join(parameters, 8), _join(arguments, 12)
 
 
 def _render_parameter(parameter: inspect.Parameter) -> str:

@@ -61,6 +61,7 @@ __all__ = [  # noqa: RUF022 - in alphabetical order
     "ModelStock",
     "MultiKrum",
     "PA3Fed",
+    "Recommended",
     "RecordCoherence",
     "SCAFFOLD",
     "ServerFT",
@@ -1658,6 +1659,36 @@ class PA3Fed(Steelyard):
             checkpoint_dir=checkpoint_dir, resume=resume, checkpoint_every=checkpoint_every,
             patience=patience, memory=memory, data_name=data_name, monitor=monitor, mode=mode,
             record=record, shadow=shadow, lora=lora,
+        )
+
+
+class Recommended(Steelyard):
+    """The composition feddisco client=fedcos, on Flower."""
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0, fraction_evaluate: float = 1.0, min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2, min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples", arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config", train_metrics_aggr_fn: AggregateMetrics | None = None,
+        evaluate_metrics_aggr_fn: AggregateMetrics | None = None, *, guard: bool = True,
+        proxy: Probe | None = None, id_key: str = "partition-id", population: int | None = None,
+        mean_examples: float | None = None, seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None, resume: bool = False,
+        checkpoint_every: int = 1, patience: int = 5, memory: int | str | None = None,
+        data_name: str = "flower", monitor: str = "accuracy", mode: str = "auto",
+        record: str = "auto", shadow: tuple[str, ...] | list[str] = (), lora: str | None = None,
+    ) -> None:
+        super().__init__(
+            Algorithm("recommended"), fraction_train, fraction_evaluate, min_train_nodes,
+            min_evaluate_nodes, min_available_nodes, weighted_by_key, arrayrecord_key,
+            configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, guard=guard,
+            proxy=proxy, id_key=id_key, population=population, mean_examples=mean_examples,
+            seed=seed, out=out, checkpoint_dir=checkpoint_dir, resume=resume,
+            checkpoint_every=checkpoint_every, patience=patience, memory=memory,
+            data_name=data_name, monitor=monitor, mode=mode, record=record, shadow=shadow,
+            lora=lora,
         )
 
 

@@ -59,23 +59,26 @@ def format_difference(score: RuleScore | None, is_reference: bool = False) -> st
 
 
 def write_markdown(benchmark: Benchmark, analysis: Analysis, path: Path) -> None:
-    """Write the tables of the benchmark as Markdown."""
+    """Write the tables of the benchmark as a Markdown page."""
+    title = f"# {markdown_text(benchmark.title)}\n"
+    write_text(path, f"{title}\n{format_tables(benchmark, analysis)}")
+
+
+def format_tables(benchmark: Benchmark, analysis: Analysis) -> str:
+    """Return the tables of the benchmark as Markdown: all settings, the ranks, each setting."""
     settings = _settings(benchmark, analysis)
     parts = [
-        f"# {markdown_text(benchmark.title)}\n",
         _main_table(benchmark, analysis, settings),
         "Mean accuracy of the last 10 rounds: of the reference in percent, of the others in points "
-        "against it, paired "
-        "over seeds, ± half of the 95 % interval. `*`: told apart from the reference after Holm's "
-        "correction over the "
-        "rules of the setting.\n",
+        "against it, paired over seeds, ± half of the 95 % interval. `*`: told apart from the "
+        "reference after Holm's correction over the rules of the setting.\n",
         f"## Ranks\n\n{describe_ranks(analysis.ranks)}\n",
         *(
             f"## {markdown_text(s.label)}\n\n{s.about}.\n\n{_setting_table(analysis, s)}"
             for s in settings
         ),
     ]
-    write_text(path, "\n".join(parts))
+    return "\n".join(parts)
 
 
 def describe_ranks(ranks: Ranks) -> str:

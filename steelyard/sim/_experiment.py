@@ -20,6 +20,7 @@ from torch import nn
 
 from steelyard.algorithm import (
     Algorithm,
+    expand_composition,
     parse_broadcast,
     parse_optimizer,
     parse_refiner,
@@ -190,7 +191,9 @@ class Experiment:
     """
 
     weighting: str | Weighting = option(
-        "fedavg", "the rule: fedavg, fedadp, fedawa, 'feddisco|fedawa', ..."
+        "fedavg",
+        "the rule: fedavg, fedadp, fedawa, 'feddisco|fedawa', ...; recommended is a rule with a "
+        "client term",
     )
     client: str | ClientTerm | Terms | None = option(
         None,
@@ -262,6 +265,10 @@ class Experiment:
         for name, field in list_sections(Experiment).items():
             options = _build_section(name, field.metadata["kind"], getattr(self, name))
             object.__setattr__(self, name, options)
+
+        # A composition's name becomes its parts.
+        for name, part in expand_composition({n: getattr(self, n) for n in _PARSERS}).items():
+            object.__setattr__(self, name, part)
 
         # A bad name or value raises an error before anything starts.
         check_options(self)

@@ -21,8 +21,12 @@ def test_the_file_is_current():
     assert generator.generate() == SOURCE, "run python -m steelyard.flower._generate_strategies"
 
 
-def test_every_part_has_a_class():
-    assert CLASSES.keys() == PARTS.keys()
+def test_every_part_and_every_composition_has_a_class():
+    assert CLASSES.keys() == {*PARTS, "Recommended"}
+    strategy = steelyard.flower.Recommended(guard=False, seed=3)
+    assert strategy.algorithm == steelyard.recommended()
+    assert strategy.seed == 3
+    assert "Recommended" in dir(steelyard.flower)
 
 
 @pytest.mark.parametrize("name", PARTS)

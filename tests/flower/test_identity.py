@@ -11,6 +11,7 @@ from tests.sim.runs import clients
 
 CASES = {
     "fedavg": ("fedavg", "mlp"),
+    "recommended": ("recommended", "cnn"),
     "fedadp": ("fedadp", "cnn"),
     "fedawa": ("fedawa:steps=3", "mlp"),
     "fedawa_images": ("guard(fedawa:steps=3)", "images"),
