@@ -76,7 +76,7 @@ def _write_table(table: Table, results: Sequence[Result], out: Path) -> None:
 
     command = ["steelyard", *sys.argv[1:]]
     write_text(out / "table.md", to_markdown(table, results, command, describe_environment()))
-    write_text(out / "table.csv", to_csv(results))
+    write_text(out / "table.csv", to_csv(table, results))
 
 
 def print_table(

@@ -137,10 +137,6 @@ def reproduce(
                 print_cells(table, table_seeds, console)
                 return
             directory = out or Path("runs", "quick" if quick else "", table.name)
-            if known is not None and _has_other_settings(changes):
-                raise SteelyardError(
-                    "--results: the file does not say what --set changed: leave --set out"
-                )
             results, outcomes = run_table(
                 table, table_seeds, directory, parallel, overwrite, quiet, console, known
             )
@@ -199,11 +195,6 @@ def _handle_all(
         )
     else:
         run_all(out or Path("runs", "quick"), parallel, overwrite, quiet, console)
-
-
-def _has_other_settings(changes: list[str]) -> bool:
-    """Return whether settings change more than where data lies, and the rounds, which are checked."""
-    return any(not change.startswith(("data.dir=", "rounds=")) for change in changes)
 
 
 def _is_table(name: str) -> bool:

@@ -119,7 +119,7 @@ def read_values(path: Path, table: Table) -> dict[tuple[str, int], KnownValue]:
         table: the table, with the settings of the new runs.
 
     Raises:
-        SteelyardError: if the file is not one of this table, or has another number of rounds.
+        SteelyardError: if the file is not one of this table, or has other rounds or settings.
     """
     cells = {cell.name: cell for cell in table.cells}
     try:
@@ -128,6 +128,7 @@ def read_values(path: Path, table: Table) -> dict[tuple[str, int], KnownValue]:
     except OSError as error:
         raise SteelyardError(f"{path}: cannot be read: {error.strerror or error}") from None
     values = {}
+    table_settings = _format_settings(table)
     for number, row in enumerate(rows, 2):
         try:
             if row["cell"] not in cells:
@@ -148,6 +149,12 @@ def read_values(path: Path, table: Table) -> dict[tuple[str, int], KnownValue]:
         if rounds != planned:
             raise SteelyardError(
                 f"{path}, line {number}: {rounds} rounds there, {planned} here: use the same"
+            )
+        settings = row.get("settings") or ""
+        if settings != table_settings:
+            raise SteelyardError(
+                f"{path}, line {number}: run with --set {settings or 'nothing'}, here with "
+                f"{table_settings or 'nothing'}: use the same"
             )
     if not values:
         raise SteelyardError(f"{path}: has no cell of {table.name}")
@@ -490,8 +497,14 @@ def _describe_flag(result: Result, table: Table) -> str:
     return "beyond" if has_large_gap(result) else ""
 
 
-def to_csv(cell_results: Sequence[Result]) -> str:
-    """Return the file `table.csv`: one line per cell and seed."""
+def to_csv(table: Table, cell_results: Sequence[Result]) -> str:
+    """Return the file `table.csv`: one line per cell and seed.
+
+    Args:
+        table: the table.
+        cell_results: the result of each cell.
+    """
+    settings = _format_settings(table)
     rows: list[list[str | float | None]] = [
         [
             "cell",
@@ -503,6 +516,7 @@ def to_csv(cell_results: Sequence[Result]) -> str:
             "ours",
             "best_accuracy",
             "seconds",
+            "settings",
             "remark",
         ]
     ]
@@ -512,10 +526,18 @@ def to_csv(cell_results: Sequence[Result]) -> str:
         for seed, value in result.values.items():
             number = "" if value is None else f"{value:g}"
             best = f"{result.best[seed]:.4f}"
-            names = [cell.name, cell.column, cell.row]
             seconds = f"{result.seconds[seed]:.0f}"
-            rows.append([*names, seed, result.rounds, paper, number, best, seconds, result.remark])
+            names = [cell.name, cell.column, cell.row]
+            rows.append(
+                [*names, seed, result.rounds, paper, number, best, seconds, settings, result.remark]
+            )
     return csv_lines(rows)
+
+
+def _format_settings(table: Table) -> str:
+    """Return the user's settings for every cell as text, without rounds and where the data is."""
+    left_out = ("rounds=", "data.dir=")
+    return " ".join(setting for setting in table.settings if not setting.startswith(left_out))
 
 
 def _drop_out_option(command: Sequence[str]) -> list[str]:

@@ -19,6 +19,8 @@ from steelyard.experiments._reproduce import (
     format_values,
     has_large_gap,
     make_jobs,
+    read_values,
+    select_missing_jobs,
     to_csv,
     to_markdown,
 )
@@ -197,7 +199,7 @@ def test_a_control_has_no_number_and_no_gap(metric, curve):
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert (cells[2], cells[5], cells[6]) == ("", "", "control")
     assert "*control*: a row of ours" in text
-    rows = list(csv.DictReader(io.StringIO(to_csv(found(plan, [0.7], curve)))))
+    rows = list(csv.DictReader(io.StringIO(to_csv(plan, found(plan, [0.7], curve)))))
     assert [(row["paper"], row["remark"]) for row in rows] == [("69", ""), ("", "control")]
 
 
@@ -223,15 +225,44 @@ def test_another_network_has_no_gap():
         "**Some cells had another network or data set than the paper's.** They have no gap." in text
     )
     assert "| 69 | 90.00 | 90.00 |  | another network: lenet (paper: mlp) |" in text
-    rows = list(csv.DictReader(io.StringIO(to_csv([result]))))
+    rows = list(csv.DictReader(io.StringIO(to_csv(plan, [result]))))
     assert rows[0]["remark"] == "another network: lenet (paper: mlp)"
     (result, _) = found(controlled().apply_settings(["model=mlp:hidden=[200,200]"]), [0.9], [0.9])
     assert format_gap(result) == "+21.00"  # the same network in other words
 
 
+def test_values_of_a_file_need_no_runs(tmp_path):
+    """Also where a target was not reached; a cell without a value is run."""
+    plan = made(numbers=(10, 20))
+    outcomes = [outcome(job, [0.1, 0.2]) for job in make_jobs(plan, [1])]
+    path = tmp_path / "table.csv"
+    path.write_text(to_csv(plan, compute_results(plan, outcomes[:1])))
+    known = read_values(path, plan)
+    missing = select_missing_jobs(plan, make_jobs(plan, [1, 2]), known)
+    assert [job.name for job in missing] == ["c1/a/seed-1", "c0/a/seed-2", "c1/a/seed-2"]
+    first, second = compute_results(plan, outcomes[1:], known)
+    assert (first.values, first.best, first.seconds) == ({1: None}, {1: 20.0}, {1: 4.0})
+    assert second.values == {1: None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [(["rounds=7"], "20 rounds there, 7 here"), (["model=mlp"], "here with model=mlp")],
+)
+def test_values_of_other_settings_are_refused(tmp_path, settings, named):
+    plan = made()
+    path = tmp_path / "table.csv"
+    path.write_text(to_csv(plan, found(plan, [0.7], [0.8])))
+    with pytest.raises(SteelyardError, match=named):
+        read_values(path, plan.apply_settings(settings))
+    changed = plan.apply_settings(settings)
+    path.write_text(to_csv(changed, found(changed, [0.7], [0.8])))
+    assert len(read_values(path, changed)) == 2
+
+
 def test_csv_has_a_line_per_seed():
     plan = made("final", numbers=(69.0,))
-    rows = list(csv.DictReader(io.StringIO(to_csv(found(plan, [0.7], [0.8])))))
+    rows = list(csv.DictReader(io.StringIO(to_csv(plan, found(plan, [0.7], [0.8])))))
     assert [(row["cell"], row["seed"], row["paper"], row["ours"]) for row in rows] == [
         ("c0/a", "1", "69", "70"),
         ("c0/a", "2", "69", "80"),
@@ -442,5 +473,5 @@ def test_a_subset_is_marked_and_has_no_gap(tmp_path):
     assert "**Some cells had only a subset of their data set.**" in text
     assert "| 70.00, 70.00 |  | subset: 200 samples, 4 classes |" in text
     assert "| -5.00 | beyond |" in text
-    rows = list(csv.DictReader(io.StringIO(to_csv([first, second]))))
+    rows = list(csv.DictReader(io.StringIO(to_csv(plan, [first, second]))))
     assert [row["remark"] for row in rows] == 2 * ["subset: 200 samples, 4 classes"] + 2 * [""]
