@@ -32,7 +32,7 @@ constraints:           ## pin what pip installs today; run the tests before you 
 	mv constraints.new constraints.txt
 	rm -rf .venv-pins
 
-demo: setup            ## five algorithms on the embedded digits; leaves runs and a report in out/demo
+demo: setup            ## six algorithms on the embedded digits; leaves runs and a report in out/demo
 	$(BIN)/python examples/demo.py
 
 # Files that together take under 60 s on two idle cores and touch every package; measured as CPU time, file by file.

@@ -31,7 +31,7 @@ ALGORITHMS = {
     "FedAWA (10 steps)": steelyard.Algorithm("fedawa:steps=10"),
     "FedCos": steelyard.Algorithm("fedavg", client="fedcos:mu=0.02"),
     "PA3Fed": steelyard.Algorithm("pa3fed"),
-    "FedDisco|FedAdp + FedCos": steelyard.Algorithm("feddisco|fedadp", client="fedcos:mu=0.02"),
+    "recommended: FedDisco + FedCos": steelyard.recommended(),
 }
 
 
@@ -54,8 +54,7 @@ SETTINGS = [
         title="3 IID clients + 7 clients with one class each, 100 samples per client",
         remark=(
             "The setting of FedAdp's paper: a few clients hold all classes, and a rule that looks "
-            "at "
-            "directions finds them. The last row composes three methods."
+            "at directions finds them. The last row composes two methods."
         ),
         partition="x_class:classes=1,iid=3,samples=100",
         epochs=1,

@@ -234,8 +234,7 @@ def recommended() -> Algorithm:
     """Return the composition to try first: FedDisco's weights and FedCos's penalty.
 
     Its text form is `recommended`: `steelyard run --set weighting=recommended`. FedDisco needs the
-    label histograms of the clients. docs/results/composition.md has the measurements, which are
-    not finished.
+    label histograms of the clients. docs/results/composition.md has the measurements.
 
     Examples:
         >>> import steelyard

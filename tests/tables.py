@@ -5,7 +5,7 @@ compares it with the code.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from steelyard.core._round_record import ROUND_RECORD
@@ -43,7 +43,16 @@ def format_metrics() -> str:
     return format_table(("metric", "meaning", "used by"), rows)
 
 
-TABLES = {("records.md", "records"): format_records, ("index.md", "metrics"): format_metrics}
+def list_tables() -> dict[tuple[str, str], Callable[[], str]]:
+    """Return what makes each table, by its page and its name."""
+    from tests import benchmark_page  # which imports this module
+
+    return {
+        ("records.md", "records"): format_records,
+        ("index.md", "metrics"): format_metrics,
+        ("benchmark.md", "benchmark"): benchmark_page.format_benchmark,
+        ("results/composition.md", "compositions"): benchmark_page.format_compositions,
+    }
 
 
 def replace_table(text: str, name: str, table: str) -> str:
@@ -56,7 +65,7 @@ def replace_table(text: str, name: str, table: str) -> str:
 
 def write_tables() -> None:
     """Write all tables into their pages."""
-    for (page, name), make_table in TABLES.items():
+    for (page, name), make_table in list_tables().items():
         path = DOCS / page
         path.write_text(replace_table(path.read_text(), name, make_table()))
 

@@ -1,0 +1,65 @@
+"""The files of the benchmark are current, and every claim in prose is one of its rows."""
+
+import re
+
+import pytest
+
+from steelyard.experiments._benchmark import PUBLISHED, read_benchmark, read_results
+from steelyard.report._benchmark import format_difference
+from tests import benchmark_page
+
+ROOT = benchmark_page.DOCS.parent
+# [+2.9 ± 0.5](benchmark.md#100-clients-10-per-round "FedAdam"): the setting's heading, the rule.
+CLAIM = re.compile(r"\[([+-]\d[^\]]*)\]\([^)#\s]*benchmark\.md#([\w-]+) \"([^\"]+)\"\)")
+
+
+def test_the_interactive_table_and_the_ranks_are_current(tmp_path):
+    """If this fails, run `python -m tests.benchmark_page`."""
+    benchmark_page.write_files(tmp_path / "table.html", tmp_path / "ranks.svg")
+    assert (tmp_path / "table.html").read_bytes() == benchmark_page.INTERACTIVE.read_bytes()
+    assert (tmp_path / "ranks.svg").read_bytes() == benchmark_page.RANKS.read_bytes()
+
+
+def test_each_published_rule_has_all_settings_and_seeds():
+    """A mean over some seeds, or a rank over some settings, would say something else."""
+    benchmark = read_benchmark()
+    expected = {(setting.name, seed) for setting in benchmark.settings for seed in benchmark.seeds}
+    runs = {}
+    for result in read_results(PUBLISHED):
+        runs.setdefault(result.rule.name, set()).add((result.setting, result.seed))
+    assert {benchmark.reference, "control"} <= runs.keys()
+    for name, cells in runs.items():
+        assert cells == expected, name
+
+
+def test_published_results_are_small_and_of_the_algorithms_in_the_file():
+    assert PUBLISHED.stat().st_size < 2_000_000
+    algorithms = {rule.name: rule.algorithm for rule in read_benchmark().rules}
+    for result in read_results(PUBLISHED):
+        rule = result.rule
+        assert algorithms.get(rule.name, rule.algorithm) == rule.algorithm
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/choosing.md"])
+def test_every_claim_is_a_row_of_the_benchmark(name):
+    benchmark, _, analysis = benchmark_page.read_published()
+    settings = {make_anchor(setting.label): setting.name for setting in benchmark.settings}
+    rules = {rule.label: rule.name for rule in analysis.rules}
+    claims = CLAIM.findall((ROOT / name).read_text(encoding="utf-8"))
+    assert claims
+    for text, anchor, label in claims:
+        score = analysis.scores[settings[anchor]][benchmark_page.SCORE][rules[label]]
+        assert text.replace("\\*", "*") == format_difference(score), (label, anchor)
+
+
+def test_each_line_of_the_choosing_page_has_a_claim():
+    text = (benchmark_page.DOCS / "choosing.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) > 2
+    for row in rows[1:]:
+        assert CLAIM.search(row), row
+
+
+def make_anchor(heading):
+    """Return the anchor of a heading, as Markdown makes it."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
