@@ -281,16 +281,20 @@ def draw_ranks(ranks: Ranks, labels: Mapping[str, str]) -> str:
     """
     if not ranks.by_rule:
         return ""
-    # The axis goes from rank 1 to the last.
+    # The axis goes from rank 1 to the last; the longest name fits left of it.
     count = len(ranks.by_rule)
-    left, right, top, step = 190.0, 640.0, 58.0, 20.0
+    longest_name = max(len(labels[name]) for name in ranks.by_rule)
+    left = max(190.0, 7.0 * longest_name + 24)
+    right = left + 450
+    top = 58.0
+    step = 20.0
 
     def place(rank: float) -> float:
         return left + (rank - 1) / max(1, count - 1) * (right - left)
 
     height = top + step * count + 10
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="680" height="{height}" role="img" font-size="12" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{right + 40:.0f}" height="{height}" role="img" font-size="12" '
         f'font-family="system-ui, sans-serif"><title>Mean ranks</title>'
     ]
     for tick in range(1, count + 1):

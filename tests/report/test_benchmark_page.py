@@ -69,6 +69,15 @@ def test_ranks_are_drawn_with_names_escaped():
     assert draw_ranks(Ranks({}, 0, None, None), {}) == ""
 
 
+def test_long_names_in_the_drawing_of_ranks_are_not_cut(tmp_path, opened):
+    labels = {"a": "FedDisco, gated FedAdp + Adam 0.005, and more", "b": "B"}
+    path = tmp_path / "ranks.html"
+    path.write_text(draw_ranks(Ranks({"a": 1.0, "b": 2.0}, 4, 0.5, None), labels))
+    page = opened(path, wait="svg")
+    lefts = page.locator("svg text").evaluate_all("texts => texts.map(text => text.getBBox().x)")
+    assert min(lefts) >= 0
+
+
 @pytest.mark.parametrize("size", [(1280, 900), (390, 844)])
 def test_the_page_is_sorted_and_shows_each_setting(folder, opened, screenshot, size):
     page = opened(folder / "benchmark.html", *size, wait="#view table")
