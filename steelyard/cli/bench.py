@@ -111,6 +111,7 @@ def bench(
     try:
         from steelyard.experiments._benchmark import (
             PUBLISHED,
+            check_fingerprints,
             combine_results,
             make_results,
             parse_rule_text,
@@ -127,11 +128,6 @@ def bench(
         if uses_published and (file is not None or other_changes):
             raise SteelyardError(
                 "--add and --page-only use the published results, which --set and --file do not fit"
-            )
-        if known is not None and other_changes:
-            raise SteelyardError(
-                "--results: the file does not say what --set changed: leave --set out, or write a "
-                "benchmark of your own (--file)"
             )
         selection = benchmark.select(_names(rules), _names(settings))
         if add:
@@ -154,6 +150,7 @@ def bench(
         known_results = read_results(PUBLISHED) if uses_published else []
         if known is not None:
             known_results = combine_results(known_results, read_results(known))
+        check_fingerprints(benchmark, known_results)
 
         # Run what they do not have.
         jobs = select_missing_jobs(selection, jobs, known_results)

@@ -7,12 +7,16 @@
     [[rule]]     an algorithm as one line of text: a rule, then `key=value` for what else it changes
 
 `benchmark.csv` has the results of our own runs, one line per run. A line names the algorithm in the
-same text form, so that results of rules that are not in the file can be read as well.
+same text form, so that results of rules that are not in the file can be read as well. It has the
+fingerprint of the configuration, by which results of another benchmark are refused, and the
+processor: another one rounds differently, and server seconds are comparable on one processor only.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
+import json
 import re
 import shlex
 import tomllib
@@ -23,9 +27,10 @@ from typing import Any
 
 from steelyard._version import __version__
 from steelyard.core._errors import SteelyardError, describe_unknown_name
-from steelyard.experiments._jobs import Job, Outcome
+from steelyard.experiments._jobs import Job, Outcome, flatten_keys
 from steelyard.experiments._tables import csv_lines
 from steelyard.experiments.scores import SCORES
+from steelyard.runs._directory import read_environment
 from steelyard.sim._experiment import Experiment, check_values, merge_sections, read_toml, set_key
 
 DEFINITION = Path(__file__).with_name("benchmark.toml")
@@ -42,6 +47,8 @@ _COLUMNS = (
     *SCORE_NAMES,
     "error",
     "version",
+    "fingerprint",
+    "processor",
 )
 
 
@@ -155,6 +162,16 @@ class Benchmark:
         """Return the configuration of a cell without a seed, as plain data."""
         return merge_sections(merge_sections(self.base, setting.raw), rule.raw)
 
+    def fingerprint(self, rule: Rule, setting: Setting) -> str:
+        """Return a short hash of what a cell runs and of its target.
+
+        Where the data is, and the names of rule and setting, do not change it.
+        """
+        options = flatten_keys(self.config(rule, setting))
+        options.pop("data.dir", None)
+        text = json.dumps([options, setting.target], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
     def jobs(self, seeds: Sequence[int]) -> list[Job]:
         """Return all runs, seed by seed, so that a benchmark that is cut short has whole seeds."""
         return [
@@ -195,6 +212,8 @@ class Result:
         scores: by name; accuracies as shares, None where a run has no such score.
         error: why the run failed; empty if it did not.
         version: of the library.
+        fingerprint: of the configuration; empty if it is not known.
+        processor: name of the processor; empty if it is not known.
     """
 
     rule: Rule
@@ -203,6 +222,8 @@ class Result:
     scores: Mapping[str, float | None]
     error: str = ""
     version: str = __version__
+    fingerprint: str = ""
+    processor: str = ""
 
 
 def read_benchmark(path: str | Path | None = None) -> Benchmark:
@@ -286,17 +307,26 @@ def parse_algorithm(text: str) -> dict[str, Any]:
 def make_results(benchmark: Benchmark, outcomes: Iterable[Outcome]) -> list[Result]:
     """Return the scores of runs; a run that failed has none, and says why."""
     rules = {rule.name: rule for rule in benchmark.rules}
-    targets = {setting.name: setting.target for setting in benchmark.settings}
+    settings = {setting.name: setting for setting in benchmark.settings}
     results = []
     for outcome in outcomes:
         labels = outcome.job.labels
+        rule = rules[labels["rule"]]
+        setting = settings[labels["setting"]]
         scores: dict[str, float | None] = dict.fromkeys(SCORE_NAMES)
         if outcome.history is not None:
             for name in SCORE_NAMES:
-                scores[name] = SCORES[name].of(outcome.history, targets[labels["setting"]])
-        error = outcome.error or ""
+                scores[name] = SCORES[name].of(outcome.history, setting.target)
         results.append(
-            Result(rules[labels["rule"]], labels["setting"], int(labels["seed"]), scores, error)
+            Result(
+                rule,
+                setting.name,
+                int(labels["seed"]),
+                scores,
+                error=outcome.error or "",
+                fingerprint=benchmark.fingerprint(rule, setting),
+                processor=str(read_environment(outcome.path).get("processor", "")),
+            )
         )
     return results
 
@@ -311,7 +341,8 @@ def format_results(results: Iterable[Result]) -> str:
         scores = [None if value is None else f"{value:.6g}" for value in values]
         note = "control" if rule.is_control else rule.note
         head = [rule.name, rule.label, rule.algorithm, note, result.setting]
-        rows.append([*head, result.seed, *scores, result.error, result.version])
+        tail = [result.error, result.version, result.fingerprint, result.processor]
+        rows.append([*head, result.seed, *scores, *tail])
     return csv_lines(rows)
 
 
@@ -335,7 +366,14 @@ def read_results(path: Path) -> list[Result]:
             )
             results.append(
                 Result(
-                    rule, line["setting"], int(line["seed"]), scores, line["error"], line["version"]
+                    rule,
+                    line["setting"],
+                    int(line["seed"]),
+                    scores,
+                    line["error"],
+                    line["version"],
+                    line.get("fingerprint") or "",
+                    line.get("processor") or "",
                 )
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -376,6 +414,26 @@ def select_missing_jobs(
         if (labels["rule"], labels["setting"], labels["seed"]) not in names:
             remaining.append(job)
     return remaining
+
+
+def check_fingerprints(benchmark: Benchmark, results: Iterable[Result]) -> None:
+    """Raise an error if a result does not belong to a benchmark.
+
+    A result whose fingerprint is not known is accepted.
+    """
+    settings = {setting.name: setting for setting in benchmark.settings}
+    for result in results:
+        name = f"{result.setting}/{result.rule.name}/seed-{result.seed}"
+        if result.setting not in settings:
+            raise SteelyardError(
+                f"{name}: {describe_unknown_name('setting', result.setting, settings)}"
+            )
+        expected = benchmark.fingerprint(result.rule, settings[result.setting])
+        if result.fingerprint not in ("", expected):
+            raise SteelyardError(
+                f"{name}: the result is of another configuration: use the benchmark (--file) and "
+                "the --set with which it was run"
+            )
 
 
 def combine_results(old: Iterable[Result], new: Iterable[Result]) -> list[Result]:

@@ -85,6 +85,8 @@ class Analysis:
         scores: by setting, score and rule.
         failures: by setting and rule, how many runs failed.
         ranks: by the first score.
+        processors: the rules that were run on each processor, by its name; the name is empty where
+            it is not known.
     """
 
     rules: tuple[Rule, ...]
@@ -92,6 +94,7 @@ class Analysis:
     scores: Mapping[str, Mapping[str, Mapping[str, RuleScore]]]
     failures: Mapping[tuple[str, str], int]
     ranks: Ranks
+    processors: Mapping[str, tuple[Rule, ...]]
 
 
 def analyse(
@@ -138,7 +141,8 @@ def analyse(
     ]
     ranks = rank_rules(names, columns, SCORES[scores[0]].higher, confidence)
     seeds = tuple(sorted({result.seed for result in results}))
-    return Analysis(rules, seeds, by_setting, failures, ranks)
+    processors = _group_by_processor(rules, results)
+    return Analysis(rules, seeds, by_setting, failures, ranks, processors)
 
 
 def rank_rules(
@@ -199,6 +203,19 @@ def _order_rules(benchmark: Benchmark, results: Sequence[Result]) -> tuple[Rule,
     known = [rule for rule in benchmark.rules if rule.name in found]
     names = {rule.name for rule in known}
     return (*known, *(rule for name, rule in found.items() if name not in names))
+
+
+def _group_by_processor(
+    rules: Sequence[Rule], results: Sequence[Result]
+) -> dict[str, tuple[Rule, ...]]:
+    """Return the rules that were run on each processor, by its name."""
+    names: dict[str, set[str]] = {}
+    for result in results:
+        names.setdefault(result.processor, set()).add(result.rule.name)
+    return {
+        processor: tuple(rule for rule in rules if rule.name in rule_names)
+        for processor, rule_names in names.items()
+    }
 
 
 def _compare(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import platform
-import re
 import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +22,7 @@ from steelyard.experiments._jobs import Job, Outcome
 from steelyard.experiments._paper_table import Cell, Number, Table
 from steelyard.experiments._table_scores import POINTS, SHARE, TableScore, find_table_score
 from steelyard.experiments._tables import csv_lines, markdown_text
-from steelyard.runs._directory import read_clients, read_subset
+from steelyard.runs._directory import find_processor_name, read_clients, read_subset
 from steelyard.sim._experiment import Experiment
 
 
@@ -463,13 +461,8 @@ def describe_metrics(table: Table) -> str:
 
 def describe_processor() -> str:
     """Return the name of the processor, its number of cores, and the GPU if there is one."""
-    name = platform.processor() or platform.machine()
-    information = Path("/proc/cpuinfo")
-    if information.is_file():  # on Linux
-        names = re.findall(r"^model name\s*: (.*)$", information.read_text(), flags=re.MULTILINE)
-        name = names[0] if names else name
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return f"{name}, {os.cpu_count()} cores, {gpu}"
+    return f"{find_processor_name()}, {os.cpu_count()} cores, {gpu}"
 
 
 def is_reduced(result: Result, table: Table) -> bool:

@@ -72,6 +72,7 @@ def format_tables(benchmark: Benchmark, analysis: Analysis) -> str:
         "Mean accuracy of the last 10 rounds: of the reference in percent, of the others in points "
         "against it, paired over seeds, ± half of the 95 % interval. `*`: told apart from the "
         "reference after Holm's correction over the rules of the setting.\n",
+        *(f"{markdown_text(text)}\n" for text in describe_processors(analysis)),
         f"## Ranks\n\n{describe_ranks(analysis.ranks)}\n",
         *(
             f"## {markdown_text(s.label)}\n\n{s.about}.\n\n{_setting_table(analysis, s)}"
@@ -93,6 +94,23 @@ def describe_ranks(ranks: Ranks) -> str:
     if ranks.friedman_p is not None:
         text += f" Friedman's test that all rules are alike: p = {ranks.friedman_p:.2g}."
     return text
+
+
+def describe_processors(analysis: Analysis) -> list[str]:
+    """Return which rules were run on which processor, and what that means.
+
+    Empty if all were run on one.
+    """
+    if len(analysis.processors) < 2:
+        return []
+    groups = []
+    for processor, rules in analysis.processors.items():
+        labels = ", ".join(rule.label for rule in rules)
+        groups.append(f"on {processor or 'a processor that was not recorded'}: {labels}")
+    return [
+        f"Processors: {'; '.join(groups)}. Another processor rounds differently, which changes a "
+        "run as other batches do. Compare server seconds only between rules of one processor."
+    ]
 
 
 def _settings(benchmark: Benchmark, analysis: Analysis) -> list[Setting]:
@@ -188,11 +206,16 @@ def _page_data(
     runs = len(results)
     failed = sum(bool(result.error) for result in results)
     seeds = ", ".join(map(str, analysis.seeds))
+    sentences = [
+        f"{runs} runs ({failed} failed): {len(analysis.rules)} rules, {len(settings)} settings, "
+        f"seeds {seeds}.",
+        f"Steelyard {__version__}.",
+        *describe_processors(analysis),
+    ]
     return {
         "reference": benchmark.reference,
         "seeds": analysis.seeds,
-        "summary": f"{runs} runs ({failed} failed): {len(analysis.rules)} rules, {len(settings)} settings, "
-        f"seeds {seeds}. Steelyard {__version__}.",
+        "summary": " ".join(sentences),
         "settings": [
             {
                 "name": setting.name,

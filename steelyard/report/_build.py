@@ -28,8 +28,7 @@ from steelyard.report import _contribution_figures as contribution_figures
 from steelyard.report import _round_figures as round_figures
 from steelyard.report._figures import Figure, Report, Row, Table, Value
 from steelyard.report._series import Series, read_series
-from steelyard.runs._directory import ENVIRONMENT, read_config
-from steelyard.runs._files import parse_json, read_bytes
+from steelyard.runs._directory import read_config, read_environment
 from steelyard.runs._monitor import Monitor, check_target
 
 # Writes a report as one HTML page that needs no network.
@@ -399,13 +398,7 @@ def _read_environment(paths: Iterable[Path]) -> dict[str, str]:
     """Return the environments of runs, by name. Different values are listed."""
     values_by_name: dict[str, list[str]] = {}
     for path in paths:
-        try:
-            environment = parse_json(read_bytes(path / ENVIRONMENT))
-        except (OSError, ValueError):  # a missing or damaged file is not an error of the report
-            continue
-        if not isinstance(environment, dict):
-            continue
-        for name, value in environment.items():
+        for name, value in read_environment(path).items():
             if name != "promise":
                 text = shlex.join(map(str, value)) if isinstance(value, list) else str(value)
                 values_by_name.setdefault(name, []).append(text)

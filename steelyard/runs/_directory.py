@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ from steelyard.runs._files import (
     read_clients,
     read_cohorts,
     read_config,
+    read_environment,
     read_log,
     read_subset,
 )
@@ -57,9 +59,11 @@ __all__ = [
     "ROUNDS",
     "RunDirectory",
     "describe_environment",
+    "find_processor_name",
     "read_clients",
     "read_cohorts",
     "read_config",
+    "read_environment",
     "read_log",
     "read_subset",
     "write_json",
@@ -308,8 +312,20 @@ def describe_environment() -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "machine": platform.machine(),
+        "processor": find_processor_name(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
         "promise": "same machine, versions and configuration: same bits, on any number of workers, resumed or not",
     }
+
+
+def find_processor_name() -> str:
+    """Return the name of the processor, such as `AMD EPYC 7763`; its architecture if unknown."""
+    information = Path("/proc/cpuinfo")
+    if information.is_file():  # on Linux
+        text = information.read_text(encoding="utf-8", errors="replace")
+        match = re.search(r"^model name\s*: (.+)$", text, flags=re.MULTILINE)
+        if match is not None:
+            return match[1].strip()
+    return platform.processor() or platform.machine()

@@ -301,6 +301,15 @@ def read_subset(path: Path) -> str | None:
     return escape_text(subset, 200) if isinstance(subset, str) and subset else None
 
 
+def read_environment(path: Path) -> dict[str, Any]:
+    """Return the environment of a run; empty if the file is missing or damaged."""
+    try:
+        environment = parse_json(read_bytes(path / ENVIRONMENT))
+    except (OSError, ValueError):
+        return {}
+    return environment if isinstance(environment, dict) else {}
+
+
 def read_cohorts(path: Path) -> list[Any] | None:
     """Return the cohort of each round; None if the file cannot be read."""
     try:

@@ -147,7 +147,6 @@ def test_runs_that_failed_are_not_known():
         (["--add", "mine: fedadp", "--set", "rounds=3"], "published"),
         (["--file", "missing.toml"], "missing.toml"),
         (["--results", "missing.csv"], "missing.csv"),
-        (["--results", "any.csv", "--set", "rounds=3"], "--set"),
     ],
 )
 def test_mistakes_are_named(tmp_path, arguments, named):
@@ -166,6 +165,31 @@ def test_results_of_another_algorithm_with_the_same_name_are_refused(tmp_path):
     assert outcome.exit_code == 2
     assert "mu=7" in outcome.output
     assert "another name" in outcome.output
+
+
+def test_results_of_another_configuration_are_refused(tmp_path):
+    chosen = ["--rules", "fedavg", "--settings", "dirichlet-0.5", "--seeds", "1", *SMALL]
+    first = call(*chosen, "--out", tmp_path / "first")
+    assert first.exit_code == 0, first.output
+    known = ["--results", tmp_path / "first" / "results.csv"]
+
+    # Other learning rate: the result does not fit.
+    other = call(*chosen, "--set", "local.lr=0.1", *known, "--out", tmp_path / "other")
+    assert other.exit_code == 2
+    assert "dirichlet-0.5/fedavg/seed-1" in other.output
+    assert "--set" in other.output
+
+    # The same settings, with the data elsewhere: nothing is run.
+    same = call(*chosen, "--set", "data.dir=elsewhere", *known, "--out", tmp_path / "same")
+    assert same.exit_code == 0, same.output
+    assert not (tmp_path / "same" / "dirichlet-0.5").exists()
+
+    # Another benchmark, which does not have the setting.
+    file = tmp_path / "renamed.toml"
+    file.write_text(bench.DEFINITION.read_text().replace("dirichlet-0.5", "mild"))
+    renamed = call("--file", file, "--settings", "mild", *known, "--out", tmp_path / "renamed")
+    assert renamed.exit_code == 2
+    assert "dirichlet-0.5" in renamed.output
 
 
 def test_options_that_were_tried_are_compared(tmp_path):

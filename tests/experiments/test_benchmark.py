@@ -1,5 +1,6 @@
 """The benchmark: its file, its results as CSV, and what is said of them."""
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -175,6 +176,7 @@ def test_results_are_read_as_they_were_written(tmp_path):
             strict=True,
         )
     )
+    (tmp_path / "environment.json").write_text('{"processor": "a fast one"}')
     results = bench.make_results(benchmark, [good, bad])
     assert results[0].scores == {
         "last10": pytest.approx(0.5),
@@ -195,6 +197,10 @@ def test_results_are_read_as_they_were_written(tmp_path):
         ("control", "quantity", 1, "the loss is not finite"),
     ]
     assert again[1].rule.is_control
+    rule, setting = benchmark.rules[0], benchmark.settings[0]
+    assert again[0].fingerprint == benchmark.fingerprint(rule, setting)
+    assert again[0].fingerprint != again[1].fingerprint  # other batches
+    assert again[0].processor == "a fast one"
 
 
 def test_a_damaged_line_is_named(tmp_path):
@@ -253,6 +259,15 @@ def test_what_is_said_of_results():
     # It is the best where no run failed, and the last where one did.
     assert analysis.ranks.by_rule["ldawa"] == (4 + 1) / 2
     assert analysis.ranks.by_rule["fedadp"] == (1 + 2) / 2
+
+
+def test_results_are_grouped_by_processor():
+    results = [
+        replace(one, processor="" if one.rule.name == "fedavg" else "b") for one in some_results()
+    ]
+    groups = analyse(read_benchmark(), results, ["last10"]).processors
+    names = {name: [rule.name for rule in rules] for name, rules in groups.items()}
+    assert names == {"": ["fedavg"], "b": ["fedadp", "fedawa", "ldawa"]}
 
 
 def test_ranks_by_hand():

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import tomllib
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,24 @@ def test_the_table_of_the_page(folder):
         line.startswith("| L-DAWA (1 runs failed) | 82.3 ± 1.5 (3 of 4) |") for line in lines
     )
     assert not any(re.search(r"(?<!\\)<img", line) for line in lines)
+
+
+def test_rules_of_another_processor_are_named(folder, tmp_path):
+    assert "Processors" not in (folder / "benchmark.md").read_text()  # all on the same
+    benchmark = read_benchmark()
+    results = []
+    for one in some_results():
+        results.append(replace(one, processor="A<b>" if one.rule.name == "fedavg" else ""))
+    analysis = analyse(benchmark, results, SCORE_NAMES)
+    write_markdown(benchmark, analysis, tmp_path / "benchmark.md")
+    write_html(benchmark, analysis, results, tmp_path / "benchmark.html")
+    sentence = next(
+        line
+        for line in (tmp_path / "benchmark.md").read_text().splitlines()
+        if line.startswith("Processors: ")
+    )
+    assert "A\\<b\\>: FedAvg; on a processor that was not recorded: FedAdp, FedAWA" in sentence
+    assert "Processors: on A\\u003cb>: FedAvg" in (tmp_path / "benchmark.html").read_text()
 
 
 def test_configurations_can_be_run(folder):
