@@ -1,21 +1,26 @@
 """The pages of the benchmark, from the results that come with Steelyard.
 
 `python -m tests.tables` writes the tables of docs/benchmark.md and docs/results/composition.md;
-`python -m tests.benchmark_page` writes the interactive table and the picture of the ranks.
+`python -m tests.benchmark_page` writes the interactive table, the picture of the ranks, and the
+numbers in prose that link to a row of the tables.
 """
 
+import re
 from pathlib import Path
 
 from steelyard.experiments import difference, mean
 from steelyard.experiments._benchmark import PUBLISHED, SCORE_NAMES, read_benchmark, read_results
 from steelyard.experiments._ranking import analyse
-from steelyard.report._benchmark import draw_ranks, format_tables, write_html
+from steelyard.report._benchmark import draw_ranks, format_difference, format_tables, write_html
 from tests.tables import format_table
 
 DOCS = Path(__file__).parents[1] / "docs"
 RANKS = DOCS / "pictures" / "benchmark-ranks.svg"
 INTERACTIVE = DOCS / "benchmark-table.html"
 SCORE = SCORE_NAMES[0]
+PAGES_WITH_CLAIMS = (DOCS.parent / "README.md", DOCS / "choosing.md")
+# [+2.9 ± 0.5](benchmark.md#100-clients-10-per-round "FedAdam"): the setting's heading, the rule.
+CLAIM = re.compile(r"\[([+-]\d[^\]]*)\](\([^)#\s]*benchmark\.md#([\w-]+) \"([^\"]+)\"\))")
 
 
 def read_published():
@@ -31,6 +36,26 @@ def write_files(interactive=INTERACTIVE, ranks=RANKS):
     write_html(benchmark, analysis, results, interactive)
     labels = {rule.name: rule.label for rule in analysis.rules}
     ranks.write_text(draw_ranks(analysis.ranks, labels) + "\n", encoding="utf-8")
+
+
+def update_claims(text):
+    """Return the text of a page in which each number that links to a row is that of the row."""
+    benchmark, _, analysis = read_published()
+    settings = {make_anchor(setting.label): setting.name for setting in benchmark.settings}
+    rules = {rule.label: rule.name for rule in analysis.rules}
+
+    def update(match):
+        _, link, anchor, label = match.groups()
+        score = analysis.scores[settings[anchor]][SCORE][rules[label]]
+        number = format_difference(score).replace("*", "\\*")
+        return f"[{number}]{link}"
+
+    return CLAIM.sub(update, text)
+
+
+def make_anchor(heading):
+    """Return the anchor of a heading, as Markdown makes it."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
 def format_benchmark():
@@ -91,3 +116,5 @@ def format_compositions():
 
 if __name__ == "__main__":
     write_files()
+    for path in PAGES_WITH_CLAIMS:
+        path.write_text(update_claims(path.read_text(encoding="utf-8")), encoding="utf-8")
