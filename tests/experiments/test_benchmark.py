@@ -93,7 +93,8 @@ def test_the_tuning_on_record_chose_the_algorithm_of_every_tuned_rule():
     assert {result.seed for result in results} == set(benchmark.tuning_seeds)
     scores = {}
     for result in results:
-        scores.setdefault(result.rule.algorithm, []).append(result.scores["last10"])
+        accuracy = 0.0 if result.error else result.scores["last10"]
+        scores.setdefault(result.rule.algorithm, []).append(accuracy)
     for rule in benchmark.rules:
         if rule.tried:
             for algorithm in rule.tried:
