@@ -70,19 +70,18 @@ def format_benchmark():
 def format_compositions():
     """Return the table of compositions: points against the best single method of each setting.
 
-    Compositions are the rows that the file of the benchmark does not have.
+    Compositions are the rows that the file of the benchmark does not have, and that are not controls.
     """
-    benchmark, results, _ = read_published()
+    benchmark, results, analysis = read_published()
 
     # The last-10 accuracy by setting, rule and seed.
     values = {}
-    labels = {}
     for result in results:
-        labels[result.rule.name] = result.rule.label
         by_rule = values.setdefault(result.setting, {})
         by_rule.setdefault(result.rule.name, {})[str(result.seed)] = result.scores[SCORE]
+    labels = {rule.name: rule.label for rule in analysis.rules if not rule.is_control}
     known = [rule.name for rule in benchmark.rules]
-    singles = [rule.name for rule in benchmark.rules if not rule.is_control and rule.name in labels]
+    singles = [name for name in labels if name in known]
     compositions = [name for name in labels if name not in known]
 
     # The best single method of each setting.
