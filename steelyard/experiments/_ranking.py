@@ -15,8 +15,9 @@ cannot be told apart: Nemenyi's test of k rules, q the quantile of the studentis
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steelyard.experiments._benchmark import Benchmark, Result, Rule
 from steelyard.experiments._statistics import (
@@ -38,13 +39,16 @@ class RuleScore:
         mean: over the seeds that have one; None if none has.
         deviation: sample deviation over seeds; None for fewer than two.
         count: how many seeds have one.
+        failed: how many runs failed.
         difference: from the reference, paired by seed; None for the reference itself.
-        p_corrected: p-value of the difference, corrected for the number of rules.
+        p_corrected: p-value of the difference, corrected for the number of rules; None for the
+            reference, and where a run failed: the other runs were selected by their success.
     """
 
     mean: float | None
     deviation: float | None
     count: int
+    failed: int = 0
     difference: Difference | None = None
     p_corrected: float | None = None
 
@@ -83,7 +87,6 @@ class Analysis:
             last.
         seeds: of the results.
         scores: by setting, score and rule.
-        failures: by setting and rule, how many runs failed.
         ranks: by the first score.
         processors: the rules that were run on each processor, by its name; the name is empty where
             it is not known.
@@ -92,7 +95,6 @@ class Analysis:
     rules: tuple[Rule, ...]
     seeds: tuple[int, ...]
     scores: Mapping[str, Mapping[str, Mapping[str, RuleScore]]]
-    failures: Mapping[tuple[str, str], int]
     ranks: Ranks
     processors: Mapping[str, tuple[Rule, ...]]
 
@@ -117,20 +119,11 @@ def analyse(
                 name: _compare(benchmark.reference, rules, here, SCORES[name], confidence)
                 for name in scores
             }
-    failures = {
-        (setting, rule.name): sum(
-            bool(result.error)
-            for result in results
-            if result.rule.name == rule.name and result.setting == setting
-        )
-        for setting in by_setting
-        for rule in rules
-    }
     columns = [
         {
             name: score.mean
             for name, score in by_setting[setting][scores[0]].items()
-            if not failures[setting, name]
+            if not score.failed
         }
         for setting in by_setting
     ]
@@ -142,7 +135,7 @@ def analyse(
     ranks = rank_rules(names, columns, SCORES[scores[0]].higher, confidence)
     seeds = tuple(sorted({result.seed for result in results}))
     processors = _group_by_processor(rules, results)
-    return Analysis(rules, seeds, by_setting, failures, ranks, processors)
+    return Analysis(rules, seeds, by_setting, ranks, processors)
 
 
 def rank_rules(
@@ -227,9 +220,11 @@ def _compare(
 ) -> dict[str, RuleScore]:
     """Return a score of every rule in one setting, with its difference from the reference."""
     values: dict[str, dict[str, float | None]] = {}
+    failed: Counter[str] = Counter()
     for result in results:
         by_seed = values.setdefault(result.rule.name, {})
         by_seed[str(result.seed)] = result.scores.get(metric.name)
+        failed[result.rule.name] += bool(result.error)
     labels = {rule.name: rule.label for rule in rules}
     scores = {}
     for rule in rules:
@@ -241,14 +236,16 @@ def _compare(
             paired = difference(rule.label, labels[reference], own, others, confidence)
         known = [value for value in values[rule.name].values() if value is not None]
         scores[rule.name] = RuleScore(
-            mean(known) if known else None, deviation(known), len(known), paired
+            mean(known) if known else None,
+            deviation(known),
+            len(known),
+            failed[rule.name],
+            paired,
         )
 
     compared = [name for name, score in scores.items() if score.difference is not None]
     p_values = [scores[name].difference.p_value for name in compared]  # type: ignore[union-attr]
     for name, corrected in zip(compared, correct_for_many(p_values), strict=True):
-        score = scores[name]
-        scores[name] = RuleScore(
-            score.mean, score.deviation, score.count, score.difference, corrected
-        )
+        if not failed[name]:
+            scores[name] = replace(scores[name], p_corrected=corrected)
     return scores

@@ -42,7 +42,8 @@ HEADS = {
 def format_difference(score: RuleScore | None, is_reference: bool = False) -> str:
     """Return a cell of the table.
 
-    The reference's own mean, or the difference from it with half of its interval.
+    The reference's own mean, or the difference from it with half of its interval, and how many runs
+    failed.
     """
     if score is None or score.mean is None:
         return "failed"
@@ -55,7 +56,11 @@ def format_difference(score: RuleScore | None, is_reference: bool = False) -> st
     text = f"{100 * difference:+.1f}"
     if half is not None:
         text += f" ± {100 * half:.1f}"
-    return f"{text} *" if score.is_told_apart else text
+    if score.is_told_apart:
+        text += " *"
+    if score.failed:
+        text += f" ({score.failed} failed)"
+    return text
 
 
 def write_markdown(benchmark: Benchmark, analysis: Analysis, path: Path) -> None:
@@ -71,7 +76,8 @@ def format_tables(benchmark: Benchmark, analysis: Analysis) -> str:
         _main_table(benchmark, analysis, settings),
         "Mean accuracy of the last 10 rounds: of the reference in percent, of the others in points "
         "against it, paired over seeds, ± half of the 95 % interval. `*`: told apart from the "
-        "reference after Holm's correction over the rules of the setting.\n",
+        "reference after Holm's correction over the rules of the setting. Runs that failed are left "
+        "out of the mean; a rule with one is never marked `*`, and is ranked last in that setting.\n",
         *(f"{markdown_text(text)}\n" for text in describe_processors(analysis)),
         f"## Ranks\n\n{describe_ranks(analysis.ranks)}\n",
         *(
@@ -145,8 +151,8 @@ def _setting_table(analysis: Analysis, setting: Setting) -> str:
         for name in SCORE_NAMES:
             score = analysis.scores[setting.name][name][rule.name]
             cells.append(_format_mean(score, name, len(analysis.seeds)))
-        failed = analysis.failures[setting.name, rule.name]
-        lines.append([_name(rule) + (f" ({failed} runs failed)" if failed else ""), *cells])
+        failed = analysis.scores[setting.name][MAIN][rule.name].failed
+        lines.append([_name(rule) + (f" ({failed} failed)" if failed else ""), *cells])
     return _markdown_lines(lines)
 
 
@@ -282,6 +288,7 @@ def _cell_data(score: RuleScore, name: str) -> dict[str, Any]:
         "mean": show(score.mean),
         "deviation": show(score.deviation),
         "count": score.count,
+        "failed": score.failed,
         "difference": None if score.difference is None else show(score.difference.mean),
         "low": None if interval is None else show(interval[0]),
         "high": None if interval is None else show(interval[1]),

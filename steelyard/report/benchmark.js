@@ -97,7 +97,7 @@ function drawAll() {
   figure.innerHTML = data.ranks.drawing; // drawn by the command, from names that were escaped there
   byId("view").replaceChildren(
     create("h2", {}, "All settings"), createScoreChoice(),
-    create("p", {}, `${score.title}: of the reference as it is, of the others as a difference from it (${score.unit}), bold where they are told apart. A number leads to the configuration of its cell.`),
+    create("p", {}, `${score.title}: of the reference as it is, of the others as a difference from it (${score.unit}), bold where they are told apart. Runs that failed are left out of a mean; a rule with one is never told apart, and is ranked last in that setting. A number leads to the configuration of its cell.`),
     createTable(columns, data.rules),
     create("h2", {}, "Mean ranks"), create("p", {}, data.ranks.sentence), figure,
   );
@@ -107,6 +107,7 @@ function differenceCell(setting, rule, score) {
   if (cell === null || cell.mean === null) return create("td", {}, cell === null ? "" : "n/a");
   const isReference = rule.name === data.reference || cell.difference === null;
   const text = isReference ? formatNumber(cell.mean, score.digits) : formatNumber(cell.difference, score.digits, true);
+  const failed = cell.failed > 0 ? ` (${cell.failed} failed)` : "";
   const told = cell.told ? (isGain(cell.difference, score) ? "told gain" : "told loss") : "";
   const open = (event) => {
     event.preventDefault();
@@ -114,7 +115,7 @@ function differenceCell(setting, rule, score) {
     openConfiguration(setting.name, rule.name);
   };
   const interval = cell.low === null ? null : `95 % interval ${formatNumber(cell.low, score.digits, true)} to ${formatNumber(cell.high, score.digits, true)}`;
-  return create("td", { class: told, title: interval }, create("a", { href: `#${configId(setting.name, rule.name)}`, onclick: open }, text));
+  return create("td", { class: told, title: interval }, create("a", { href: `#${configId(setting.name, rule.name)}`, onclick: open }, text + failed));
 }
 
 // The view of one setting: all scores, and the interval drawn

@@ -48,9 +48,9 @@ def test_the_table_of_the_page(folder):
     assert adp.startswith("| FedAdp | +5.0 ± 0.0 \\* | +5.0 ± 0.0 \\* |")
     avg = next(line for line in lines if line.startswith("| FedAvg |"))
     assert avg.startswith("| FedAvg | 72.5 % | 82.5 % |")
-    assert any(
-        line.startswith("| L-DAWA (1 runs failed) | 82.3 ± 1.5 (3 of 4) |") for line in lines
-    )
+    ldawa = [line for line in lines if line.startswith("| L-DAWA")]
+    assert ldawa[0].startswith("| L-DAWA | +10.0 ± 0.0 (1 failed) | +10.0 ± 0.0 \\* |")
+    assert ldawa[1].startswith("| L-DAWA (1 failed) | 82.3 ± 1.5 (3 of 4) |")
     assert not any(re.search(r"(?<!\\)<img", line) for line in lines)
 
 
@@ -102,6 +102,7 @@ def test_the_page_is_sorted_and_shows_each_setting(folder, opened, screenshot, s
     page = opened(folder / "benchmark.html", *size, wait="#view table")
     names = page.locator("#view tbody tr").evaluate_all("rows => rows.map(row => row.dataset.rule)")
     assert names == ["fedavg", "fedadp", "fedawa", "ldawa", "evil-script-img-src-x-onerror-alert-1"]
+    assert "+10.0 (1 failed)" in page.locator("#view tr[data-rule=ldawa]").inner_text()
     assert page.locator("img").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     screenshot(page, f"benchmark-{size[0]}")
