@@ -15,8 +15,6 @@ processor: another one rounds differently, and server seconds are comparable on 
 from __future__ import annotations
 
 import csv
-import hashlib
-import json
 import re
 import shlex
 import tomllib
@@ -27,7 +25,7 @@ from typing import Any
 
 from steelyard._version import __version__
 from steelyard.core._errors import SteelyardError, describe_unknown_name
-from steelyard.experiments._jobs import Job, Outcome, flatten_keys
+from steelyard.experiments._jobs import Job, Outcome, compute_fingerprint
 from steelyard.experiments._tables import csv_lines
 from steelyard.experiments.scores import SCORES
 from steelyard.runs._directory import read_environment
@@ -167,10 +165,7 @@ class Benchmark:
 
         Where the data is, and the names of rule and setting, do not change it.
         """
-        options = flatten_keys(self.config(rule, setting))
-        options.pop("data.dir", None)
-        text = json.dumps([options, setting.target], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return compute_fingerprint(self.config(rule, setting), setting.target)
 
     def jobs(self, seeds: Sequence[int]) -> list[Job]:
         """Return all runs, seed by seed, so that a benchmark that is cut short has whole seeds."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import selectors
@@ -413,6 +414,23 @@ def flatten_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             values[f"{prefix}{key}"] = value
     return values
+
+
+def compute_fingerprint(config: Mapping[str, Any], *more: Any) -> str:
+    """Return a short hash of settings, by which results of other settings are recognised.
+
+    Args:
+        config: plain configuration, or several in nested sections. Where the data is does not
+            change the hash.
+        more: what else belongs to a result, such as its target.
+    """
+    options = {
+        key: value
+        for key, value in flatten_keys(config).items()
+        if not f".{key}".endswith(".data.dir")
+    }
+    text = json.dumps([options, *more], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _make_order(job: Job, out: Path, workers: int, overwrite: bool) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from typing import Any
 
 from steelyard.core._errors import SteelyardError, describe_unknown_name
 from steelyard.core._spec import parse
+from steelyard.experiments._jobs import compute_fingerprint
 from steelyard.experiments._table_scores import find_table_score
 from steelyard.models import MODELS
 from steelyard.sim._experiment import Experiment, merge_sections, set_key
@@ -117,6 +118,12 @@ class Cell:
     def paper_text(self) -> str:
         """The paper's number as text; empty for a control."""
         return "" if self.is_control else str(self.number)
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of what the cell runs and of its metric."""
+        runs = {str(position): run.raw for position, run in enumerate(self.runs)}
+        return compute_fingerprint(runs, self.metric)
 
     @property
     def difference(self) -> str | None:

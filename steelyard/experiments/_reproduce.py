@@ -39,6 +39,7 @@ class Result:
         best: by seed, the highest accuracy in percent.
         seconds: by seed, the recorded time of all rounds.
         errors: by seed, why a run failed.
+        fingerprints: by seed, of the settings; empty if they are not known.
         subset: what part of the data set was used; None for all. The paper's number cannot be
             compared with that of a subset.
     """
@@ -50,6 +51,7 @@ class Result:
     best: Mapping[int, float]
     seconds: Mapping[int, float]
     errors: Mapping[int, str]
+    fingerprints: Mapping[int, str]
     subset: str | None = None
 
     @property
@@ -96,12 +98,14 @@ class KnownValue:
         best: the highest accuracy in percent.
         seconds: the recorded time of all rounds; 0 if the file does not have it.
         remark: what a reader must know about the cell; None for nothing.
+        fingerprint: of the settings; empty if the file does not have it.
     """
 
     value: float | None
     best: float
     seconds: float
     remark: str | None
+    fingerprint: str
 
 
 KnownValues = Mapping[tuple[str, int], KnownValue]  # by the name of the cell and the seed
@@ -117,7 +121,8 @@ def read_values(path: Path, table: Table) -> dict[tuple[str, int], KnownValue]:
         table: the table, with the settings of the new runs.
 
     Raises:
-        SteelyardError: if the file is not one of this table, or has other rounds or settings.
+        SteelyardError: if the file is not one of this table, or has other rounds or settings. A
+            line without a fingerprint, of an older version, is accepted.
     """
     cells = {cell.name: cell for cell in table.cells}
     try:
@@ -138,6 +143,7 @@ def read_values(path: Path, table: Table) -> dict[tuple[str, int], KnownValue]:
                 best=float(row["best_accuracy"]),
                 seconds=float(row.get("seconds") or 0),
                 remark=row.get("remark") or None,
+                fingerprint=row.get("fingerprint") or "",
             )
         except (KeyError, TypeError, ValueError) as error:
             raise SteelyardError(
@@ -153,6 +159,12 @@ def read_values(path: Path, table: Table) -> dict[tuple[str, int], KnownValue]:
             raise SteelyardError(
                 f"{path}, line {number}: run with --set {settings or 'nothing'}, here with "
                 f"{table_settings or 'nothing'}: use the same"
+            )
+        fingerprint = values[row["cell"], seed].fingerprint
+        if fingerprint not in ("", cells[row["cell"]].fingerprint):
+            raise SteelyardError(
+                f"{path}, line {number}: {row['cell']} was run with other settings than this "
+                "version of the table has: remove the line, and the cell is run again"
             )
     if not values:
         raise SteelyardError(f"{path}: has no cell of {table.name}")
@@ -214,6 +226,7 @@ def _compute_result(
     best = {}
     errors = {}
     seconds = {}
+    fingerprints = {}
     part = None
     known_seeds = {seed for name, seed in known if name == cell.name}
     seeds = sorted(known_seeds.union(outcomes_by_seed))
@@ -227,6 +240,7 @@ def _compute_result(
             values[seed] = value.value
             best[seed] = value.best
             seconds[seed] = value.seconds
+            fingerprints[seed] = value.fingerprint
             if value.remark not in (None, "control", cell.difference):
                 part = value.remark
             continue
@@ -248,12 +262,13 @@ def _compute_result(
         # Their score.
         values[seed] = score.compute(histories, config.target)
         best[seed] = 100 * (histories[0].best or 0.0)
+        fingerprints[seed] = cell.fingerprint
         seconds[seed] = sum(
             record["timings"]["total"] for history in histories for record in history.records
         )
         for outcome in cell_outcomes:
             part = part or describe_subset(outcome.job.config, outcome.path)
-    return Result(cell, score, rounds, values, best, seconds, errors, part)
+    return Result(cell, score, rounds, values, best, seconds, errors, fingerprints, part)
 
 
 def find_missing_data(configs: Iterable[Experiment]) -> str | None:
@@ -511,6 +526,7 @@ def to_csv(table: Table, cell_results: Sequence[Result]) -> str:
             "seconds",
             "settings",
             "remark",
+            "fingerprint",
         ]
     ]
     for result in cell_results:
@@ -521,9 +537,9 @@ def to_csv(table: Table, cell_results: Sequence[Result]) -> str:
             best = f"{result.best[seed]:.4f}"
             seconds = f"{result.seconds[seed]:.0f}"
             names = [cell.name, cell.column, cell.row]
-            rows.append(
-                [*names, seed, result.rounds, paper, number, best, seconds, settings, result.remark]
-            )
+            scores = [paper, number, best, seconds]
+            tail = [settings, result.remark, result.fingerprints[seed]]
+            rows.append([*names, seed, result.rounds, *scores, *tail])
     return csv_lines(rows)
 
 

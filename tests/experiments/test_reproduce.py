@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -258,6 +259,26 @@ def test_values_of_other_settings_are_refused(tmp_path, settings, named):
     changed = plan.apply_settings(settings)
     path.write_text(to_csv(changed, found(changed, [0.7], [0.8])))
     assert len(read_values(path, changed)) == 2
+
+
+def test_values_of_an_older_version_of_the_table_are_refused(tmp_path):
+    """A cell may get another network while its name stays; older files do not tell."""
+    plan = made()
+    path = tmp_path / "table.csv"
+    path.write_text(to_csv(plan, found(plan, [0.7], [0.8])))
+    changed = replace(plan, cells=plan.apply_settings(["model=mlp"]).cells)
+    with pytest.raises(SteelyardError, match="line 2: c0/a was run with other settings"):
+        read_values(path, changed)
+    moved = replace(plan, cells=plan.apply_settings(["data.dir=elsewhere"]).cells)
+    assert len(read_values(path, moved)) == 2
+
+    # Lines without a fingerprint are accepted, and stay without one.
+    rows = [line.rpartition(",")[0] for line in path.read_text().splitlines()]
+    path.write_text("\n".join(rows))
+    known = read_values(path, changed)
+    assert len(known) == 2
+    lines = csv.DictReader(io.StringIO(to_csv(changed, compute_results(changed, [], known))))
+    assert {line["fingerprint"] for line in lines} == {""}
 
 
 def test_csv_has_a_line_per_seed():
