@@ -13,6 +13,7 @@ slower, so they train one client at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -22,18 +23,34 @@ from numpy.typing import NDArray
 from torch import nn
 
 from steelyard.core._layout import Layout
+from steelyard.core._processor import find_processor_name
 
 Floats = NDArray[np.float32]
 Whole = NDArray[np.int64]
 
-# Multiply-adds of one product up to which OpenBLAS (numpy) is faster than torch's BLAS on a CPU.
-_SMALL = 1_000_000
 _MAX_CLIENTS = 8  # side by side: more were not faster in measurements
 _CACHED = 800_000  # number of parameters that fit into a core's caches, with intermediate results
 _HOOKS = tuple(
     f"_{kind}_hooks"
     for kind in ("forward_pre", "forward", "backward_pre", "backward", "post_accumulate_grad")
 )
+
+
+def find_numpy_limit(processor: str) -> float:
+    """Return the number of multiply-adds of a product up to which numpy is faster than torch.
+
+    Torch's BLAS, MKL, uses AVX-512 on Intel's processors only. On AMD's, numpy's OpenBLAS was
+    faster at all sizes (`docs/simulator.md`).
+
+    Args:
+        processor: its name, from `find_processor_name`.
+    """
+    if "AMD" in processor:
+        return math.inf
+    return 1_000_000
+
+
+_NUMPY_LIMIT = find_numpy_limit(find_processor_name())
 
 
 class _Layer(NamedTuple):
@@ -211,7 +228,7 @@ class DenseModels:
 
 def _product(a: Floats, b: Floats, out: Floats | None = None) -> Floats:
     """Return the product `[C, m, k] x [C, k, n]`, with the library that is faster at this size."""
-    if a.shape[1] * a.shape[2] * b.shape[2] <= _SMALL:
+    if a.shape[1] * a.shape[2] * b.shape[2] <= _NUMPY_LIMIT:
         return np.matmul(a, b, out=out)
     if out is None:
         return torch.bmm(torch.from_numpy(a), torch.from_numpy(b)).numpy()
@@ -221,7 +238,7 @@ def _product(a: Floats, b: Floats, out: Floats | None = None) -> Floats:
 
 def _accumulate(weight: Floats, keep: float, a: Floats, b: Floats) -> None:
     """Compute `weight <- keep * weight + a b` in place."""
-    if a.shape[1] * a.shape[2] * b.shape[2] > _SMALL:
+    if a.shape[1] * a.shape[2] * b.shape[2] > _NUMPY_LIMIT:
         torch.from_numpy(weight).baddbmm_(torch.from_numpy(a), torch.from_numpy(b), beta=keep)
         return
     if keep != 1:

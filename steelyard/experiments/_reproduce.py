@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from steelyard.core._errors import SteelyardError
+from steelyard.core._processor import find_processor_name
 from steelyard.core._spec import parse
 from steelyard.data._partitions import PARTITIONS
 from steelyard.data._sources import SOURCES, Source, data_directory
@@ -22,7 +23,7 @@ from steelyard.experiments._jobs import Job, Outcome
 from steelyard.experiments._paper_table import Cell, Number, Table
 from steelyard.experiments._table_scores import POINTS, SHARE, TableScore, find_table_score
 from steelyard.experiments._tables import csv_lines, markdown_text
-from steelyard.runs._directory import find_processor_name, read_clients, read_subset
+from steelyard.runs._directory import read_clients, read_subset
 from steelyard.sim._experiment import Experiment
 
 

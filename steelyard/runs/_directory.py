@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ import torch
 
 from steelyard._version import __version__
 from steelyard.core._errors import SteelyardError
+from steelyard.core._processor import find_processor_name
 from steelyard.runs._checkpoint import Checkpoints
 from steelyard.runs._files import (
     CLIENTS,
@@ -59,7 +59,6 @@ __all__ = [
     "ROUNDS",
     "RunDirectory",
     "describe_environment",
-    "find_processor_name",
     "read_clients",
     "read_cohorts",
     "read_config",
@@ -314,18 +313,9 @@ def describe_environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": find_processor_name(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        # Which kernels numpy's BLAS was told to use; empty if it chose them itself.
+        "openblas_coretype": os.environ.get("OPENBLAS_CORETYPE", ""),
         "cores": os.cpu_count(),
         "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
         "promise": "same machine, versions and configuration: same bits, on any number of workers, resumed or not",
     }
-
-
-def find_processor_name() -> str:
-    """Return the name of the processor, such as `AMD EPYC 7763`; its architecture if unknown."""
-    information = Path("/proc/cpuinfo")
-    if information.is_file():  # on Linux
-        text = information.read_text(encoding="utf-8", errors="replace")
-        match = re.search(r"^model name\s*: (.+)$", text, flags=re.MULTILINE)
-        if match is not None:
-            return match[1].strip()
-    return platform.processor() or platform.machine()

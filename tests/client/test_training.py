@@ -1,6 +1,7 @@
 """The training loop and its optimizers, against torch's own and the authors' numbers."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import steelyard
+from steelyard.client import _dense
 from steelyard.client._dense import DenseModels
 from steelyard.client._flat import FlatModel
 from steelyard.client._local import LocalTraining, parse_schedule
@@ -210,7 +212,9 @@ def dense_module(seed=0, bias=True):
     ],
     ids=["plain", "mom", "wd"],
 )
-def test_the_closed_form_is_autograds(lengths, local, bias):
+@pytest.mark.parametrize("numpy_limit", [0, math.inf], ids=["torch", "numpy"])
+def test_the_closed_form_is_autograds(lengths, local, bias, numpy_limit, monkeypatch):
+    monkeypatch.setattr(_dense, "_NUMPY_LIMIT", numpy_limit)
     g = torch.Generator().manual_seed(1)
     inputs, targets = torch.randn(60, 3, 4, generator=g), torch.randint(0, 4, (60,), generator=g)
     reference = flat(dense_module(bias=bias), inputs)
@@ -229,6 +233,12 @@ def test_the_closed_form_is_autograds(lengths, local, bias):
         reference.params.copy_(start)
         run(reference, inputs, targets, [one], local)
         assert_near(stacked.params[k], reference.params[0], 2e-6)
+
+
+def test_large_products_are_numpys_on_processors_of_amd_only():
+    assert _dense.find_numpy_limit("AMD EPYC 9B45") == math.inf
+    for processor in ("Intel(R) Xeon(R) Platinum 8481C", "arm", ""):
+        assert 0 < _dense.find_numpy_limit(processor) < 128 * 784 * 200
 
 
 def test_the_closed_form_is_used_only_where_it_holds():
