@@ -75,6 +75,7 @@ def _write_table(table: Table, results: Sequence[Result], out: Path) -> None:
     from steelyard.runs._directory import describe_environment, write_text
 
     command = ["steelyard", *sys.argv[1:]]
+    out.mkdir(parents=True, exist_ok=True)  # without a missing run, nothing made it
     write_text(out / "table.md", to_markdown(table, results, command, describe_environment()))
     write_text(out / "table.csv", to_csv(table, results))
 

@@ -115,6 +115,12 @@ def test_an_interrupted_table_is_completed_on_another_machine(small, monkeypatch
     assert read_numbers[0] == read_numbers[1]
     assert len(read_numbers[0]) == 5
 
+    # Without a missing run, the table is written to a directory that does not exist yet.
+    results = small / "second" / "table.csv"
+    third = call("small", "--results", results, "--out", small / "third")
+    assert third.exit_code == 0, third.output
+    assert (small / "third" / "table.csv").read_text() == results.read_text()
+
 
 def test_a_control_is_listed_and_printed_as_one(small):
     path = small / "tables" / "small.toml"
