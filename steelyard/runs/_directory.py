@@ -313,8 +313,8 @@ def describe_environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": find_processor_name(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        # Which kernels numpy's BLAS was told to use; empty if it chose them itself.
-        "openblas_coretype": os.environ.get("OPENBLAS_CORETYPE", ""),
+        # Which kernels numpy's BLAS was told to use.
+        "openblas_coretype": os.environ.get("OPENBLAS_CORETYPE", "automatic"),
         "cores": os.cpu_count(),
         "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
         "promise": "same machine, versions and configuration: same bits, on any number of workers, resumed or not",
