@@ -22,8 +22,8 @@ from steelyard.experiments._cost import SIZES, format_duration
 from steelyard.experiments._jobs import Job, Outcome
 from steelyard.experiments._paper_table import Cell, Number, Table
 from steelyard.experiments._table_scores import POINTS, SHARE, TableScore, find_table_score
-from steelyard.experiments._tables import csv_lines, markdown_text
-from steelyard.runs._directory import read_clients, read_subset
+from steelyard.experiments._tables import csv_lines, format_processors, markdown_text
+from steelyard.runs._directory import read_clients, read_environment, read_subset
 from steelyard.sim._experiment import Experiment
 
 
@@ -41,6 +41,7 @@ class Result:
         seconds: by seed, the recorded time of all rounds.
         errors: by seed, why a run failed.
         fingerprints: by seed, of the settings; empty if they are not known.
+        processors: by seed, the name of the processor; empty if it is not known.
         subset: what part of the data set was used; None for all. The paper's number cannot be
             compared with that of a subset.
     """
@@ -53,6 +54,7 @@ class Result:
     seconds: Mapping[int, float]
     errors: Mapping[int, str]
     fingerprints: Mapping[int, str]
+    processors: Mapping[int, str]
     subset: str | None = None
 
     @property
@@ -100,6 +102,7 @@ class KnownValue:
         seconds: the recorded time of all rounds; 0 if the file does not have it.
         remark: what a reader must know about the cell; None for nothing.
         fingerprint: of the settings; empty if the file does not have it.
+        processor: the name of the processor; empty if the file does not have it.
     """
 
     value: float | None
@@ -107,6 +110,7 @@ class KnownValue:
     seconds: float
     remark: str | None
     fingerprint: str
+    processor: str
 
 
 KnownValues = Mapping[tuple[str, int], KnownValue]  # by the name of the cell and the seed
@@ -145,6 +149,7 @@ def read_values(path: Path, table: Table) -> dict[tuple[str, int], KnownValue]:
                 seconds=float(row.get("seconds") or 0),
                 remark=row.get("remark") or None,
                 fingerprint=row.get("fingerprint") or "",
+                processor=row.get("processor") or "",
             )
         except (KeyError, TypeError, ValueError) as error:
             raise SteelyardError(
@@ -228,6 +233,7 @@ def _compute_result(
     errors = {}
     seconds = {}
     fingerprints = {}
+    processors = {}
     part = None
     known_seeds = {seed for name, seed in known if name == cell.name}
     seeds = sorted(known_seeds.union(outcomes_by_seed))
@@ -242,6 +248,7 @@ def _compute_result(
             best[seed] = value.best
             seconds[seed] = value.seconds
             fingerprints[seed] = value.fingerprint
+            processors[seed] = value.processor
             if value.remark not in (None, "control", cell.difference):
                 part = value.remark
             continue
@@ -264,12 +271,21 @@ def _compute_result(
         values[seed] = score.compute(histories, config.target)
         best[seed] = 100 * (histories[0].best or 0.0)
         fingerprints[seed] = cell.fingerprint
+        processors[seed] = _read_processors(cell_outcomes)
         seconds[seed] = sum(
             record["timings"]["total"] for history in histories for record in history.records
         )
         for outcome in cell_outcomes:
             part = part or describe_subset(outcome.job.config, outcome.path)
-    return Result(cell, score, rounds, values, best, seconds, errors, fingerprints, part)
+    return Result(
+        cell, score, rounds, values, best, seconds, errors, fingerprints, processors, part
+    )
+
+
+def _read_processors(outcomes: Sequence[Outcome]) -> str:
+    """Return the name of the processor of some runs; several names if there are several."""
+    names = [str(read_environment(outcome.path).get("processor", "")) for outcome in outcomes]
+    return ", ".join(sorted(set(names) - {""}))
 
 
 def find_missing_data(configs: Iterable[Experiment]) -> str | None:
@@ -410,6 +426,15 @@ def to_markdown(
     if table.measures_time:
         lines += [f"The machine: {describe_processor()}.", ""]
 
+    # The processors, if there are several.
+    runs: dict[str, list[str]] = {}
+    for result in cell_results:
+        for seed, processor in result.processors.items():
+            runs.setdefault(processor, []).append(f"{result.cell.name}/seed-{seed}")
+    text = format_processors(runs)
+    if text is not None:
+        lines += [markdown_text(text), ""]
+
     # Warnings.
     reduced = {result.rounds for result in cell_results if is_reduced(result, table)}
     if reduced:
@@ -528,6 +553,7 @@ def to_csv(table: Table, cell_results: Sequence[Result]) -> str:
             "settings",
             "remark",
             "fingerprint",
+            "processor",
         ]
     ]
     for result in cell_results:
@@ -539,7 +565,12 @@ def to_csv(table: Table, cell_results: Sequence[Result]) -> str:
             seconds = f"{result.seconds[seed]:.0f}"
             names = [cell.name, cell.column, cell.row]
             scores = [paper, number, best, seconds]
-            tail = [settings, result.remark, result.fingerprints[seed]]
+            tail = [
+                settings,
+                result.remark,
+                result.fingerprints[seed],
+                result.processors[seed],
+            ]
             rows.append([*names, seed, result.rounds, *scores, *tail])
     return csv_lines(rows)
 

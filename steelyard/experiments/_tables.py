@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from steelyard.experiments._comparisons import find_reference
@@ -236,6 +236,23 @@ def markdown_text(text: str) -> str:
     """Return a text in one line, with the special characters of Markdown escaped."""
     line = " ".join(text.split())
     return "".join(f"\\{c}" if c in "\\`*_[]<>|~#" else c for c in line)
+
+
+def format_processors(names: Mapping[str, Sequence[str]]) -> str | None:
+    """Return which processor ran what, and what that means; None if one ran everything.
+
+    Args:
+        names: what was run, by the name of the processor; the name is empty if it is not known.
+    """
+    if len(names) < 2:
+        return None
+    groups = []
+    for processor, parts in names.items():
+        groups.append(f"on {processor or 'a processor that was not recorded'}: {', '.join(parts)}")
+    return (
+        f"Processors: {'; '.join(groups)}. Another processor rounds differently, which changes a "
+        "run as other batches do."
+    )
 
 
 def latex_text(text: str) -> str:

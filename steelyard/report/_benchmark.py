@@ -23,7 +23,7 @@ from steelyard.experiments._benchmark import (
 )
 from steelyard.experiments._jobs import flatten_keys
 from steelyard.experiments._ranking import Analysis, Ranks, RuleScore
-from steelyard.experiments._tables import markdown_text
+from steelyard.experiments._tables import format_processors, markdown_text
 from steelyard.experiments.scores import SCORES
 from steelyard.report._build import fill_template, make_content_policy, read_asset
 from steelyard.runs._directory import write_text
@@ -107,16 +107,11 @@ def describe_processors(analysis: Analysis) -> list[str]:
 
     Empty if all were run on one.
     """
-    if len(analysis.processors) < 2:
+    labels = {name: [rule.label for rule in rules] for name, rules in analysis.processors.items()}
+    text = format_processors(labels)
+    if text is None:
         return []
-    groups = []
-    for processor, rules in analysis.processors.items():
-        labels = ", ".join(rule.label for rule in rules)
-        groups.append(f"on {processor or 'a processor that was not recorded'}: {labels}")
-    return [
-        f"Processors: {'; '.join(groups)}. Another processor rounds differently, which changes a "
-        "run as other batches do. Compare server seconds only between rules of one processor."
-    ]
+    return [f"{text} Compare server seconds only between rules of one processor."]
 
 
 def _settings(benchmark: Benchmark, analysis: Analysis) -> list[Setting]:

@@ -273,12 +273,35 @@ def test_values_of_an_older_version_of_the_table_are_refused(tmp_path):
     assert len(read_values(path, moved)) == 2
 
     # Lines without a fingerprint are accepted, and stay without one.
-    rows = [line.rpartition(",")[0] for line in path.read_text().splitlines()]
+    rows = [line.rsplit(",", 2)[0] for line in path.read_text().splitlines()]
     path.write_text("\n".join(rows))
     known = read_values(path, changed)
     assert len(known) == 2
     lines = csv.DictReader(io.StringIO(to_csv(changed, compute_results(changed, [], known))))
     assert {line["fingerprint"] for line in lines} == {""}
+
+
+def test_the_processor_of_a_run_is_recorded(tmp_path):
+    """The page names processors only if there are several."""
+    plan = made(numbers=(10, 20))
+    outcomes = []
+    for job, processor in zip(make_jobs(plan, [1]), ["A|B", "C"], strict=True):
+        directory = tmp_path / job.labels["run"]
+        directory.mkdir(parents=True)
+        (directory / "environment.json").write_text(json.dumps({"processor": processor}))
+        outcomes.append(outcome(job, [0.1, 0.2], path=directory))
+
+    # Results that come from a file keep their processor.
+    path = tmp_path / "table.csv"
+    path.write_text(to_csv(plan, compute_results(plan, outcomes[:1])))
+    results = compute_results(plan, outcomes[1:], read_values(path, plan))
+    rows = list(csv.DictReader(io.StringIO(to_csv(plan, results))))
+    assert [row["processor"] for row in rows] == ["A|B", "C"]
+
+    text = to_markdown(plan, results, ["steelyard"], ENVIRONMENT)
+    assert "\nProcessors: on A\\|B: c0/a/seed-1; on C: c1/a/seed-1. Another" in text
+    text = to_markdown(plan, results[:1], ["steelyard"], ENVIRONMENT)
+    assert "Processors" not in text
 
 
 def test_csv_has_a_line_per_seed():
